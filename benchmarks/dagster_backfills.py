@@ -42,7 +42,7 @@ from benchmarks.backfill_project import (
 )
 from benchmarks.report import RESULTS, table, write_result
 from tests.environments import make_environment
-from tests.servers.cached import cached_folder
+from tests.servers.downloads import cached_folder
 from trinitylake_ops import Lakehouse
 
 PROJECT = Path(__file__).with_name("backfill_project.py")

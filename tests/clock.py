@@ -1,4 +1,4 @@
-"""Clocks that a test sets: of storages, and of the process."""
+"""Settable clocks of storages and of the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 
 
 class ManualClock:
-    """A monotonic clock of a process that advances only by pauses and by ``advance``."""
+    """A monotonic clock that advances only by pauses and by ``advance``."""
 
     def __init__(self) -> None:
         self._now_s = 0.0

@@ -10,11 +10,11 @@ from hypothesis.strategies import none
 
 from tests.clock import ManualClock, TickingClock
 from tests.known_schemas import keep_known_schemas
-from tests.unordered import shuffle_lists
+from tests.unordered_lists import shuffle_listings
 from trinitylake_ops.storage import background, process_clock
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 
-# In CI the same examples are tried on every run; elsewhere new ones. Deadlines only measure the machine.
+# CI runs the same examples every time; local runs use new ones. Deadlines would only measure the machine.
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=40)
 settings.register_profile("local", deadline=None, max_examples=40)
 settings.register_profile("soak", deadline=None, max_examples=200)
@@ -22,7 +22,7 @@ settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
 
 keep_known_schemas()
 
-#: A property of a test (``record_property``) whose text is shown when all tests have run.
+#: A property (``record_property``) whose text is shown after all tests.
 SHOWN = "shown"
 
 _LONGEST = ("spark", "spark_places", "e2e", "dagster_plugin", "simulator", "crash")  # folders
@@ -41,9 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True)
 def _lists_as_chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all storages of this process list in random order where that is asked for."""
+    """Make all storages of this process list in random order if the option is set."""
     if request.config.getoption("lists") == "shuffled":
-        shuffle_lists(monkeypatch)
+        shuffle_listings(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def fixed_requests() -> Iterator[None]:
 
 @pytest.fixture
 def manual_clock() -> Iterator[ManualClock]:
-    """Let time pass for this process only by pauses and by ``advance``."""
+    """Advance the process's time only by pauses and by ``advance``."""
     clock = ManualClock()
     with process_clock.using(clock):
         yield clock
@@ -67,7 +67,7 @@ def manual_clock() -> Iterator[ManualClock]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown() -> None:
-    """Complete the background work of a test before its fixtures end."""
+    """Complete the background work of a test before its fixtures are torn down."""
     background.drain()
 
 
@@ -79,15 +79,15 @@ def _clear_caches() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, so that the other workers have the rest meanwhile."""
+    """Run the longest files first, so that other workers run the rest in parallel."""
     items.sort(
         key=lambda item: next((at for at, name in enumerate(_LONGEST) if name in item.path.parts), len(_LONGEST))
     )
 
 
 def pytest_collection_finish() -> None:
-    """Keep modules and tests, which stay, out of garbage collections, and collect less often than Python does."""
-    # Since Python 3.14 Hypothesis takes random numbers that a frozen object holds for lost: it makes its own before.
+    """Exclude modules and tests from garbage collection, and collect less often than by default."""
+    # Since Python 3.14 Hypothesis loses random generators of frozen objects, so create its own first.
     settings(max_examples=1, database=None)(given(none())(lambda _: None))()
     gc.collect()
     gc.freeze()
@@ -95,7 +95,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what tests want to be seen, whichever process they ran in."""
+    """Show the recorded texts of tests, whichever process they ran in."""
     for report in terminalreporter.getreports("passed"):
         for name, text in report.user_properties:
             if name == SHOWN:

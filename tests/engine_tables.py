@@ -1,7 +1,7 @@
-"""Tables as other engines leave them: delete files, several schemas, specs and orders, branches, tags, statistics.
+"""Tables like those of other engines: delete files, evolved schemas and specs, branches, tags, statistics.
 
-All is written by pyiceberg's own writers and committed through the catalog. Only the manifests of delete files, which
-pyiceberg does not write, are by a writer derived from its own. DuckDB and pyiceberg read these tables in tests.
+pyiceberg's writers write everything, and the catalog commits it. pyiceberg does not write manifests of delete files, so
+a subclass of its writer does. DuckDB and pyiceberg read these tables in tests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def of_id(name: str, kind: pa.DataType, number: int) -> pa.Field:
 
 @dataclass(frozen=True)
 class EngineTable:
-    """A managed table ``ns.<name>`` of a lakehouse that another engine writes."""
+    """A managed table ``ns.<name>`` that another engine writes."""
 
     lake: Lakehouse
     name: str
@@ -229,7 +229,7 @@ EVOLVED = [(2, "a"), (4, "b"), (5, "b")]
 
 
 def with_positions(lake: Lakehouse, suffix: str = "parquet", name: str = "positions") -> EngineTable:
-    """Write two files of three rows. One delete file deletes a row of each, another one a further row of the second."""
+    """Write two files of three rows. One delete file deletes a row of each, a second one another row of the second."""
     table = make_table(lake, name)
     first, second = table.append(rows(1, 2, 3)), table.append(rows(4, 5, 6))
     table.delete_positions({first: [0], second: [1]}, suffix)
@@ -238,7 +238,7 @@ def with_positions(lake: Lakehouse, suffix: str = "parquet", name: str = "positi
 
 
 def with_equality(lake: Lakehouse) -> EngineTable:
-    """Delete rows by value, one of them null, and write one of them again."""
+    """Delete rows by value, including null, and write one of them again."""
     table = make_table(lake, "equality")
     table.append(rows(1, 2, 3, None))
     table.append(rows(1, 9, place="b"))
@@ -265,7 +265,7 @@ def with_statistics(lake: Lakehouse) -> EngineTable:
 
 
 def with_evolution(lake: Lakehouse) -> EngineTable:
-    """Write with two partition specs, schemas and sort orders, with deletes by a column that was dropped later."""
+    """Write with two partition specs, schemas and sort orders, and delete by a column that is dropped later."""
     table = make_table(lake, "evolved", rows().append_column("old", pa.array([], pa.int64())).schema)
     of_old = table.append(rows(1, 2, 3).append_column("old", pa.array([10, 20, 30], pa.int64())))
     table.delete_equal(pa.table({"old": pa.array([10], pa.int64())}))

@@ -21,11 +21,11 @@ from packaging.utils import canonicalize_name
 PROJECT = Path(__file__).parent.parent
 NAME = "trinitylake-ops"
 CONSTRAINTS = PROJECT / "constraints.txt"
-#: Extras that have an environment of their own, and what pins its versions: they do not go together with the others.
+#: Extras with a separate environment and their version pins, because they conflict with other extras.
 APART = {"airflow": "tests/airflow/constraints.txt"}
 _INSTALL_SECONDS = 1_200
 
-#: Put before a program: what it hides is not there for any import.
+#: Prepended to a program: hides modules from all imports.
 _HIDE = """
 import sys
 class _Others:
@@ -41,7 +41,7 @@ sys.meta_path[:] = [_Others(finder) for finder in sys.meta_path]
 
 @cache
 def declared() -> dict[str, list[Requirement]]:
-    """Return what pyproject.toml asks for, by extra; the core's is the empty name."""
+    """Return the requirements in pyproject.toml by extra. The core has the empty name."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     texts = {"": project["dependencies"], **project["optional-dependencies"]}
     return {extra: [Requirement(text) for text in of] for extra, of in texts.items()}
@@ -49,41 +49,41 @@ def declared() -> dict[str, list[Requirement]]:
 
 @cache
 def dependency_groups() -> dict[str, list[Requirement]]:
-    """Return the requirements of each dependency group of pyproject.toml, which developers install."""
+    """Return the requirements of each dependency group in pyproject.toml."""
     groups = tomllib.loads((PROJECT / "pyproject.toml").read_text())["dependency-groups"]
     return {group: [Requirement(text) for text in texts] for group, texts in groups.items()}
 
 
 @cache
 def packages_distributions() -> Mapping[str, list[str]]:
-    """Return the distributions of each top module that is installed: to find out, all their lists of files are read."""
+    """Return the distributions of each installed top-level module. This reads all their file lists."""
     return metadata.packages_distributions()
 
 
 def distributions_of(extra: str) -> set[str]:
-    """Return the names of the distributions that an extra declares, by the extras it names, too."""
+    """Return the distributions that an extra declares, including those of extras that it names."""
     found: set[str] = set()
-    for one in declared()[extra]:
-        if one.name == NAME:
-            found |= {name for other in one.extras for name in distributions_of(other)}
+    for requirement in declared()[extra]:
+        if requirement.name == NAME:
+            found |= {name for other in requirement.extras for name in distributions_of(other)}
         else:
-            found.add(canonicalize_name(one.name))
+            found.add(canonicalize_name(requirement.name))
     return found
 
 
 def installed_with(extras: Iterable[str]) -> set[str]:
-    """Return the distributions that the core and extras bring, with all that these need, of those that are here."""
+    """Return the installed distributions that the core and extras require, with their dependencies."""
     found: set[tuple[str, str]] = set()
-    to_see = [one for extra in ("", *extras) for one in declared()[extra]]
-    while to_see:
-        one = to_see.pop()
-        if one.name == NAME:
-            to_see += [other for extra in one.extras for other in declared()[extra]]
+    remaining = [requirement for extra in ("", *extras) for requirement in declared()[extra]]
+    while remaining:
+        requirement = remaining.pop()
+        if requirement.name == NAME:
+            remaining += [other for extra in requirement.extras for other in declared()[extra]]
             continue
-        for extra in ("", *one.extras):
-            if (canonicalize_name(one.name), extra) not in found:
-                found.add((canonicalize_name(one.name), extra))
-                to_see += _required(one.name, extra)
+        for extra in ("", *requirement.extras):
+            if (canonicalize_name(requirement.name), extra) not in found:
+                found.add((canonicalize_name(requirement.name), extra))
+                remaining += _required(requirement.name, extra)
     return {name for name, _ in found}
 
 
@@ -94,21 +94,25 @@ def _required(name: str, extra: str) -> list[Requirement]:
     except PackageNotFoundError:  # for another system
         return []
     found = [Requirement(text) for text in texts]
-    return [one for one in found if one.marker is None or one.marker.evaluate({"extra": extra})]
+    return [
+        requirement
+        for requirement in found
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+    ]
 
 
-def modules_beyond(extras: Iterable[str]) -> set[str]:
-    """Return the top modules that are installed here and would not be with the core and these extras alone."""
-    there = {*installed_with(extras), canonicalize_name(NAME)}
+def extra_modules_of(extras: Iterable[str]) -> set[str]:
+    """Return the installed top-level modules that the core and these extras do not provide."""
+    provided = {*installed_with(extras), canonicalize_name(NAME)}
     return {
         module
         for module, distributions in packages_distributions().items()
-        if not there & {canonicalize_name(name) for name in distributions}
+        if not provided & {canonicalize_name(name) for name in distributions}
     }
 
 
 def run_without(hidden: Iterable[str], program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python program in a process of its own in which some modules are not installed."""
+    """Run a Python program in a separate process in which some modules appear not to be installed."""
     code = _HIDE.format(names=set(hidden)) + program
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     return subprocess.run(
@@ -118,7 +122,7 @@ def run_without(hidden: Iterable[str], program: str, *arguments: str) -> subproc
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment with this project installed in it; sizes are of what was installed, in bytes."""
+    """A virtual environment with this project installed, and the installed size in bytes."""
 
     folder: Path
     install_s: float
@@ -127,14 +131,14 @@ class Environment:
     bytecode_bytes: int
 
     def run(self, program: str, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment, which sees no other packages. Nothing is checked."""
+        """Run a program of the environment, which sees no other packages. The result is not checked."""
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         words = [self.folder / "bin" / program, *arguments]
         return subprocess.run(words, capture_output=True, text=True, check=False, env=environment, cwd=cwd)
 
 
 def make_environment(folder: Path, extras: Sequence[str] = (), versions: Sequence[str] = ()) -> Environment:
-    """Make an environment with the core, extras, and the pinned versions, but for requirements of others."""
+    """Create an environment with the core, extras and pinned versions, except where other versions are requested."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True)
     before = _sizes(folder)
     others = {canonicalize_name(Requirement(version).name) for version in versions}
@@ -146,12 +150,12 @@ def make_environment(folder: Path, extras: Sequence[str] = (), versions: Sequenc
     source = _copied(folder / "source")
     what = f"{source}[{','.join(extras)}]" if extras else str(source)
     pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq", "install"]
-    begun = time.monotonic()
-    ran = subprocess.run(
+    started_s = time.monotonic()
+    completed = subprocess.run(
         [*pip, "--constraint", constraints, what], capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False
     )
-    install_s = time.monotonic() - begun
-    assert ran.returncode == 0, ran.stderr[-4_000:]
+    install_s = time.monotonic() - started_s
+    assert completed.returncode == 0, completed.stderr[-4_000:]
     shutil.rmtree(source)
     constraints.unlink()
     after = _sizes(folder)
@@ -165,7 +169,7 @@ def make_environment(folder: Path, extras: Sequence[str] = (), versions: Sequenc
 
 
 def _copied(folder: Path) -> Path:
-    """Copy what a package is built from: builds leave folders where they are made."""
+    """Copy the sources of a package, because builds leave folders in the source tree."""
     folder.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, folder)
@@ -177,7 +181,7 @@ _without_bytecode = shutil.ignore_patterns("__pycache__")
 
 
 def _sizes(folder: Path) -> tuple[int, int, int]:
-    """Return the bytes of all files, those of bytecode, and how many distributions there are."""
+    """Return the bytes of all files, the bytes of bytecode, and the number of distributions."""
     sizes = [(path.suffix, path.lstat().st_size) for path in folder.rglob("*") if path.is_file()]
     bytecode = sum(size for suffix, size in sizes if suffix == ".pyc")
     return sum(size for _, size in sizes), bytecode, len(list(folder.glob("lib/python*/site-packages/*.dist-info")))

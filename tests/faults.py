@@ -1,8 +1,8 @@
-"""A storage that fails, loses answers or kills its process at chosen requests.
+"""A storage that fails, loses responses or kills its process at chosen requests.
 
-Crash tests wrap a storage in FaultyStorage with a plan of faults. Requests are counted from 1, as
-they are sent: a run without faults tells by ``log`` how many there are, and one run per request and
-moment then covers every point at which a process can die. ``now_ms`` is no request.
+Crash tests wrap a storage in FaultyStorage with a plan of faults. Requests are counted from 1 in the order in which
+they are sent. The ``log`` of a run without faults shows their number, and one run per request and moment then covers
+every point at which a process can die. ``now_ms`` does not count.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Moment = Literal["before", "after"]
 EFFECTS = ("create", "write", "delete")  # kinds of requests that change files
 
 
-#: What differs in paths from run to run: UUIDs, and the folders that are made of their bits.
+#: The random parts of paths: UUIDs, and the folders that are derived from their bits.
 _RANDOM = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[01]{4}/[01]{4}/[01]{4}/[01]{8}")
 
 
 class DeathError(BaseException):
-    """The process ends here: nothing catches it."""
+    """The simulated death of the process, which no code catches."""
 
     def __init__(self, message: str, *, path: str):
         super().__init__(message, path)
@@ -45,11 +45,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong at the ``at``-th request among those of ``kind`` whose path holds ``path_part``.
+    """A fault at the ``at``-th request among those of ``kind`` whose path contains ``path_part``.
 
-    ``error`` None means SIGKILL. "before" the effect nothing happens, "after" it the request took
-    effect and its answer is lost. A listing fails "after" when all its files were handed out.
-    ``times`` lets that many such requests in a row fail.
+    ``error`` None means SIGKILL. "before" prevents the effect; "after" lets the request take effect and loses its
+    response. A listing fails "after" all its files were returned. ``times`` is the number of consecutive requests that
+    fail.
     """
 
     at: int
@@ -59,7 +59,7 @@ class Fault:
     path_part: str = ""
     times: int = 1
 
-    def concerns(self, request: Request) -> bool:
+    def matches(self, request: Request) -> bool:
         return self.kind in (None, request.kind) and self.path_part in request.path
 
 
@@ -72,12 +72,12 @@ def fail(
     path_part: str = "",
     times: int = 1,
 ) -> Fault:
-    """Let a request fail with an error of the given class."""
+    """Fail a request with an error of the given class."""
     return Fault(at, moment, error, kind, path_part, times)
 
 
 def lose_response(at: int, *, kind: str | None = None, path_part: str = "", times: int = 1) -> Fault:
-    """Let a write take effect and report that its answer was lost."""
+    """Let a write take effect, and report that its response was lost."""
     return Fault(at, "after", AmbiguousWriteError, kind, path_part, times)
 
 
@@ -87,10 +87,10 @@ def kill(at: int, moment: Moment, *, kind: str | None = None, path_part: str = "
 
 
 class FaultyStorage(StorageWrapper):
-    """Hands requests on to ``inner`` and injects the faults of ``plan``; ``log`` lists all requests.
+    """Forwards requests to ``inner`` and injects the faults of ``plan``; ``log`` lists all requests.
 
-    ``concurrency=1`` makes ``*_many`` of this and every storage around it send in order, so that
-    the numbers of requests are the same in each run.
+    ``concurrency=1`` makes ``*_many`` of this storage and its wrappers send sequentially, so that requests have the
+    same numbers in each run.
     """
 
     def __init__(self, inner: Storage, plan: Sequence[Fault] = (), *, concurrency: int | None = None):
@@ -101,7 +101,7 @@ class FaultyStorage(StorageWrapper):
         self._lock = threading.Lock()
         self._log: list[Request] = []
         self._effects: list[tuple[str, str]] = []
-        self._n_concerned = [0] * len(self.plan)
+        self._n_matches = [0] * len(self.plan)
 
     @property
     def log(self) -> tuple[Request, ...]:
@@ -111,9 +111,9 @@ class FaultyStorage(StorageWrapper):
 
     @property
     def effects(self) -> tuple[tuple[str, str], ...]:
-        """Kind and path of all that was done to files, in order, with the random parts of names left out.
+        """Kind and path of all effects on files, in order, without the random parts of names.
 
-        Two runs of one program, on the same files and up to their ends by a fault, left the same where these are equal.
+        If these are equal for two interrupted runs on the same files, the runs left the same state.
         """
         with self._lock:
             return tuple((kind, _RANDOM.sub("*", path)) for kind, path in self._effects)
@@ -154,12 +154,12 @@ class FaultyStorage(StorageWrapper):
         faults = self._register(kind, path)
         _strike(faults, "before", path)
         try:
-            answer = request()
+            response = request()
             if kind in EFFECTS:
                 with self._lock:
                     self._effects.append((kind, path))
-            return answer
-        finally:  # the answer that gets lost may be a refusal
+            return response
+        finally:  # the lost response may be an error
             _strike(faults, "after", path)
 
     def _register(self, kind: str, path: str) -> Sequence[Fault]:
@@ -169,9 +169,9 @@ class FaultyStorage(StorageWrapper):
             request = Request(len(self._log) + 1, kind, path)
             self._log.append(request)
             for index, fault in enumerate(self.plan):
-                if fault.concerns(request):
-                    self._n_concerned[index] += 1
-                    if fault.at <= self._n_concerned[index] < fault.at + fault.times:
+                if fault.matches(request):
+                    self._n_matches[index] += 1
+                    if fault.at <= self._n_matches[index] < fault.at + fault.times:
                         hits.append(fault)
         return hits
 

@@ -1,7 +1,7 @@
-"""Another program's reader and writer, made from the texts of the format alone; it knows none of our extensions.
+"""A reader and writer of another program, based only on the format's specification, without our extensions.
 
-It lists namespaces and tables of the latest version, commits tables by create-if-absent, and rolls back as the
-text says: a new root that is "most identical" to the old one, and names the root that was rolled back from.
+It lists namespaces and tables of the latest version, commits tables by create-if-absent, and rolls back as specified:
+with a new root that is "most identical" to the old one and names the root that was rolled back from.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SCHEMA = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8
 
 
 class ForeignLake:
-    """A lakehouse as the other program reads and writes it."""
+    """A lakehouse as another program reads and writes it."""
 
     def __init__(self, storage: Storage, behind_ms: int | None = None):
         self.storage = storage
-        self.behind_ms = behind_ms  # lag of its clock, even behind earlier versions; None: never behind them
+        self.behind_ms = behind_ms  # lag of its clock, possibly behind earlier versions; None: never behind them
 
     def root(self, version: int) -> str:
         return f"_{f'{version:032b}'[::-1]}.arrow"

@@ -39,7 +39,7 @@ def data_files_of(lake: Lakehouse, name: str) -> list[DataFile]:
     return [task.file for task in catalog_at(lake).load_table(name).scan().plan_files()]
 
 
-def written_manifest(
+def write_manifest_of(
     lake: Lakehouse, table: Table, files: Sequence[DataFile], status: ManifestEntryStatus, snapshot_id: int
 ) -> ManifestFile:
     """Write a manifest in the folder of a table, with entries of one status, and return it."""
@@ -60,7 +60,7 @@ def written_manifest(
     return manifest
 
 
-def written_list(
+def write_list_file(
     io: StorageFileIO, table: Table, manifests: Sequence[ManifestFile], snapshot_id: int, *, at: str | None = None
 ) -> str:
     """Write a manifest list, by default in the folder of a table, and return its URI."""
@@ -73,7 +73,7 @@ def written_list(
 
 def snapshot_of(table: Table, snapshot_id: int, manifest_list: str, parent_id: int | None = None) -> dict[str, Any]:
     """Return a snapshot in the form in which a client sends it."""
-    made = {
+    fields = {
         "snapshot-id": snapshot_id,
         "sequence-number": table.metadata.last_sequence_number + 1,
         "timestamp-ms": int(time.time() * 1000) + 1000,
@@ -81,7 +81,7 @@ def snapshot_of(table: Table, snapshot_id: int, manifest_list: str, parent_id: i
         "summary": {"operation": "append"},
         "schema-id": 0,
     }
-    return made if parent_id is None else {**made, "parent-snapshot-id": parent_id}
+    return fields if parent_id is None else {**fields, "parent-snapshot-id": parent_id}
 
 
 def updates_of(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
@@ -93,13 +93,13 @@ def updates_of(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
 def commit_unchecked(lake: Lakehouse, name: str, manifests: Sequence[ManifestFile], snapshot_id: int) -> None:
     """Set manifests as the current snapshot of a table without checks."""
     table, io = catalog_at(lake).load_table(name), writing_io(lake)
-    uri = written_list(io, table, manifests, snapshot_id)
+    uri = write_list_file(io, table, manifests, snapshot_id)
     point_to(lake, name, Snapshot.model_validate(snapshot_of(table, snapshot_id, uri)))
 
 
 def point_to(lake: Lakehouse, name: str, snapshot: Snapshot) -> None:
     """Set the current snapshot of a table without checks."""
-    namespace, _, own_name = name.partition(".")
+    namespace, _, table_name = name.partition(".")
     table, io = catalog_at(lake).load_table(name), writing_io(lake)
     ref = SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=snapshot.snapshot_id)
     changed = update_table_metadata(table.metadata, (AddSnapshotUpdate(snapshot=snapshot), ref))
@@ -107,6 +107,6 @@ def point_to(lake: Lakehouse, name: str, snapshot: Snapshot) -> None:
     with io.new_output(metadata).create() as stream:
         stream.write(changed.model_dump_json(exclude_none=True).encode())
     with lake.transaction() as txn:
-        before = txn.table(namespace, own_name)
+        before = txn.table(namespace, table_name)
         properties = {**before.format_properties, METADATA_LOCATION: metadata.removeprefix(lake.root)}
-        txn.alter_table(namespace, own_name, replace(before, format_properties=properties))
+        txn.alter_table(namespace, table_name, replace(before, format_properties=properties))

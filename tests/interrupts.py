@@ -1,4 +1,4 @@
-"""Ctrl-C in a test: Python's own handler, whatever a server or a Spark session of an earlier test left."""
+"""Ctrl-C in a test: use Python's handler, even if an earlier test's server or Spark session replaced it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def plain_interrupts() -> Iterator[None]:
-    """Let SIGINT raise KeyboardInterrupt in the main thread while the block runs."""
+    """Make SIGINT raise KeyboardInterrupt in the main thread while the block runs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

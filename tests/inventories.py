@@ -1,4 +1,4 @@
-"""Inventories as Amazon S3 writes them, made by a listing of their own."""
+"""Inventories in the form of Amazon S3, created from a separate listing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = "Bucket, Key, VersionId, IsLatest, IsDeleteMarker, Size, LastModifiedD
 
 
 def inventory_file(keys: Sequence[str], file_format: str = "CSV") -> bytes:
-    """Return a file of an inventory with these keys; size and time are such as nobody should believe."""
+    """Return an inventory file with these keys. Its sizes and times are implausible, because they must not be used."""
     if file_format == "CSV":
         text = io.StringIO()
         rows = [("bucket", quote_plus(key), "", "true", "false", 1, "1970-01-01T00:00:00.000Z") for key in keys]
@@ -28,7 +28,7 @@ def inventory_file(keys: Sequence[str], file_format: str = "CSV") -> bytes:
 
 
 def columnar_file(keys: pa.Array, file_format: str) -> bytes:
-    """Return a file of an inventory in Parquet or ORC with these keys, of whatever type."""
+    """Return an inventory file in Parquet or ORC with these keys, which may have any type."""
     table = pa.table({"bucket": ["bucket"] * len(keys), "key": keys, "size": [1] * len(keys)})
     sink = pa.BufferOutputStream()
     (pq.write_table if file_format == "Parquet" else orc.write_table)(table, sink)
@@ -36,7 +36,7 @@ def columnar_file(keys: pa.Array, file_format: str) -> bytes:
 
 
 def manifest(source: str, keys: Sequence[str], file_format: str = "CSV", created_at_ms: int = 0) -> bytes:
-    """Return the manifest of an inventory of a bucket, in files with these keys."""
+    """Return the manifest of a bucket's inventory whose files have these keys."""
     content = {
         "sourceBucket": source,
         "destinationBucket": "arn:aws:s3:::inventories",
@@ -52,7 +52,7 @@ def manifest(source: str, keys: Sequence[str], file_format: str = "CSV", created
 def write_inventory(
     folder: Path, source: str, keys: Sequence[str], file_format: str = "CSV", files: int = 2, created_at_ms: int = 0
 ) -> str:
-    """Write an inventory of several files into a folder; returns the path of its manifest."""
+    """Write an inventory of several files into a folder and return the path of its manifest."""
     (folder / "data").mkdir(parents=True)
     names = [f"data/{number}" for number in range(files)]
     for number, name in enumerate(names):

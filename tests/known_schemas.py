@@ -1,4 +1,4 @@
-"""Cache Avro schemas and readers, which PyIceberg builds for every file although tests use only a few."""
+"""A cache of Avro schemas and readers, which PyIceberg builds for every file although tests use only a few."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _read_header(file: avro.AvroFile[Any]) -> avro.AvroFileHeader:
 
 
 def keep_known_schemas() -> None:
-    """Make PyIceberg build each schema and each reader once in this process."""
+    """Make PyIceberg build each schema and each reader only once in this process."""
     avro.AvroFile._read_header = _read_header
     avro.AvroFileHeader.get_schema = _known_schema
     avro.resolve_reader = _known_reader

@@ -1,4 +1,4 @@
-"""Lakehouses for tests: whoever gets one from the fixture has all its versions checked when the test ends."""
+"""Lakehouses for tests. All versions of a lakehouse from the fixture are checked when the test ends."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ DATA = Path(__file__).resolve().parent / "data"
 
 
 def entries(lake: Lakehouse, version: int | str | None = None) -> dict[str, str]:
-    """Return key -> location of everything in a version."""
+    """Return key -> location of all objects in a version."""
     snapshot = lake.snapshot(version)
     return dict(scan(snapshot.files.nodes, snapshot.root))
 
 
 def objects(snapshot: Snapshot) -> dict[tuple[str, ...], str]:
-    """Return what a version holds: (namespace,) or (namespace, table) -> id of the definition, each one read."""
+    """Read all definitions of a version. Return (namespace,) or (namespace, table) -> id of the definition."""
     found: dict[tuple[str, ...], str] = {}
     for namespace in snapshot.namespaces():
         found[(namespace,)] = snapshot.namespace(namespace).id
@@ -51,7 +51,7 @@ def objects(snapshot: Snapshot) -> dict[tuple[str, ...], str]:
 
 
 def check_version(lake: Lakehouse, version: int) -> Snapshot:
-    """Assert every invariant of one version: its tree, and that all definitions can be read."""
+    """Assert the invariants of one version: a valid tree and readable definitions."""
     snapshot = lake.snapshot(version)
     assert check_tree(lake.files.nodes, snapshot.root, snapshot.location, snapshot.limits) == []
     objects(snapshot)
@@ -59,9 +59,9 @@ def check_version(lake: Lakehouse, version: int) -> Snapshot:
 
 
 def check_lake(lake: Lakehouse) -> None:
-    """Assert the invariants of every version, through fresh caches; read a definition once, as no version changes it.
+    """Assert the invariants of every version with new caches. Each definition is read once, because it is immutable.
 
-    Times rise strictly, except at versions that set the clock back.
+    Times increase strictly, except at versions that set the clock back.
     """
     lake = Lakehouse(lake.storage, lake.storage_options)
     before: Snapshot | None = None
@@ -85,7 +85,7 @@ def check_lake(lake: Lakehouse) -> None:
 
 
 def reached_paths(lake: Lakehouse) -> set[str]:
-    """Return the paths of all files that any version reaches, the roots included."""
+    """Return the paths of all files that a version reaches, including roots."""
     paths: set[str] = set()
     for version in range(lake.latest_version() + 1):
         snapshot = lake.snapshot(version)
@@ -96,21 +96,24 @@ def reached_paths(lake: Lakehouse) -> set[str]:
     return {path for path in paths if not is_uri(path)}
 
 
-def allowing(lake: Lakehouse, *places: Path | str) -> Lakehouse:
-    """Return the same lakehouse for an operator who allows further folders, or other roots, to be read."""
-    roots = " ".join(place if isinstance(place, str) else f"file://{place}/" for place in places)
+def allowing(lake: Lakehouse, *external_roots: Path | str) -> Lakehouse:
+    """Return the same lakehouse with further folders or roots allowed for reading."""
+    roots = " ".join(
+        external_root if isinstance(external_root, str) else f"file://{external_root}/"
+        for external_root in external_roots
+    )
     return Lakehouse(lake.storage, {**lake.storage_options, "allowed_roots": roots})
 
 
-def left_over_paths(lake: Lakehouse) -> set[str]:
-    """Return the paths of files that no version reaches: none after commits that ended, well or not."""
+def unreferenced_paths(lake: Lakehouse) -> set[str]:
+    """Return the paths of files that no version reaches. After completed or failed commits there are none."""
     background.drain()
     stored = {info.path for info in lake.storage.list() if not info.path.startswith(TABLES_PREFIX)}
     return stored - reached_paths(lake) - {HINT_PATH, ORPHAN_BARRIER_PATH}
 
 
 def listed(storage: Storage) -> set[str]:
-    """Return the paths of all files, once background work is done."""
+    """Wait for background work and return the paths of all files."""
     background.drain()
     return {info.path for info in storage.list()}
 
@@ -129,18 +132,18 @@ def expected_objects(fixture: str) -> dict[int, tuple[int, set[tuple[str, ...]]]
 
 
 class Lakes:
-    """Makes lakehouses and checks all of them at the end; with a server, each of them lives on it."""
+    """Creates lakehouses, on a server if one is configured, and checks all of them at the end."""
 
     def __init__(self, folder: Path, server: Server | None = None):
         self.folder = folder
         self.server = server
-        self._made: list[Lakehouse] = []
+        self._lakes_to_check: list[Lakehouse] = []
         self._memory_roots: list[str] = []
         self._server_roots: list[str] = []
         self._named_roots: dict[str, str] = {}
 
     def local(self, name: str = "lake", *, fsync: bool = False, is_watched: bool = True, **fields: Any) -> Lakehouse:
-        """Create a lakehouse in a folder; ``is_watched=False`` spares its many versions the check at the end."""
+        """Create a lakehouse in a folder. ``is_watched=False`` skips the check of its versions at the end."""
         if self.server is not None:
             lake = self._on_server(self.server, name, **fields)
         else:
@@ -148,14 +151,14 @@ class Lakes:
         return self.watch(lake) if is_watched else lake
 
     def memory(self, name: str = "lake", **fields: Any) -> Lakehouse:
-        """Create a lakehouse in memory, of this test alone."""
+        """Create a lakehouse in memory for this test only."""
         if self.server is not None:
             return self.watch(self._on_server(self.server, name, **fields))
         storage = self.storage(name)
         return self.watch(Lakehouse.create(storage.root, storage=storage, **fields))
 
     def storage(self, name: str = "lake") -> Storage:
-        """Return an empty storage in memory, of this test alone."""
+        """Return an empty storage in memory for this test only."""
         if self.server is not None:
             return open_storage(self._server_root(self.server, name), self.server.storage_options)
         root = f"memory://{self.folder.name}-{name}/"
@@ -163,20 +166,20 @@ class Lakes:
         return MemoryStorage(root)
 
     def named_root(self, name: str) -> str:
-        """Return the root of a storage in memory, or of a place on the server: the same each time."""
+        """Return a root in memory or on the server. The same name returns the same root."""
         if name not in self._named_roots:
             self._named_roots[name] = self.storage(name).root
         return self._named_roots[name]
 
     def drop(self, root: str) -> None:
-        """Delete all below a root of :meth:`named_root`."""
+        """Delete all files below a root of :meth:`named_root`."""
         if self.server is None:
             drop_memory_root(root)
         else:
             self.server.delete_all(root)
 
     def root(self, name: str) -> str:
-        """Return a root at which nothing is: a folder, or a place on the server."""
+        """Return an unused root, in a folder or on the server."""
         return f"file://{self.folder}/{name}/" if self.server is None else self._server_root(self.server, name)
 
     def _on_server(self, server: Server, name: str, **fields: Any) -> Lakehouse:
@@ -189,12 +192,12 @@ class Lakes:
 
     def watch(self, lake: Lakehouse) -> Lakehouse:
         """Check this lakehouse too when the test ends."""
-        self._made.append(Lakehouse(lake.storage))
+        self._lakes_to_check.append(Lakehouse(lake.storage))
         return lake
 
     def finish(self) -> None:
         try:
-            for lake in self._made:
+            for lake in self._lakes_to_check:
                 check_lake(lake)
         finally:
             for root in self._memory_roots:
@@ -206,26 +209,26 @@ class Lakes:
 
 @pytest.fixture
 def lakes(tmp_path: Path, lakes_server: Server | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lakes]:
-    """Lakehouses whose invariants are checked, at every version, when the test ends.
+    """Lakehouses whose invariants are checked at every version when the test ends.
 
-    Those on a server can be opened by their roots alone, as in a folder.
+    Environment variables let tests open roots on a server without options.
     """
     if lakes_server is not None:
         for name, value in lakes_server.environment.items():
             monkeypatch.setenv(name, value)
-    if isinstance(lakes_server, GcsServer):  # which asks for no credentials, and none can be had without the service
+    if isinstance(lakes_server, GcsServer):  # the emulator needs no credentials, and none are available
         import google.auth
         from google.auth.credentials import AnonymousCredentials
 
         monkeypatch.setattr(google.auth, "default", lambda *_, **__: (AnonymousCredentials(), None))
-    made = Lakes(tmp_path, lakes_server)
-    yield made
-    made.finish()
+    fixture_lakes = Lakes(tmp_path, lakes_server)
+    yield fixture_lakes
+    fixture_lakes.finish()
 
 
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
-    """A lakehouse in memory, of order 4, with room for few messages."""
+    """A lakehouse in memory with order 4 and small nodes."""
     sizes = {"order": 4, "namespace_name_max_size_bytes": 16, "table_name_max_size_bytes": 16}
     limit_bytes = smallest_node_file_limit_bytes(LakehouseDef(id="", **sizes))
     return lakes.memory(node_file_max_size_bytes=limit_bytes, **sizes)

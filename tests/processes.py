@@ -1,4 +1,4 @@
-"""Real processes forked from the warm test process: no import costs, true concurrency, true kills."""
+"""Real processes forked from the warm test process: no import costs, real concurrency and real kills."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: One thread forks at a time: filelock, which others of the process use, refuses a fork while one is on its way.
+#: Only one thread forks at a time, because filelock rejects concurrent forks.
 _FORKING = threading.Lock()
 
 
@@ -23,14 +23,14 @@ class Child:
     reports: int
 
     def next_report(self) -> str:
-        """Wait for the next line it reports; empty when it ended without one."""
+        """Wait for the next reported line. Return "" if the process ended without one."""
         line = b""
         while (byte := os.read(self.reports, 1)) not in (b"", b"\n"):
             line += byte
         return line.decode()
 
     def finish(self) -> tuple[int, list[str]]:
-        """Wait for the end; returns the exit status (negative: the signal) and the lines it reported."""
+        """Wait for the end. Return the exit status (negative for a signal) and the reported lines."""
         with os.fdopen(self.reports, "rb") as pipe:
             lines = pipe.read().decode().splitlines()
         _, status = os.waitpid(self.pid, 0)
@@ -50,7 +50,7 @@ def fork(work: Callable[[Callable[[str], None]], None], *, time_limit_seconds: i
     status = 1
     try:
         os.close(reports)
-        # Whatever happens, no child outlives its test by long; its tracebacks tell where it hung.
+        # A child outlives its test only briefly, and its tracebacks show where it hung.
         faulthandler.dump_traceback_later(max(1, time_limit_seconds - 5), file=sys.__stderr__)
         signal.alarm(time_limit_seconds)
         work(lambda line: _write_line(pipe, line))

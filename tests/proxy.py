@@ -1,9 +1,8 @@
-"""A reverse proxy in front of a storage server that logs every request and injects faults on the wire.
+"""A reverse proxy for a storage server that logs every request and injects faults on the wire.
 
-Clients take its ``url`` as their endpoint. The Host header is handed on as the client sent it, so
-signatures stay valid. Requests are numbered from 1 in the order in which they arrived whole: a run
-without faults tells by ``log`` how many there are, and one run per number and fault then covers
-everything that can happen to an answer or a request on its way.
+Clients use its ``url`` as their endpoint. The Host header is forwarded unchanged, so signatures stay valid. Requests
+are numbered from 1 in the order of their complete arrival. The ``log`` of a run without faults shows their number, and
+one run per number and fault then covers everything that can happen to a request or response in transit.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from types import TracebackType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-Action = Literal["drop_request", "drop_answer", "hold_request", "delay_answer", "cut_head", "cut_body", "answer"]
+Action = Literal["drop_request", "drop_response", "hold_request", "delay_response", "cut_head", "cut_body", "answer"]
 
 _LOGGED_HEADERS = frozenset(
     {"content-length", "expect", "host", "if-match", "if-none-match", "range", "transfer-encoding", "x-amz-target"}
@@ -29,12 +28,12 @@ _SERVER_TIMEOUT_S = 60
 
 
 class ServerFailedError(Exception):
-    """The server behind the proxy gave no whole answer: not a fault of the plan, so the test fails."""
+    """The server behind the proxy sent no complete response. This is not a planned fault, so the test fails."""
 
 
 @dataclass(frozen=True)
 class CannedResponse:
-    """An answer that the proxy gives itself: with a document of S3 by a code, another document, or no body at all."""
+    """A response of the proxy itself: an S3 error document with a code, another document, or no body."""
 
     status: int
     code: str | None = None
@@ -53,9 +52,9 @@ class CannedResponse:
 
 @dataclass(frozen=True)
 class WireFault:
-    """What goes wrong at the ``at``-th request among those of ``method`` whose target holds ``target_part``.
+    """A fault at the ``at``-th request among those of ``method`` whose target contains ``target_part``.
 
-    ``times`` lets that many such requests in a row suffer it, None all that follow.
+    ``times`` is the number of consecutive requests that it hits; None means all that follow.
     """
 
     action: Action
@@ -67,42 +66,42 @@ class WireFault:
     answer: CannedResponse | None = None
     is_forwarded: bool = False
 
-    def concerns(self, exchange: Exchange) -> bool:
+    def matches(self, exchange: Exchange) -> bool:
         return self.method in (None, exchange.method) and self.target_part in exchange.target
 
-    def hits(self, n_concerned: int) -> bool:
-        return self.at <= n_concerned and (self.times is None or n_concerned < self.at + self.times)
+    def hits(self, n_matches: int) -> bool:
+        return self.at <= n_matches and (self.times is None or n_matches < self.at + self.times)
 
 
 def drop_request(at: int = 1, **where: Any) -> WireFault:
-    """Close the connection when the request has arrived; the server never sees it."""
+    """Close the connection when the request has arrived. The server never sees it."""
     return WireFault("drop_request", at, **where)
 
 
-def drop_answer(at: int = 1, **where: Any) -> WireFault:
-    """Let the request take effect and close the connection without a word."""
-    return WireFault("drop_answer", at, **where)
+def drop_response(at: int = 1, **where: Any) -> WireFault:
+    """Let the request take effect, and close the connection without a response."""
+    return WireFault("drop_response", at, **where)
 
 
 def hold_request(at: int = 1, **where: Any) -> WireFault:
-    """Keep the request until ``release()``, and only then hand it to the server."""
+    """Hold the request until ``release()``, and only then forward it to the server."""
     return WireFault("hold_request", at, **where)
 
 
-def delay_answer(at: int = 1, *, seconds: float, **where: Any) -> WireFault:
-    """Let the request take effect and answer it so much later."""
-    return WireFault("delay_answer", at, seconds=seconds, **where)
+def delay_response(at: int = 1, *, seconds: float, **where: Any) -> WireFault:
+    """Let the request take effect, and delay its response."""
+    return WireFault("delay_response", at, seconds=seconds, **where)
 
 
 def cut_head(at: int = 1, **where: Any) -> WireFault:
-    """Let the request take effect, send half of the answer's head and close the connection."""
+    """Let the request take effect, send half of the response head and close the connection."""
     return WireFault("cut_head", at, **where)
 
 
 def cut_body(at: int = 1, **where: Any) -> WireFault:
-    """Let the request take effect, send half of the answer's body and close the connection.
+    """Let the request take effect, send half of the response body and close the connection.
 
-    An answer without a body arrives whole; the connection is closed all the same, unannounced.
+    A response without a body arrives completely, but the connection is closed without notice.
     """
     return WireFault("cut_body", at, **where)
 
@@ -110,18 +109,18 @@ def cut_body(at: int = 1, **where: Any) -> WireFault:
 def answer(
     at: int = 1, *, status: int, code: str | None = None, document: bytes | None = None, **where: Any
 ) -> WireFault:
-    """Give another answer than the server's; ``is_forwarded`` lets the request take effect before."""
+    """Replace the server's response. With ``is_forwarded`` the request takes effect first."""
     return WireFault("answer", at, answer=CannedResponse(status, code, document), **where)
 
 
 @dataclass
 class Exchange:
-    """A request as it arrived and what became of it.
+    """A request as it arrived, and its outcome.
 
-    ``server_status`` is what the server said, None while it was not asked. ``status`` and
-    ``answer_body_bytes`` are what was sent to the client; ``status`` None means: no whole head.
-    ``arrived_s`` and ``answered_s``, just before the answer was sent, are of ``time.monotonic()``:
-    a request that a client sent after an answer arrived later than that.
+    ``server_status`` is the status of the server, None if the request was not forwarded. ``status`` and
+    ``response_body_bytes`` were sent to the client; ``status`` is None if no complete head was sent. ``arrived_s`` and
+    ``responded_s`` are times of ``time.monotonic()``. ``responded_s`` is taken just before the response is sent, so a
+    request that a client sends after that response arrives later.
     """
 
     number: int
@@ -133,9 +132,9 @@ class Exchange:
     fault: WireFault | None = None
     server_status: int | None = None
     status: int | None = None
-    answer_body_bytes: int = 0
+    response_body_bytes: int = 0
     arrived_s: float = field(default_factory=time.monotonic)
-    answered_s: float | None = None
+    responded_s: float | None = None
     released: threading.Event = field(default_factory=threading.Event, repr=False)
     done: threading.Event = field(default_factory=threading.Event, repr=False)
 
@@ -145,8 +144,8 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """An answer ready for the wire: ``size_bytes`` is the body's own size, without chunk framing."""
+class _Response:
+    """A serialized response. ``size_bytes`` is the size of the body without chunk framing."""
 
     status: int
     head: bytes
@@ -157,8 +156,8 @@ class _Answer:
 class FaultyProxy:
     """Context manager: ``with FaultyProxy(server_url) as proxy`` listens on a free port of the loopback.
 
-    At the end all connections are closed, held requests are dropped, and all threads have ended. An
-    exception of the proxy itself is raised there, so that no test passes because of it.
+    On exit all connections are closed, held requests are dropped, and all threads have ended. An exception of the proxy
+    itself is raised there, so that it fails the test.
     """
 
     def __init__(self, server_url: str, plan: Sequence[WireFault] = ()):
@@ -184,14 +183,14 @@ class FaultyProxy:
             return tuple(self._log)
 
     def begin(self, *plan: WireFault) -> None:
-        """Start anew: an empty log, numbers from 1, and another plan. Requests under way keep their faults."""
+        """Reset the log, restart numbers at 1, and set another plan. Requests in flight keep their faults."""
         with self._lock:
             self._plan = plan
             self._log: list[Exchange] = []
-            self._n_concerned = [0] * len(plan)
+            self._n_matches = [0] * len(plan)
 
     def held(self) -> tuple[Exchange, ...]:
-        """The requests of the log that wait for ``release()``."""
+        """The logged requests that wait for ``release()``."""
         return tuple(
             exchange
             for exchange in self.log
@@ -199,7 +198,7 @@ class FaultyProxy:
         )
 
     def release(self) -> tuple[Exchange, ...]:
-        """Hand all held requests to the server, wait for its answers, and return them."""
+        """Forward all held requests to the server, wait for its responses, and return the requests."""
         held = self.held()
         for exchange in held:
             exchange.released.set()
@@ -232,9 +231,9 @@ class FaultyProxy:
         with self._lock:
             exchange = Exchange(len(self._log) + 1, method, path, query, logged, body_bytes)
             for index, fault in enumerate(self._plan):
-                if fault.concerns(exchange):
-                    self._n_concerned[index] += 1
-                    if exchange.fault is None and fault.hits(self._n_concerned[index]):
+                if fault.matches(exchange):
+                    self._n_matches[index] += 1
+                    if exchange.fault is None and fault.hits(self._n_matches[index]):
                         exchange.fault = fault
             self._log.append(exchange)
         return exchange
@@ -250,8 +249,8 @@ class FaultyProxy:
         with self._lock:
             self._failures.append(error)
 
-    def forward(self, exchange: Exchange, headers: Sequence[tuple[str, str]], body: bytes) -> _Answer:
-        """Ask the server, on a connection of its own, and return what it says."""
+    def forward(self, exchange: Exchange, headers: Sequence[tuple[str, str]], body: bytes) -> _Response:
+        """Forward a request to the server on a separate connection, and return its response."""
         connection = http.client.HTTPConnection(*self._server_address, timeout=_SERVER_TIMEOUT_S)
         try:
             connection.putrequest(exchange.method, exchange.target, skip_host=True, skip_accept_encoding=True)
@@ -274,7 +273,7 @@ class FaultyProxy:
         return _answer(exchange.method, response.status, response.reason, response.getheaders(), data)
 
 
-def _answer(method: str, status: int, reason: str, headers: Sequence[tuple[str, str]], data: bytes) -> _Answer:
+def _answer(method: str, status: int, reason: str, headers: Sequence[tuple[str, str]], data: bytes) -> _Response:
     is_chunked = any(name.lower() == "transfer-encoding" for name, _ in headers)
     lines = [f"{name}: {value}" for name, value in headers if name.lower() not in _HOP_BY_HOP]
     if is_chunked:
@@ -282,13 +281,13 @@ def _answer(method: str, status: int, reason: str, headers: Sequence[tuple[str, 
     elif not any(name.lower() == "content-length" for name, _ in headers) and status not in (204, 304):
         lines.append(f"Content-Length: {len(data)}")
     body = b"" if method == "HEAD" else _chunked(data) if is_chunked else data
-    return _Answer(status, _head(status, reason, lines), body, len(data))
+    return _Response(status, _head(status, reason, lines), body, len(data))
 
 
-def _canned(method: str, canned: CannedResponse) -> _Answer:
+def _canned(method: str, canned: CannedResponse) -> _Response:
     data = b"" if method == "HEAD" else canned.body()
     lines = ["Content-Type: application/xml", f"Content-Length: {len(data)}"]
-    return _Answer(canned.status, _head(canned.status, http.client.responses[canned.status], lines), data, len(data))
+    return _Response(canned.status, _head(canned.status, http.client.responses[canned.status], lines), data, len(data))
 
 
 def _head(status: int, reason: str, lines: Sequence[str]) -> bytes:
@@ -323,20 +322,20 @@ class _Listener(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def close_connections(self) -> None:
-        """End the waits of all threads for the next request of their connection."""
+        """Close all connections, so that threads stop waiting for further requests."""
         with self._connections_lock:
             for connection in self._connections:
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    continue  # the client closed it before
+                    continue  # the client already closed it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         raise AssertionError("connections report their errors themselves")
 
 
 class _Connection(BaseHTTPRequestHandler):
-    """One connection of a client, kept alive until either side closes it. It answers 100-continue itself."""
+    """One connection of a client, kept alive until either side closes it. It sends 100-continue itself."""
 
     protocol_version = "HTTP/1.1"
     server: _Listener
@@ -346,12 +345,12 @@ class _Connection(BaseHTTPRequestHandler):
         try:
             super().handle()
         except ConnectionError:
-            self.close_connection = True  # the client is gone, as it may
+            self.close_connection = True  # the client may disconnect
         except BaseException as error:  # noqa: BLE001 - raised where the test sees it
             self.server.proxy.fail(error)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing; the proxy has its own log."""
+        """Log nothing, because the proxy has its own log."""
 
     def _exchange(self) -> None:
         proxy = self.server.proxy
@@ -377,20 +376,20 @@ class _Connection(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if fault and fault.answer and not fault.is_forwarded:
-            found = _canned(self.command, fault.answer)
+            response_to_send = _canned(self.command, fault.answer)
         else:
-            found = proxy.forward(exchange, self.headers.items(), body)
+            response_to_send = proxy.forward(exchange, self.headers.items(), body)
             if fault and fault.answer:
-                found = _canned(self.command, fault.answer)
-        if action == "drop_answer":
+                response_to_send = _canned(self.command, fault.answer)
+        if action == "drop_response":
             self.close_connection = True
             return
-        if fault and action == "delay_answer":
+        if fault and action == "delay_response":
             proxy.pause(fault.seconds)
-        self._send(exchange, found, action)
+        self._send_response(exchange, response_to_send, action)
 
-    def _send(self, exchange: Exchange, found: _Answer, action: Action | None) -> None:
-        head, body = found.head, found.body
+    def _send_response(self, exchange: Exchange, response_to_send: _Response, action: Action | None) -> None:
+        head, body = response_to_send.head, response_to_send.body
         if action in ("cut_head", "cut_body"):
             self.close_connection = True
         if action == "cut_head":
@@ -398,12 +397,12 @@ class _Connection(BaseHTTPRequestHandler):
             return
         if action == "cut_body":
             body = body[: len(body) // 2]
-        exchange.status, exchange.answer_body_bytes = found.status, found.size_bytes
-        exchange.answered_s = time.monotonic()
+        exchange.status, exchange.response_body_bytes = response_to_send.status, response_to_send.size_bytes
+        exchange.responded_s = time.monotonic()
         self.wfile.write(head + body)
 
     def _read_body(self) -> bytes | None:
-        """Return the request's body, or None when the client closed before its end."""
+        """Return the request body, or None if the client disconnected before its end."""
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
             return self._read_chunks()
         size = int(self.headers.get("Content-Length", 0))

@@ -1,4 +1,4 @@
-"""A race of creates for one name: one racer wins, and the others are told that the file exists."""
+"""Concurrent creates of one name: one racer wins, and the others fail with "file exists"."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def outcome_of(create: Callable[[], None]) -> str:
 
 
 def check_round(storage: Storage, name: str, outcomes: list[str], size_bytes: int) -> int:
-    """Assert that there was one winner, whose content it is; frees the memory of the server. Returns who won."""
+    """Assert that one racer won and the file has its content. Delete the file, and return the winner."""
     assert sorted(outcomes) == [FileExistsAlreadyError.__name__] * (len(outcomes) - 1) + ["won"]
     winner = outcomes.index("won")
     assert storage.read(name) == body_of(winner, size_bytes)
@@ -37,8 +37,8 @@ def check_round(storage: Storage, name: str, outcomes: list[str], size_bytes: in
     return winner
 
 
-def round_of_threads(storage: Storage, name: str, size_bytes: int) -> int:
-    """Let threads create one name, and check the round. Returns who won."""
+def race_threads(storage: Storage, name: str, size_bytes: int) -> int:
+    """Create one name from several threads, check the round, and return the winner."""
     bodies = [body_of(racer, size_bytes) for racer in range(N_THREADS)]
 
     def create(data: bytes) -> str:
@@ -48,8 +48,8 @@ def round_of_threads(storage: Storage, name: str, size_bytes: int) -> int:
     return check_round(storage, name, [str(outcome) for outcome in outcomes], size_bytes)
 
 
-def rounds_of_processes(storage: Storage, names: Mapping[str, int]) -> None:
-    """Let processes create each name, with bodies of its size in bytes, and check each round."""
+def race_processes(storage: Storage, names: Mapping[str, int]) -> None:
+    """Create each name, with bodies of its size in bytes, from several processes, and check each round."""
     barrier = multiprocessing.get_context("fork").Barrier(N_PROCESSES + 1)
 
     def racer(number: int) -> Callable[[Callable[[str], None]], None]:
@@ -59,11 +59,11 @@ def rounds_of_processes(storage: Storage, names: Mapping[str, int]) -> None:
                 barrier.wait(ROUND_TIMEOUT_SECONDS)
                 report(outcome_of(lambda name=name, data=data: storage.create(name, data)))  # type: ignore[misc]
                 barrier.wait(ROUND_TIMEOUT_SECONDS)
-                barrier.wait(ROUND_TIMEOUT_SECONDS)  # the round is checked, the file deleted
+                barrier.wait(ROUND_TIMEOUT_SECONDS)  # the parent checks the round and deletes the file
 
         return work
 
-    storage.exists("race/nothing")  # the children inherit a client that was in use
+    storage.exists("race/nothing")  # the children inherit a used client
     children = [fork(racer(number), time_limit_seconds=1800) for number in range(N_PROCESSES)]
     try:
         for name, size_bytes in names.items():

@@ -1,7 +1,7 @@
-"""A proxy in front of a Redis server that logs every command and injects faults on the wire.
+"""A proxy for a Redis server that logs every command and injects faults on the wire.
 
-Commands are numbered from 1 among those that a fault concerns. ``target`` can be changed while the proxy runs, as a
-name that leads to another server after a failover; ``hang_up`` closes the connections that there are.
+Commands are numbered from 1 among those that a fault matches. ``target`` can be changed while the proxy runs, like a
+name that resolves to another server after a failover.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
-Action = Literal["drop_request", "drop_answer", "keep_silent", "answer"]
+Action = Literal["drop_request", "drop_response", "never_respond", "answer"]
 Command = list[bytes]
 
 _TIMEOUT_S = 30
 
 
 def is_create(command: Command) -> bool:
-    """Whether a command is the script of a create."""
+    """Whether a command runs the script of a create."""
     return command[0] == b"EVAL" and b"'NX'" in command[1]
 
 
@@ -43,36 +43,36 @@ def is_list(command: Command) -> bool:
 
 
 def is_named(name: str) -> Callable[[Command], bool]:
-    """Return whether a command has a name."""
+    """Return a function that checks the name of a command."""
     return lambda command: command[0] == name.encode()
 
 
 @dataclass
 class RedisFault:
-    """What goes wrong at the ``at``-th command among those it ``concerns``, ``times`` in a row (None: ever after).
+    """A fault at ``times`` consecutive commands from the ``at``-th that it ``matches`` on (None: all that follow).
 
-    ``drop_request`` hangs up before the server sees the command, ``drop_answer`` after it took effect, ``keep_silent``
-    takes it and answers nothing, ``answer`` sends ``error`` in the server's place.
+    ``drop_request`` closes the connection before the server sees the command, ``drop_response`` after it took effect,
+    ``never_respond`` accepts it without a response, and ``answer`` responds with ``error`` instead of the server.
     """
 
     action: Action
-    concerns: Callable[[Command], bool]
+    matches: Callable[[Command], bool]
     at: int = 1
     times: int | None = 1
     error: bytes = b""
-    n_concerned: int = field(default=0, init=False)
+    n_matches: int = field(default=0, init=False)
 
     def hits(self, command: Command) -> bool:
-        if not self.concerns(command):
+        if not self.matches(command):
             return False
-        self.n_concerned += 1
-        return self.at <= self.n_concerned and (self.times is None or self.n_concerned < self.at + self.times)
+        self.n_matches += 1
+        return self.at <= self.n_matches and (self.times is None or self.n_matches < self.at + self.times)
 
 
 class RedisProxy:
     """Context manager: ``with RedisProxy(server_port) as proxy`` listens on ``proxy.port`` of the loopback.
 
-    At the end all connections are closed and all threads have ended. An exception of the proxy itself is raised there.
+    On exit all connections are closed and all threads have ended. An exception of the proxy itself is raised there.
     """
 
     def __init__(self, target: int):
@@ -89,7 +89,7 @@ class RedisProxy:
         self._threads.append(threading.Thread(target=self._accept, name="redis proxy"))
 
     def begin(self, *faults: RedisFault) -> None:
-        """Start anew: an empty log and other faults."""
+        """Clear the log and set other faults."""
         with self._lock:
             self._faults, self.log = faults, []
 
@@ -98,7 +98,7 @@ class RedisProxy:
         with self._lock:
             return [command[0].decode() for command in self.log]
 
-    def hang_up(self) -> None:
+    def close_connections(self) -> None:
         """Close all connections."""
         with self._lock:
             sockets = list(self._sockets)
@@ -114,7 +114,7 @@ class RedisProxy:
     ) -> None:
         self._stopping.set()
         _close(self._listener)
-        self.hang_up()
+        self.close_connections()
         for thread in self._threads:
             thread.join(_TIMEOUT_S)
             assert not thread.is_alive()
@@ -143,15 +143,15 @@ class RedisProxy:
                     with self._lock:
                         self._sockets -= {client, server}
         except OSError:
-            return  # a side is gone, as it may
+            return  # either side may disconnect
         except BaseException as error:  # noqa: BLE001 - raised where the test sees it
             self._failures.append(error)
 
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
-        asked, told = client.makefile("rb"), server.makefile("rb")
-        with asked, told:
-            while (raw := _message(asked)) is not None:
-                fault = self._register(_words(raw))
+        client_stream, server_stream = client.makefile("rb"), server.makefile("rb")
+        with client_stream, server_stream:
+            while (raw := _message(client_stream)) is not None:
+                fault = self._register(_arguments(raw))
                 action = fault.action if fault else None
                 if action == "drop_request":
                     return
@@ -159,10 +159,10 @@ class RedisProxy:
                     client.sendall(fault.error)
                     continue
                 server.sendall(raw)
-                answer = _message(told)
-                if action == "keep_silent":
+                answer = _message(server_stream)
+                if action == "never_respond":
                     self._stopping.wait(_TIMEOUT_S)
-                if answer is None or action in ("drop_answer", "keep_silent"):
+                if answer is None or action in ("drop_response", "never_respond"):
                     return
                 client.sendall(answer)
 
@@ -173,7 +173,7 @@ class RedisProxy:
 
 
 def _message(stream: io.BufferedReader) -> bytes | None:
-    """Return one whole message of RESP as it came, or None at the end of the stream."""
+    """Return the bytes of one complete RESP message, or None at the end of the stream."""
     line = stream.readline()
     if not line.endswith(b"\r\n"):
         return None
@@ -194,8 +194,8 @@ def _message(stream: io.BufferedReader) -> bytes | None:
     return b"".join(parts)
 
 
-def _words(raw: bytes) -> Command:
-    """Return the words of a command, which clients send as an array of strings."""
+def _arguments(raw: bytes) -> Command:
+    """Return the arguments of a command, which clients send as an array of strings."""
     stream = io.BytesIO(raw)
     words = []
     for _ in range(int(stream.readline()[1:])):
@@ -205,6 +205,6 @@ def _words(raw: bytes) -> Command:
 
 
 def _close(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it was closed by the other side
+    with contextlib.suppress(OSError):  # the other side closed it
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()

@@ -1,11 +1,11 @@
 """Request budgets: how many storage requests and sequential round trips each operation may send.
 
 ``tests/test_request_budgets.py`` measures every row and compares it exactly; the workloads are in
-``tests/request_workloads.py``. Other tests refer to a row by its name with :func:`budget`, so that a number has one
-place. Rows with the name of a work in ``benchmarks/request_counts.py`` measure that work.
+``tests/request_workloads.py``. Other tests refer to a row by its name with :func:`budget`, so that each number is
+defined once. Rows named like a workload in ``benchmarks/request_counts.py`` measure that workload.
 
-Requests that follow in the background, for example the update of the hint after a commit, are not included: no caller
-waits for them. *Cold* is a process that has read nothing, *warm* one that has done the same before.
+Background requests, for example the update of the hint after a commit, are not included because no caller waits for
+them. A *cold* process has read nothing; a *warm* one has done the same before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StorageKind(StrEnum):
     MEMORY = "memory"
     #: A folder of a local disk, without fsync.
     FOLDER = "folder"
-    #: High latency, as of a service: the requests of a round trip, and the files of an Iceberg change, go in parallel.
+    #: High latency, as of a service: requests of a round trip and files of an Iceberg change are sent in parallel.
     SERVER = "server"
 
 
@@ -34,9 +34,9 @@ class Budget:
 
     #: Number of requests by kind.
     requests: Mapping[str, int]
-    #: Number of sequential round trips. Those of several threads are added.
+    #: Number of sequential round trips, summed over threads.
     rounds: int
-    #: Why the numbers are what they are, unless it is obvious.
+    #: Reason for the numbers, unless it is obvious.
     reason: str = ""
     #: Bytes that reads return. None: not budgeted.
     bytes_read: int | None = None
@@ -64,7 +64,7 @@ def _server_or_local(server: Budget, local: Budget) -> Row:
 
 
 def _in_memory(requests: Mapping[str, int], rounds: int, reason: str = "") -> Row:
-    """Return a row that is measured in memory only."""
+    """Return a row that is measured only in memory."""
     return {StorageKind.MEMORY: Budget(requests, rounds, reason)}
 
 

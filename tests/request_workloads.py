@@ -36,11 +36,11 @@ from trinitylake_ops.storage import (
 )
 from trinitylake_ops.transaction.transaction import Transaction
 
-#: Tables of the namespace ``ns``: few enough for the tree to be one node, as with the 100 of the benchmark.
+#: Number of tables of the namespace ``ns``: the tree is a single node, as with the benchmark's 100 tables.
 N_TABLES = 50
-#: Tables of a tree with one level below its root.
+#: Number of tables of a tree with one level below its root.
 N_MANY_TABLES = 7_000
-#: The latest version of a fresh subject.
+#: The latest version of a new subject.
 LATEST = 7
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -67,11 +67,11 @@ class Subject:
                 txn.alter_table("ns", table_name(number), table(changed="once"))
 
     def opened(self) -> Lakehouse:
-        """Return the lakehouse as a process has it that has read nothing yet."""
+        """Return the lakehouse as a process opens it that has read nothing yet."""
         return Lakehouse(self.meter)
 
     def used(self) -> Lakehouse:
-        """Return the lakehouse as a process has it that has read the latest version."""
+        """Return the lakehouse of a process that has read the latest version."""
         lake = self.opened()
         lake.snapshot().definition  # noqa: B018 - read it
         return lake
@@ -82,7 +82,7 @@ class Subject:
             txn.create_namespace(namespace)
 
     def count(self, work: Callable[[], object]) -> RequestCounts:
-        """Return the requests of a piece of work, without those that follow in the background."""
+        """Return the requests of a workload, without background requests."""
         with deferred_background_work(), self.meter.measure() as measurement:
             work()
         return measurement.counts
@@ -166,7 +166,7 @@ def _with_hint(hint: bytes | None) -> Workload:
 def _commit(
     change: Callable[[Transaction], object], *, cached: Callable[[Lakehouse], object] | None = None
 ) -> Workload:
-    """Return a workload that commits a change, without its begin. The process has read what ``cached`` reads."""
+    """Return a workload that commits a change, without the begin of its transaction, after ``cached`` has read."""
 
     def count(subject: Subject) -> RequestCounts:
         lake = subject.used()
@@ -207,7 +207,7 @@ def _create_and_drop(txn: Transaction) -> None:
 
 
 def _conflict_once(lake: Lakehouse, subject: Subject) -> None:
-    """Let another process win one race, so that this one probes for others from now on."""
+    """Let another process win one race, so that this one probes for other writers from then on."""
     txn = lake.transaction()
     txn.create_namespace("conflicting")
     subject.commit_in_another_process("first")
@@ -243,7 +243,7 @@ class _WinsRaces(StorageWrapper):
 
     def __init__(self, subject: Subject):
         super().__init__(subject.meter)
-        self.concurrency = 1  # sends the speculative reads after the root, and not at the same time
+        self.concurrency = 1  # sends the speculative reads after the root instead of in parallel
         self.remaining = 0
         self._subject = subject
 
@@ -324,7 +324,7 @@ def _create_and_append(loaded: Table) -> None:
 
 
 def _scan(n_before: int) -> Workload:
-    """Return a workload that reads all rows of a table that was loaded and read ``n_before`` times."""
+    """Return a workload that reads all rows of a table that was loaded and read ``n_before`` times before."""
 
     def count(subject: Subject) -> RequestCounts:
         with _catalog(subject) as catalog:
@@ -373,7 +373,7 @@ def _list_files_of_table(subject: Subject) -> RequestCounts:
 
 @contextmanager
 def _aged(subject: Subject) -> Iterator[tuple[Lakehouse, AgingStorage]]:
-    """Yield the lakehouse, and the clock of its storage, two days after its last commit."""
+    """Yield the lakehouse and its storage's clock, two days after its last commit."""
     clock = AgingStorage(subject.meter, subject.storage.now_ms())
     clock.time_ms += LONG_MS
     lake = Lakehouse(clock)
@@ -408,7 +408,7 @@ def _purge(*, executes: bool) -> Workload:
     return count
 
 
-#: What is measured for each row of the table.
+#: The workload of each row of the table.
 WORKLOADS: Mapping[str, Workload] = {
     "open": _open,
     "begin right after open": _begin_right_after_open,

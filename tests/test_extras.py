@@ -20,9 +20,9 @@ from tests.environments import (
     declared,
     dependency_groups,
     distributions_of,
+    extra_modules_of,
     installed_with,
     make_environment,
-    modules_beyond,
     packages_distributions,
     run_without,
 )
@@ -70,7 +70,7 @@ def test_core_runs_commands_on_local_disk(tmp_path: Path) -> None:
         "    sys.argv = ['trinitylake', '--root', os.getcwd() + '/lake', *command]\n    codes.append(run())\n"
         "sys.exit(str(codes) if any(codes) else 0)"
     )
-    process = run_without(modules_beyond([]), program, str(tmp_path), json.dumps(COMMANDS))
+    process = run_without(extra_modules_of([]), program, str(tmp_path), json.dumps(COMMANDS))
     assert (process.returncode, process.stderr) == (0, "Page: verify.html\nNothing to do.\n")
     assert "rollback" in process.stdout
     assert (tmp_path / "verify.html").stat().st_size > 1_000
@@ -84,7 +84,7 @@ def test_core_reads_and_writes_tables(root: str) -> None:
         "table.append(pa.table({'id': [3]}))\ntable.delete('id = 1')\n"
         "print(table.refresh().scan().to_arrow()['id'].to_pylist(), len(operations.verify(lake, deep=True).findings))"
     )
-    process = run_without(modules_beyond([]), program, root)
+    process = run_without(extra_modules_of([]), program, root)
     assert process.stderr == ""
     ids, errors = process.stdout.strip().split("] ", 1)
     assert (sorted(json.loads(f"{ids}]")), errors) == ([2, 3], "0")
@@ -111,7 +111,7 @@ COMMAND_BY_EXTRA = {
 def test_command_without_extra_fails_with_one_line(root: str, extra: str) -> None:
     others = {"obstore": ["s3"], "connect": ["spark"]}.get(extra, [])
     process = run_without(
-        modules_beyond(others), CLI, *(root if word == "ROOT" else word for word in COMMAND_BY_EXTRA[extra])
+        extra_modules_of(others), CLI, *(root if word == "ROOT" else word for word in COMMAND_BY_EXTRA[extra])
     )
     assert (process.returncode, process.stdout) == (2, "")
     assert process.stderr.startswith("Error: ")
@@ -122,7 +122,7 @@ def test_command_without_extra_fails_with_one_line(root: str, extra: str) -> Non
 def test_compaction_by_spark_without_extra_fails(root: str) -> None:
     catalog_at(Lakehouse.open(root)).load_table("ns.t").append(pa.table({"id": [3]}))
     command = ["compact-tables", "--yes", "--engine", "spark", "--min-input-files", "2"]
-    process = run_without(modules_beyond([]), CLI, "--root", root, *command)
+    process = run_without(extra_modules_of([]), CLI, "--root", root, *command)
     assert (process.returncode, process.stderr) == (2, f"Error: pyspark is not installed{install_hint('spark')}\n")
 
 
@@ -130,7 +130,7 @@ def test_missing_java_error_names_extra(root: str, monkeypatch: pytest.MonkeyPat
     """Any Java is sufficient, so this is not a usage error: error and exit code are those of a missing resource."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    process = run_without(modules_beyond(["spark"]), CLI, "--root", root, "verify", "--engine", "spark")
+    process = run_without(extra_modules_of(["spark"]), CLI, "--root", root, "verify", "--engine", "spark")
     assert (process.returncode, process.stderr.count("\n")) == (4, 1)
     assert "install it, or pip install 'trinitylake-ops[java]'" in process.stderr
 
@@ -155,7 +155,7 @@ def test_public_name_without_extra_raises_missing_extra_error(extra: str) -> Non
         "from trinitylake_ops.errors import MissingExtraError\n"
         f"try:\n    {IMPORT_BY_EXTRA[extra]}\nexcept MissingExtraError as error:\n    print(error.extra, error)"
     )
-    process = run_without(modules_beyond([]), program)
+    process = run_without(extra_modules_of([]), program)
     assert process.stderr == ""
     assert process.stdout.startswith(f"{extra} ")
     assert process.stdout.endswith(f"{install_hint(extra)}\n")
@@ -163,7 +163,7 @@ def test_public_name_without_extra_raises_missing_extra_error(extra: str) -> Non
 
 def test_demo_without_extra_fails_with_one_line() -> None:
     process = run_without(
-        modules_beyond(["dagster"]),
+        extra_modules_of(["dagster"]),
         "import runpy\nrunpy.run_module('trinitylake_ops.demo', run_name='__main__')",
     )
     assert (process.returncode, process.stdout) == (2, "")
@@ -202,7 +202,7 @@ print(json.dumps([tables, verify.success, spark.success, messages]))
 
 
 def test_dagster_plugin_works_without_spark(root: str) -> None:
-    process = run_without(modules_beyond(["dagster"]), PIPELINE, root)
+    process = run_without(extra_modules_of(["dagster"]), PIPELINE, root)
     assert process.returncode == 0, process.stderr[-4_000:]
     tables, verified, by_spark, messages = json.loads(process.stdout.splitlines()[-1])
     assert (tables, verified, by_spark) == (["orders"], True, False)
@@ -248,7 +248,7 @@ def test_modules_of_extra_come_from_its_declared_dependencies(extra: str) -> Non
     for module in EXTRAS[extra]:
         distributions = {canonicalize_name(name) for name in providers[module.partition(".")[0]]}
         assert distributions & installed, module
-        assert module.partition(".")[0] in modules_beyond([]) or module in OF_GOOGLE, f"{module} is in the core"
+        assert module.partition(".")[0] in extra_modules_of([]) or module in OF_GOOGLE, f"{module} is in the core"
     providing = {canonicalize_name(name) for module in EXTRAS[extra] for name in providers[module.partition(".")[0]]}
     assert distributions_of(extra) - {"fsspec"} <= providing
 

@@ -136,7 +136,7 @@ def test_requests_pass_unchanged_on_one_connection_and_are_logged(
     ]
     assert proxy.log[0].headers["if-none-match"] == "*"
     assert "if-none-match" not in proxy.log[1].headers
-    assert (proxy.log[0].request_body_bytes, proxy.log[1].answer_body_bytes) == (len(BODY), len(BODY))
+    assert (proxy.log[0].request_body_bytes, proxy.log[1].response_body_bytes) == (len(BODY), len(BODY))
     proxy.begin()
     ask(connection, "GET", "/x")
     assert [exchange.number for exchange in proxy.log] == [1]
@@ -186,15 +186,15 @@ def test_connections_are_served_at_once(proxy: FaultyProxy, server: Any) -> None
     ("fault", "took_effect", "error"),
     [
         (wire.drop_request(2), False, http.client.RemoteDisconnected),
-        (wire.drop_answer(2), True, http.client.RemoteDisconnected),
-        (wire.drop_answer(1, method="PUT", target_part="x?y"), True, http.client.RemoteDisconnected),
+        (wire.drop_response(2), True, http.client.RemoteDisconnected),
+        (wire.drop_response(1, method="PUT", target_part="x?y"), True, http.client.RemoteDisconnected),
         (wire.hold_request(2), False, TimeoutError),
-        (wire.delay_answer(2, seconds=30), True, TimeoutError),
+        (wire.delay_response(2, seconds=30), True, TimeoutError),
         (wire.cut_head(2), True, None),
         (wire.cut_body(2), True, None),
     ],
 )
-def test_faults_of_a_request(
+def test_each_fault_has_its_effect(
     proxy: FaultyProxy,
     server: Any,
     connection: http.client.HTTPConnection,
@@ -217,7 +217,7 @@ def test_faults_of_a_request(
     assert len(proxy.log) == 3, "nothing was sent twice"
 
 
-def test_a_held_request_lands_when_its_client_is_gone(
+def test_held_request_is_forwarded_after_its_client_disconnected(
     proxy: FaultyProxy, server: Any, connection: http.client.HTTPConnection
 ) -> None:
     proxy.begin(wire.hold_request())
@@ -241,7 +241,7 @@ def test_held_requests_are_dropped_at_the_end(server: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/x", "/chunked"])
-def test_cut_answers(proxy: FaultyProxy, server: Any, path: str) -> None:
+def test_truncated_responses_end_the_connection(proxy: FaultyProxy, server: Any, path: str) -> None:
     server.files["/x"] = b"hello world"
     proxy.begin(wire.cut_body(1), wire.cut_head(2))
     parts = urlsplit(proxy.url)
@@ -261,7 +261,7 @@ def test_cut_answers(proxy: FaultyProxy, server: Any, path: str) -> None:
 
 @pytest.mark.parametrize("is_forwarded", [False, True])
 @pytest.mark.parametrize("code", ["SlowDown", None])
-def test_other_answers(
+def test_replaced_responses_are_sent(
     proxy: FaultyProxy, server: Any, connection: http.client.HTTPConnection, code: str | None, is_forwarded: bool
 ) -> None:
     proxy.begin(wire.answer(1, status=503, code=code, is_forwarded=is_forwarded, times=2))
@@ -275,13 +275,13 @@ def test_other_answers(
     assert [exchange.server_status for exchange in proxy.log[:2]] == ([200, 200] if is_forwarded else [None, None])
 
 
-def test_from_one_request_on(proxy: FaultyProxy, connection: http.client.HTTPConnection) -> None:
+def test_fault_applies_to_all_following_requests(proxy: FaultyProxy, connection: http.client.HTTPConnection) -> None:
     proxy.begin(wire.answer(2, status=400, code="ExpiredToken", method="GET", times=None))
     statuses = [ask(connection, method, "/x")[0] for method in ("GET", "HEAD", "GET", "HEAD", "GET", "GET")]
     assert statuses == [404, 404, 400, 404, 400, 400]
 
 
-def test_an_error_of_the_proxy_fails_the_test() -> None:
+def test_error_of_the_proxy_fails_the_test() -> None:
     with socket.socket() as unused, pytest.raises(wire.ServerFailedError):
         unused.bind(("127.0.0.1", 0))
         with FaultyProxy(f"http://127.0.0.1:{unused.getsockname()[1]}") as proxy:

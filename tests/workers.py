@@ -1,6 +1,6 @@
 """Run tests in worker processes that are forked from a process that has collected them: ``pytest --workers 4``.
 
-Collecting all tests takes as long as hundreds of them: a fork shares the modules and the tests of its parent.
+Collecting takes as long as hundreds of tests, so workers share the modules and tests of their parent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-#: Folders and files whose tests share a Spark session: to start one and to warm it up takes longer than most tests.
+#: Folders and files whose tests share a Spark session, because starting one takes longer than most tests.
 _ON_SPARK = (
     "tests/spark/",
     "tests/dagster_plugin/test_compaction_jobs.py",
@@ -26,11 +26,11 @@ _ON_SPARK = (
     "tests/dagster_plugin/test_pipeline_on_s3.py",
     "tests/e2e/test_demo.py",
 )
-#: Of those files, one whose session is in a separate process.
+#: The one of these files whose session is in a separate process.
 _APART = "tests/spark/test_java.py"
-#: Folders whose tests take long one by one and share no fixture.
+#: Folders of long tests without shared fixtures.
 _ONE_BY_ONE = ("tests/simulator/", "tests/crash/")
-#: Files whose tests share the deployment: to start it takes longer than most of them.
+#: Files whose tests share a deployment, because starting it takes longer than most tests.
 _ON_DEPLOYMENT = "tests/e2e/test_deployed_"
 
 _WORKER = "worker"
@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Run all groups of tests in workers. Without the option, pytest does what it does."""
+    """Run all groups of tests in workers. Without the option, pytest runs them itself."""
     config = session.config
     groups = _groups(session.items)
     n_workers = min(config.getoption("workers"), len(groups))
@@ -93,7 +93,7 @@ def _group_of(nodeid: str) -> str:
 
 
 def _groups(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
-    """Return groups of tests, each for one worker: a file, files that share a fixture, or a test that takes long."""
+    """Return groups of tests that each run in one worker: a file, files with a shared fixture, or a long test."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         groups.setdefault(_group_of(item.nodeid), []).append(item)
@@ -101,7 +101,7 @@ def _groups(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
 
 
 def _queue(n_groups: int) -> int:
-    """Return the end of a pipe from which workers read the indexes of groups; all are in it, so it never blocks."""
+    """Return a pipe from which workers read the indexes of groups. It contains all indexes, so reads never block."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     os.write(writer, b"".join(index.to_bytes(_INDEX_BYTES, "big") for index in range(n_groups)))
@@ -113,14 +113,14 @@ def _queue(n_groups: int) -> int:
 
 
 def _work(session: pytest.Session, groups: Sequence[Sequence[pytest.Item]], queue: int, pipe: Connection) -> NoReturn:
-    """Run groups until none is left, and end this process."""
+    """Run groups until none is left, and exit."""
     status = 1
     try:
         manager = session.config.pluginmanager
         manager.unregister(name="terminalreporter")
         capture: Any = manager.getplugin("capturemanager")
         if capture.is_globally_capturing():
-            capture.stop_global_capturing()  # its files are the parent's
+            capture.stop_global_capturing()  # its files belong to the parent
             capture.start_global_capturing()
             capture.suspend_global_capture()
         manager.register(_Sender(session.config, pipe))
@@ -133,7 +133,7 @@ def _work(session: pytest.Session, groups: Sequence[Sequence[pytest.Item]], queu
 
 
 def _run(session: pytest.Session, groups: Sequence[Sequence[pytest.Item]], queue: int) -> None:
-    """Run tests, each with the one that comes next at hand, which decides what is torn down."""
+    """Run tests. Each needs the next one, which decides which fixtures are torn down."""
     items = _taken(groups, queue)
     item = next(items, None)
     while item is not None:
@@ -152,7 +152,7 @@ def _taken(groups: Sequence[Sequence[pytest.Item]], queue: int) -> Iterator[pyte
 
 @dataclass(frozen=True)
 class _Sender:
-    """The plugin of a worker that sends to the parent what a terminal shows."""
+    """The plugin of a worker that sends test reports to the parent."""
 
     config: pytest.Config
     pipe: Connection
@@ -189,7 +189,7 @@ class _Worker:
         return self.exit_code
 
     def stop(self) -> None:
-        """End the process if it still runs."""
+        """Terminate the process if it still runs."""
         if self.exit_code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
@@ -197,7 +197,7 @@ class _Worker:
 
 
 def _receive(session: pytest.Session, workers: Sequence[_Worker]) -> None:
-    """Report what workers send, until all have ended. Raises Failed when one dies, or tests were not run."""
+    """Report results of workers until all have ended. Raises Failed if one dies or tests were not run."""
     running = {worker.pipe: worker for worker in workers}
     n_finished = 0
     while running:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.lakes import REQUEST_SECONDS
 from benchmarks.peers.peer import TimedCall
-from tests.proxy import FaultyProxy, WireFault, delay_answer
+from tests.proxy import FaultyProxy, WireFault, delay_response
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class WireCall:
 
 def slow() -> WireFault:
     """Return a fault that delays each request by 20 ms."""
-    return delay_answer(times=None, seconds=REQUEST_SECONDS)
+    return delay_response(times=None, seconds=REQUEST_SECONDS)
 
 
 def wire_call(proxy: FaultyProxy, timed: TimedCall, mark: str) -> WireCall:
@@ -36,9 +36,9 @@ def wire_call(proxy: FaultyProxy, timed: TimedCall, mark: str) -> WireCall:
     exchanges = [exchange for exchange in proxy.log if mark in exchange.target]
     foreground = [exchange for exchange in exchanges if exchange.arrived_s <= timed.ended_s]
     spans = [
-        (exchange.arrived_s, exchange.answered_s)
+        (exchange.arrived_s, exchange.responded_s)
         for exchange in foreground
-        if exchange.answered_s and exchange.answered_s <= timed.ended_s
+        if exchange.responded_s and exchange.responded_s <= timed.ended_s
     ]
     return WireCall(timed.seconds, len(foreground), longest_chain(spans), len(exchanges) - len(foreground))
 

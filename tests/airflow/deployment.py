@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.environments import PROJECT
-from tests.servers.cached import cached_folder
 from tests.servers.daemons import free_port
+from tests.servers.downloads import cached_folder
 
 HERE = Path(__file__).parent
 CONSTRAINTS = HERE / "constraints.txt"

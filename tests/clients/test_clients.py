@@ -23,7 +23,7 @@ import pytest
 from tests.clients.jars import make_shaded_jar
 from tests.lakes import Lakes, lakes
 from tests.server.live_server import command, duckdb_with_iceberg
-from tests.servers.cached import cached_folder
+from tests.servers.downloads import cached_folder
 from tests.servers.npm import installed
 from tests.servers.radosgw import ROLE_ARN
 from tests.servers.s3_server import S3Server

@@ -1,4 +1,4 @@
-"""Lakehouses of these tests are checked when they end."""
+"""Fixtures that check the lakehouses of these tests at their end."""
 
 from tests.lakes import lake, lakes
 

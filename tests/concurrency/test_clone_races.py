@@ -1,4 +1,4 @@
-"""A clone and its parent, worked on by processes that are killed: rows come once, and nothing that is needed goes."""
+"""A clone and its parent, changed by processes that are killed: no row is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trinitylake_ops.storage import LocalStorage
 from trinitylake_ops.storage.local import storage as local_storage
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900), pytest.mark.local_only("processes on one folder")]
-#: The clock, and the times of files, go so much faster than the machine's: orphans are old after seconds.
+#: Factor by which the clock and file times run faster, so that orphans are old after seconds.
 FASTER = 200
 SECONDS = 90.0
 Work = Callable[[tuple[str, str], Callable[[str], None]], None]
@@ -72,7 +72,7 @@ def rows(lake: Lakehouse, name: str) -> list[int]:
 
 
 def work_there(roots: tuple[str, str], report: Callable[[str], None]) -> None:
-    """Append in the clone, and promote; what was acknowledged is reported."""
+    """Append in the clone and promote, and report acknowledged rows."""
     chance = random.Random(os.getpid())
     while True:
         name, number = chance.choice(["ns.there", "ns.both"]), chance.getrandbits(60)
@@ -82,7 +82,7 @@ def work_there(roots: tuple[str, str], report: Callable[[str], None]) -> None:
 
 
 def work_here(roots: tuple[str, str], report: Callable[[str], None]) -> None:
-    """Append in the parent, and refresh the clone now and then."""
+    """Append in the parent, and sometimes refresh the clone."""
     chance = random.Random(os.getpid())
     while True:
         name, number = chance.choice(["ns.here", "ns.both"]), chance.getrandbits(60)
@@ -93,7 +93,7 @@ def work_here(roots: tuple[str, str], report: Callable[[str], None]) -> None:
 
 
 def upkeep(roots: tuple[str, str], report: Callable[[str], None]) -> None:
-    """Free what one side does not need."""
+    """Reclaim files that one side does not need."""
     chance = random.Random(os.getpid())
     while True:
         lake = opened(chance.choice(roots))
@@ -107,21 +107,25 @@ def upkeep(roots: tuple[str, str], report: Callable[[str], None]) -> None:
 
 
 def step(what: Callable[[], object], done: Callable[[], None]) -> None:
-    """Do one thing. An error of ours is an answer, anything else ends the process and so the test."""
+    """Run one operation. Errors of this package are expected; any other ends the process and fails the test."""
     try:
         what()
-    except (TrinityLakeError, CommitFailedException, ValidationException):  # the last if a refresh took its snapshot
+    except (
+        TrinityLakeError,
+        CommitFailedException,
+        ValidationException,
+    ):  # only the last row if a refresh took its snapshot
         return
     done()
 
 
 class Workers:
-    """Processes that work until they are killed, and what they reported."""
+    """Processes that work until they are killed, and their reports."""
 
     def __init__(self, roots: tuple[str, str]):
         self._roots = roots
         self._running: list[tuple[Child, Work]] = []
-        self.told: list[str] = []
+        self.completed_steps: list[str] = []
 
     def start(self, work: Work) -> None:
         child = fork(lambda report: work(self._roots, report), time_limit_seconds=int(SECONDS) + 120)
@@ -131,7 +135,7 @@ class Workers:
         child, work = self._running.pop(which)
         os.kill(child.pid, signal.SIGKILL)
         status, lines = child.finish()
-        self.told += lines
+        self.completed_steps += lines
         assert status == -signal.SIGKILL, f"{work.__name__} ended by itself before"
         return work
 
@@ -142,12 +146,12 @@ class Workers:
 
 @pytest.fixture
 def workers(roots: tuple[str, str]) -> Iterator[Workers]:
-    made = Workers(roots)
-    yield made
-    made.kill_all()
+    running_workers = Workers(roots)
+    yield running_workers
+    running_workers.kill_all()
 
 
-def test_kills_at_any_moment_lose_no_row_and_double_none(
+def test_kills_lose_and_duplicate_no_row(
     roots: tuple[str, str], workers: Workers, record_property: Callable[[str, object], None]
 ) -> None:
     chance, kills, works = random.Random(), 0, [work_there, work_there, work_here, upkeep, upkeep]
@@ -159,28 +163,28 @@ def test_kills_at_any_moment_lose_no_row_and_double_none(
         workers.start(workers.kill(chance.randrange(len(works))))
         kills += 1
     workers.kill_all()
-    told = workers.told
-    time.sleep(600_000 / 1000 / FASTER * 2)  # leases of the killed end
-    check(roots, told)
-    counts = {word: told.count(word) for word in ("promoted", "refreshed", "upkeep")}
-    record_property(SHOWN, f"{kills} kills, {len(told)} steps were done, among them {counts}")
+    completed_steps = workers.completed_steps
+    time.sleep(600_000 / 1000 / FASTER * 2)  # leases of the killed processes end
+    check(roots, completed_steps)
+    counts = {word: completed_steps.count(word) for word in ("promoted", "refreshed", "upkeep")}
+    record_property(SHOWN, f"{kills} kills, {len(completed_steps)} steps were done, among them {counts}")
     assert all(counts.values())
 
 
-def check(roots: tuple[str, str], told: list[str]) -> None:
-    """Both sides are whole; after one more promotion and refresh each acknowledged row is there, and none twice."""
+def check(roots: tuple[str, str], completed_steps: list[str]) -> None:
+    """Check both sides. After a final promotion and refresh each acknowledged row exists exactly once."""
     lake, clone = map(opened, roots)
     for plan in (operations.plan_promotion(lake, "feature"), operations.plan_refresh(lake, "feature")):
         assert plan.conflicts == ()
     operations.plan_promotion(lake, "feature").execute()
     operations.plan_refresh(lake, "feature").execute()
     for name in ("ns.there", "ns.here", "ns.both"):
-        acknowledged = {int(line.split()[1]) for line in told if line.startswith(f"{name} ")}
-        found = rows(lake, name)
-        assert len(found) == len(set(found)), f"rows of {name} came twice"
-        assert acknowledged <= set(found), f"rows of {name} are lost"
-        assert rows(clone, name) == found
+        acknowledged = {int(line.split()[1]) for line in completed_steps if line.startswith(f"{name} ")}
+        row_ids = rows(lake, name)
+        assert len(row_ids) == len(set(row_ids)), f"rows of {name} came twice"
+        assert acknowledged <= set(row_ids), f"rows of {name} are lost"
+        assert rows(clone, name) == row_ids
     for each in (lake, clone):
         operations.repair_hint(each)
         findings = operations.verify(each, deep=True).findings
-        assert [one for one in findings if one.severity == "error"] == []
+        assert [finding for finding in findings if finding.severity == "error"] == []

@@ -1,8 +1,8 @@
-"""Many racers create one name at the same moment, on local disk, on a real S3 server and others: one of them wins.
+"""Concurrent creates of one name on each kind of storage: exactly one succeeds.
 
-Each round has a fresh name. The winner's content must stand there afterwards, and everybody else
-must have been told that the file exists. Here each place, size and kind of racer has as many rounds
-as fit into a test run; ``make soak`` runs all of them at full length.
+Each round has a fresh name. Afterwards the file must have the winner's content, and all other racers must have received
+"file exists". A normal test run has fewer rounds for each storage, size and kind of racer; ``make soak`` runs all of
+them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.races import round_of_threads, rounds_of_processes
+from tests.races import race_processes, race_threads
 from tests.servers.gcs import GcsServer
 from tests.servers.s3_server import S3Server
 from trinitylake_ops.storage import Storage, open_storage
@@ -22,7 +22,7 @@ from trinitylake_ops.storage.contract.suite import MIB
 N_ROUNDS = 100
 _MOST_ROUNDS = 200
 
-#: Rounds of a test run by place and size; what is not here has all of them.
+#: Rounds in a normal test run by storage and size. Other combinations run all rounds.
 FEWER_ROUNDS = {
     ("local", MIB): 10,
     ("local", 9 * MIB): 2,
@@ -43,32 +43,32 @@ PLACES = {"local": [], "s3fs": [pytest.mark.debian_packages], "obstore": [pytest
 
 
 def contests() -> Iterator[object]:
-    """Place, size of the bodies, rounds: the short ones, and the full ones for ``make soak``."""
-    for place, marks in PLACES.items():
+    """Storage, body size and rounds: short cases, and full ones for ``make soak``."""
+    for storage_kind, marks in PLACES.items():
         for size_bytes in SIZES_BYTES:
-            n_rounds = FEWER_ROUNDS.get((place, size_bytes), N_ROUNDS)
-            title = f"{place}-{size_bytes}-bytes"
-            yield pytest.param(place, size_bytes, n_rounds, marks=marks, id=title)
+            n_rounds = FEWER_ROUNDS.get((storage_kind, size_bytes), N_ROUNDS)
+            title = f"{storage_kind}-{size_bytes}-bytes"
+            yield pytest.param(storage_kind, size_bytes, n_rounds, marks=marks, id=title)
             if n_rounds < N_ROUNDS:
                 full = [*marks, pytest.mark.soak, pytest.mark.timeout(1800)]
-                yield pytest.param(place, size_bytes, N_ROUNDS, marks=full, id=f"{title}-full")
+                yield pytest.param(storage_kind, size_bytes, N_ROUNDS, marks=full, id=f"{title}-full")
 
 
 def long_contests() -> Iterator[object]:
-    """Place, and the rounds by size: processes take longer to start than most rounds, so they have them all."""
-    for place, marks in PLACES.items():
-        fewer = {size_bytes: FEWER_ROUNDS.get((place, size_bytes), N_ROUNDS) for size_bytes in SIZES_BYTES}
-        yield pytest.param(place, fewer, marks=marks, id=place)
+    """Storage and rounds by size. Processes run all sizes, because starting them takes longer than most rounds."""
+    for storage_kind, marks in PLACES.items():
+        fewer = {size_bytes: FEWER_ROUNDS.get((storage_kind, size_bytes), N_ROUNDS) for size_bytes in SIZES_BYTES}
+        yield pytest.param(storage_kind, fewer, marks=marks, id=storage_kind)
         full = [*marks, pytest.mark.soak, pytest.mark.timeout(1800)]
-        yield pytest.param(place, dict.fromkeys(SIZES_BYTES, N_ROUNDS), marks=full, id=f"{place}-full")
+        yield pytest.param(storage_kind, dict.fromkeys(SIZES_BYTES, N_ROUNDS), marks=full, id=f"{storage_kind}-full")
 
 
 @pytest.fixture
-def storage(request: pytest.FixtureRequest, place: str, tmp_path: Path) -> Iterator[Storage]:
-    """An empty root at the place that the test names: ``local``, ``gcs``, or the client for a root on radosgw."""
-    if place == "local":
+def storage(request: pytest.FixtureRequest, storage_kind: str, tmp_path: Path) -> Iterator[Storage]:
+    """An empty root on the storage that the test names: ``local``, ``gcs``, or a client for radosgw."""
+    if storage_kind == "local":
         yield open_storage(f"file://{tmp_path}/race/", {"fsync": "false"})
-    elif place == "gcs":
+    elif storage_kind == "gcs":
         emulator: GcsServer = request.getfixturevalue("fake_gcs")
         root = emulator.fresh_root("race")
         yield open_storage(root, emulator.storage_options)
@@ -76,20 +76,20 @@ def storage(request: pytest.FixtureRequest, place: str, tmp_path: Path) -> Itera
     else:
         server: S3Server = request.getfixturevalue("radosgw")
         root = server.fresh_root("race")
-        yield open_storage(root, {**server.storage_options, "client": place})
+        yield open_storage(root, {**server.storage_options, "client": storage_kind})
         server.delete_all(root)
 
 
-@pytest.mark.parametrize(("place", "size_bytes", "n_rounds"), list(contests()))
-def test_32_threads_create_one_name(storage: Storage, size_bytes: int, n_rounds: int) -> None:
+@pytest.mark.parametrize(("storage_kind", "size_bytes", "n_rounds"), list(contests()))
+def test_concurrent_creates_of_32_threads_have_one_winner(storage: Storage, size_bytes: int, n_rounds: int) -> None:
     winners: list[int] = []
-    # On a machine that runs them one after the other the first may win each round: then there are more.
+    # On a machine that runs racers sequentially, the first may win each round; then run more rounds.
     while len(winners) < n_rounds or (len(set(winners)) < 2 and len(winners) < _MOST_ROUNDS):
-        winners.append(round_of_threads(storage, f"race/{uuid.uuid4().hex}", size_bytes))
+        winners.append(race_threads(storage, f"race/{uuid.uuid4().hex}", size_bytes))
 
 
-@pytest.mark.parametrize(("place", "n_rounds"), list(long_contests()))
-def test_8_processes_create_one_name(storage: Storage, n_rounds: dict[int, int]) -> None:
+@pytest.mark.parametrize(("storage_kind", "n_rounds"), list(long_contests()))
+def test_concurrent_creates_of_8_processes_have_one_winner(storage: Storage, n_rounds: dict[int, int]) -> None:
     sizes_bytes = [size_bytes for size_bytes, times in n_rounds.items() for _ in range(times)]
     names = {f"race/{uuid.uuid4().hex}": size_bytes for size_bytes in sizes_bytes}
-    rounds_of_processes(storage, names)
+    race_processes(storage, names)

@@ -1,4 +1,4 @@
-"""Processes of unequal speed that commit to one lakehouse without a break: nobody starves."""
+"""Processes of unequal speed that commit to one lakehouse continuously: none starves."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.local_only("measures how writers of one machine share i
 
 SECONDS = 8
 N_FAST = 4
-FAST_S, SLOW_S = 0.004, 0.02  # of each request
+FAST_S, SLOW_S = 0.004, 0.02  # latency of each request
 
 
 class Distant(StorageWrapper):
-    """A storage whose every request takes so long."""
+    """A storage with a fixed latency."""
 
     def __init__(self, inner: Storage, seconds: float):
         super().__init__(inner)
@@ -71,8 +71,8 @@ def _commit(storage: Storage, name: str) -> Callable[[Report], None]:
     return work
 
 
-def test_a_writer_whose_requests_take_five_times_as_long_does_not_starve(lakes: Lakes) -> None:
-    """Its attempt takes longer than the whole commits of the others, one of which follows the other."""
+def test_slow_writer_does_not_starve(lakes: Lakes) -> None:
+    """An attempt of the slow writer takes longer than complete commits of the others."""
     lake = lakes.local(order=8, is_watched=False)
     names = ["slow", *(f"fast{number}" for number in range(N_FAST))]
     with lake.transaction() as txn:
@@ -87,5 +87,6 @@ def test_a_writer_whose_requests_take_five_times_as_long_does_not_starve(lakes: 
     ended = {name: child.finish() for name, child in children.items()}
     assert {code for code, _ in ended.values()} == {0}, ended
     commits = {name: len(lines) for name, (_, lines) in ended.items()}
-    # Each waits for the slow one in its turn, so that it commits a few times; alone it would once, if at all.
+    # The fast writers yield to the slow one, so that it commits several times. Without that it would commit at most
+    # once.
     assert commits["slow"] >= 3, commits

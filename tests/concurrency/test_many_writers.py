@@ -1,6 +1,6 @@
-"""Sixteen writers in real processes that commit to one lakehouse, while some are killed and others stopped for a while.
+"""Sixteen writers in real processes commit to one lakehouse while some are killed and others paused.
 
-In processes of several threads they commit in groups, whose leaders are killed and stopped, too.
+Processes with several threads commit in groups, so group leaders are also killed and paused.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ pytestmark = pytest.mark.local_only("chooses its places itself")
 
 N_WRITERS = 16
 N_SHARED_TABLES = 4
-CONTENDED = 0.3  # of all transactions change a table that others change, too
+CONTENDED = 0.3  # share of transactions that change a shared table
 SECONDS, THREADS_SECONDS, SOAK_SECONDS = 3, 20, 300
-#: On a busy machine they go on until there are so many.
+#: On a busy machine the run continues until it has this many commits.
 FEWEST_COMMITS = 2 * N_WRITERS
-#: Of fewer commits, what each writer's share is would be chance: then each only has to commit at last.
+#: With fewer commits the shares are random; then each writer only has to commit once.
 FEWEST_FOR_SHARES = 1_000
-LATEST_END_S = 240  # after the time is over
+LATEST_END_S = 240  # after the end of the run
 
 
 def cases() -> Iterator[object]:
-    """Place, seconds and writers of each process: the short runs, and the long ones for ``make soak``."""
-    for place in ("local", "s3"):
-        marks = [] if place == "local" else [pytest.mark.debian_packages]
+    """Storage, seconds and threads per process: short runs, and long ones for ``make soak``."""
+    for storage_kind in ("local", "s3"):
+        marks = [] if storage_kind == "local" else [pytest.mark.debian_packages]
         yield pytest.param(
-            place, SECONDS, 1, marks=[*marks, pytest.mark.timeout(SECONDS + LATEST_END_S + 60)], id=place
+            storage_kind, SECONDS, 1, marks=[*marks, pytest.mark.timeout(SECONDS + LATEST_END_S + 60)], id=storage_kind
         )
         soak = [*marks, pytest.mark.soak, pytest.mark.timeout(1_800)]
-        yield pytest.param(place, SOAK_SECONDS, 1, marks=soak, id=f"{place}-long")
-        yield pytest.param(place, THREADS_SECONDS, 4, marks=soak, id=f"{place}-threads")
+        yield pytest.param(storage_kind, SOAK_SECONDS, 1, marks=soak, id=f"{storage_kind}-long")
+        yield pytest.param(storage_kind, THREADS_SECONDS, 4, marks=soak, id=f"{storage_kind}-threads")
 
 
 @pytest.fixture
-def made(request: pytest.FixtureRequest, place: str, tmp_path: Path) -> Iterator[Lakehouse]:
-    """A lakehouse with a counter for each writer and some that they share."""
-    server: S3Server | None = request.getfixturevalue("radosgw") if place == "s3" else None
+def counter_lake(request: pytest.FixtureRequest, storage_kind: str, tmp_path: Path) -> Iterator[Lakehouse]:
+    """A lakehouse with one counter for each writer and some shared counters."""
+    server: S3Server | None = request.getfixturevalue("radosgw") if storage_kind == "s3" else None
     lakes = Lakes(tmp_path, server)
     lake = lakes.local(order=8, is_watched=False)
     with lake.transaction() as txn:
@@ -72,11 +72,13 @@ def _shared(number: int) -> str:
     return f"shared{number}"
 
 
-def _count_up(made: Lakehouse, writers: Sequence[int], incarnation: int, seconds: float) -> Callable[[Report], None]:
-    """Count tables up until time and commits are enough, each writer in its thread; reports every known outcome."""
+def _count_up(
+    counter_lake: Lakehouse, writers: Sequence[int], incarnation: int, seconds: float
+) -> Callable[[Report], None]:
+    """Increment counters until time and commits suffice, one thread per writer. Report every known outcome."""
 
     def work(report: Report) -> None:
-        lake = Lakehouse(made.storage)
+        lake = Lakehouse(counter_lake.storage)
         end = time.monotonic() + seconds
         failures: list[BaseException] = []
 
@@ -113,14 +115,16 @@ def _count_up(made: Lakehouse, writers: Sequence[int], incarnation: int, seconds
     return work
 
 
-@pytest.mark.parametrize(("place", "seconds", "n_threads"), list(cases()))
-def test_nothing_is_lost_or_doubled(made: Lakehouse, place: str, seconds: int, n_threads: int) -> None:
-    """Every third process is killed once and starts again, every other third is stopped now and then."""
-    chance = random.Random(place)
+@pytest.mark.parametrize(("storage_kind", "seconds", "n_threads"), list(cases()))
+def test_killed_and_paused_writers_lose_no_commit(
+    counter_lake: Lakehouse, storage_kind: str, seconds: int, n_threads: int
+) -> None:
+    """A third of the processes is killed once and restarted; another third is paused repeatedly."""
+    chance = random.Random(storage_kind)
     end = time.monotonic() + seconds
     writers = [range(N_WRITERS)[first : first + n_threads] for first in range(0, N_WRITERS, n_threads)]
     children = {
-        process: fork(_count_up(made, own, 0, seconds), time_limit_seconds=seconds + LATEST_END_S)
+        process: fork(_count_up(counter_lake, own, 0, seconds), time_limit_seconds=seconds + LATEST_END_S)
         for process, own in enumerate(writers)
     }
     killed: list[Child] = []
@@ -133,7 +137,8 @@ def test_nothing_is_lost_or_doubled(made: Lakehouse, place: str, seconds: int, n
             os.kill(children[process].pid, signal.SIGKILL)
             killed.append(children[process])
             children[process] = fork(
-                _count_up(made, writers[process], 1, end - time.monotonic()), time_limit_seconds=seconds + LATEST_END_S
+                _count_up(counter_lake, writers[process], 1, end - time.monotonic()),
+                time_limit_seconds=seconds + LATEST_END_S,
             )
         stopped = chance.choice(to_stop)
         os.kill(children[stopped].pid, signal.SIGSTOP)
@@ -146,7 +151,7 @@ def test_nothing_is_lost_or_doubled(made: Lakehouse, place: str, seconds: int, n
     assert [code for code, _ in dead] == [-signal.SIGKILL] * len(killed)
     reports = [line.split() for _, lines in (*ended.values(), *dead) for line in lines]
 
-    infos = {info.version: info for info in made.history()}
+    infos = {info.version: info for info in counter_lake.history()}
     places_of = Counter(member for info in infos.values() for member in info.members)
     assert set(places_of.values()) == {1}, "no transaction is there twice"
     for outcome, version, transaction_id, _ in reports:
@@ -154,7 +159,7 @@ def test_nothing_is_lost_or_doubled(made: Lakehouse, place: str, seconds: int, n
             assert transaction_id in infos[int(version)].members
         elif outcome == "lost":
             assert transaction_id not in places_of
-    snapshot = made.snapshot()
+    snapshot = counter_lake.snapshot()
     counters = {name: int(snapshot.table("ns", name).properties["n"]) for name in snapshot.tables("ns")}
     assert sum(counters.values()) == len(places_of) - 1, "each commit counted one table up by one"
     won = Counter(name for outcome, _, _, name in reports if outcome == "won")
@@ -168,5 +173,5 @@ def test_nothing_is_lost_or_doubled(made: Lakehouse, place: str, seconds: int, n
     if sum(shares) >= FEWEST_FOR_SHARES:
         assert min(shares) * 4 >= sum(shares) / len(shares), f"nobody gets far less: {shares}"
 
-    report = operations.verify(made)
+    report = operations.verify(counter_lake)
     assert report.is_clean, report.findings

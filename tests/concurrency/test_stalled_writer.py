@@ -24,7 +24,7 @@ DAY_MS = 24 * 3_600_000
 
 
 class _Later(StorageWrapper):
-    """The storage as it is after some time."""
+    """A storage whose clock is ahead."""
 
     def __init__(self, inner: Storage, shift_ms: int):
         super().__init__(inner)
@@ -35,7 +35,7 @@ class _Later(StorageWrapper):
 
 
 class _FallsAsleep(_Later):
-    """Stops its process when it is about to send a root; when it goes on, a day has gone by."""
+    """Stops its process before it sends a root. When the process resumes, a day has passed."""
 
     def create(self, path: str, data: bytes) -> None:
         if parse_root_path(path) is not None and not self.shift_ms:
@@ -52,7 +52,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lakehouse]:
     lakes.finish()
 
 
-def test_it_never_creates_an_old_version(lake: Lakehouse) -> None:
+def test_stalled_writer_never_creates_a_purged_version(lake: Lakehouse) -> None:
     for number in range(12):
         with lake.transaction() as txn:
             txn.create_namespace(f"n{number}")
@@ -88,9 +88,9 @@ def test_it_never_creates_an_old_version(lake: Lakehouse) -> None:
     before = {info.path: lake.storage.read(info.path) for info in lake.storage.list("_")}
 
     os.kill(child.pid, signal.SIGCONT)
-    code, (said,) = child.finish()
+    code, (outcome,) = child.finish()
     assert code == 0
-    assert said.startswith("refused: transaction expired")
+    assert outcome.startswith("refused: transaction expired")
     assert later.latest_version() == latest
     assert {path: lake.storage.read(path) for path in before} == before
     assert operations.verify(later).is_clean

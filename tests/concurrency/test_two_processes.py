@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.lakes import Lakes, check_version, left_over_paths, table
+from tests.lakes import Lakes, check_version, table, unreferenced_paths
 from tests.processes import fork
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.format.file_names import HINT_PATH, parse_hint
 
 Report = Callable[[str], None]
-#: Of each process; with requests to a server, a commit takes longer.
+#: Commits of each process; on a server a commit takes longer.
 N_COMMITS, N_COMMITS_ON_S3 = 200, 80
 
 
@@ -25,9 +25,9 @@ def _new_lake(lakes: Lakes) -> Lakehouse:
     return lake
 
 
-def _create_tables(made: Lakehouse, worker: int, n_commits: int) -> Callable[[Report], None]:
+def _create_tables(shared_lake: Lakehouse, worker: int, n_commits: int) -> Callable[[Report], None]:
     def work(report: Report) -> None:
-        lake = Lakehouse(made.storage)
+        lake = Lakehouse(shared_lake.storage)
         for number in range(n_commits):
             with lake.transaction() as txn:
                 txn.create_table("ns", f"w{worker}-{number:03d}", table(worker=str(worker)))
@@ -38,7 +38,7 @@ def _create_tables(made: Lakehouse, worker: int, n_commits: int) -> Callable[[Re
 
 @pytest.mark.forks
 @pytest.mark.timeout(600)
-def test_two_processes_of_many_commits_each_lose_nothing(lakes: Lakes) -> None:
+def test_two_processes_lose_no_commit(lakes: Lakes) -> None:
     lake = _new_lake(lakes)
     n_commits = N_COMMITS if lakes.server is None else N_COMMITS_ON_S3
     children = [fork(_create_tables(lake, worker, n_commits), time_limit_seconds=500) for worker in range(2)]
@@ -57,7 +57,7 @@ def test_two_processes_of_many_commits_each_lose_nothing(lakes: Lakes) -> None:
     assert len(members) == len(set(members)) == latest
     assert len({info.commit_id for info in infos.values()}) == latest + 1
 
-    # A late hint of the slower process may stand below the latest version, never above; the next commit mends it.
+    # A late hint of the slower process may be below the latest version, never above; the next commit fixes it.
     hint = parse_hint(lake.storage.read(HINT_PATH))
     assert hint is not None
     assert 0 < hint <= latest
@@ -68,15 +68,15 @@ def test_two_processes_of_many_commits_each_lose_nothing(lakes: Lakes) -> None:
     for version in [*range(0, latest, 25), latest]:
         snapshot = check_version(lake, version)
         assert len(snapshot.tables("ns") if version else []) == max(0, version - 1), "each commit added one table"
-    assert left_over_paths(lake) == set(), "attempts that lost a race left no file"
+    assert unreferenced_paths(lake) == set(), "attempts that lost a race left no file"
     of_first = {line.split()[1] for line in ended[0][1]}
     interleaved = [acknowledged[str(version)] in of_first for version in range(2, latest + 1)]
     assert any(a != b for a, b in itertools.pairwise(interleaved)), "they did run side by side"
 
 
-def _count_up(made: Lakehouse) -> Callable[[Report], None]:
+def _count_up(shared_lake: Lakehouse) -> Callable[[Report], None]:
     def work(report: Report) -> None:
-        lake = Lakehouse(made.storage)
+        lake = Lakehouse(shared_lake.storage)
         for _ in range(25):
             txn = lake.transaction()
             number = int(txn.table("ns", "counter").properties["n"])
@@ -91,7 +91,7 @@ def _count_up(made: Lakehouse) -> Callable[[Report], None]:
 
 
 @pytest.mark.forks
-def test_four_processes_on_one_table_win_once_or_conflict(lakes: Lakes) -> None:
+def test_concurrent_updates_of_one_table_win_once_or_conflict(lakes: Lakes) -> None:
     lake = _new_lake(lakes)
     with lake.transaction() as txn:
         txn.create_table("ns", "counter", table(n="0"))
@@ -107,4 +107,4 @@ def test_four_processes_on_one_table_win_once_or_conflict(lakes: Lakes) -> None:
     assert len(won) < 100, "they did contend"
     for version in range(lake.latest_version() + 1):
         check_version(lake, version)
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()

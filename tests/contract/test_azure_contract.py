@@ -1,6 +1,6 @@
 """The contract on Azurite: with ``open_storage``, for a root with and one without an account.
 
-Azurite stores names that Azure does not keep as they are. The storage refuses those, so both are the same.
+Azurite stores names that Azure changes. The storage rejects these names, so both behave the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class AzureContract(StorageContract):
 
     @pytest.fixture(autouse=True)
     def azure_root(self, azurite: AzureServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-        monkeypatch.setattr(blob_storage, "MAX_NAMES_PER_PAGE", 100)  # of the 5,000 that Azure gives
+        monkeypatch.setattr(blob_storage, "MAX_NAMES_PER_PAGE", 100)  # Azure returns up to 5,000
         self._server = azurite
         self._root = azurite.fresh_root(scheme=self.scheme)
         yield self._root

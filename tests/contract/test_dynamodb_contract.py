@@ -27,7 +27,7 @@ class DynamoDBContract(StorageContract):
         self._server = server
         self._root = server.fresh_root()
         yield self._root
-        # Nothing may be left under any key but what lists show: no part, no upload.
+        # Only listed files may remain under any key: no part and no upload.
         storage = open_storage(self._root, server.storage_options)
         assert storage.delete_many([*(file.path for file in storage.list()), *self.temporary(storage)]) == {}
         assert server.items_of(self._root) == []
@@ -45,9 +45,9 @@ class TestOnDynalite(DynamoDBContract):
         return open_storage(self._root, self._server.storage_options)
 
 
-@pytest.mark.soak  # the storage is shown on dynalite
+@pytest.mark.soak  # the test on dynalite covers it
 class TestOnMoto(DynamoDBContract):
-    n_listed_files = 60  # moto reads all items of the table for each answer
+    n_listed_files = 60  # moto reads all items of the table for each response
 
     @pytest.fixture
     def server(self, moto_dynamodb: DynamoDBServer) -> DynamoDBServer:

@@ -35,9 +35,9 @@ LONG = [pytest.mark.soak, pytest.mark.timeout(TIME_LIMIT_S + 600)]
 
 @pytest.fixture
 def root(dynalite: DynamoDBServer) -> Iterator[str]:
-    made = dynalite.fresh_root()
-    yield made
-    dynalite.delete_all(made)
+    new_root = dynalite.fresh_root()
+    yield new_root
+    dynalite.delete_all(new_root)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def outcome_of(create_one: Callable[[], None]) -> str:
 
 
 def check_round(server: DynamoDBServer, storage: Storage, name: str, outcomes: list[str], size_bytes: int) -> None:
-    """Assert that there was one winner, whose content it is, and that no part of a loser is left."""
+    """Assert that one racer won, the file has its content, and no part of a loser remains."""
     assert sorted(outcomes) == [FileExistsAlreadyError.__name__] * (len(outcomes) - 1) + ["won"]
     assert storage.read(name) == bytes([outcomes.index("won")]) * size_bytes
     assert [(file.path, file.size_bytes) for file in storage.list("race/")] == [(name, size_bytes)]
@@ -64,8 +64,8 @@ def check_round(server: DynamoDBServer, storage: Storage, name: str, outcomes: l
     assert server.items_of(storage.root) == []
 
 
-def test_the_server_ends_no_connection_that_is_idle(dynalite: DynamoDBServer) -> None:
-    """It would also where the next request has arrived: that a racer is told so would depend on the machine's load."""
+def test_server_keeps_idle_connections_open(dynalite: DynamoDBServer) -> None:
+    """The server would close idle connections even if a request has arrived, so outcomes would depend on the load."""
     connection = HTTPConnection(dynalite.endpoint.removeprefix("http://"), timeout=TIME_LIMIT_S)
     with closing(connection):
         connection.request("GET", "/")
@@ -113,11 +113,11 @@ def test_concurrent_creates_of_processes_have_one_winner(
                 barrier.wait(TIME_LIMIT_S)
                 report(outcome_of(lambda name=name, data=data: storage.create(name, data)))  # type: ignore[misc]
                 barrier.wait(TIME_LIMIT_S)
-                barrier.wait(TIME_LIMIT_S)  # the round is checked, the file deleted
+                barrier.wait(TIME_LIMIT_S)  # the parent checks the round and deletes the file
 
         return work
 
-    storage.exists("race/nothing")  # the children inherit a client that was in use
+    storage.exists("race/nothing")  # the children inherit a used client
     children = [fork(racer(number), time_limit_seconds=TIME_LIMIT_S) for number in range(n_processes)]
     try:
         for name, size_bytes in names.items():
@@ -164,14 +164,14 @@ def content(lake: Lakehouse) -> tuple[object, list[int]]:
 
 @pytest.fixture
 def days(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Days by which the server's clock is ahead: the last one counts."""
+    """Days by which the server's clock is ahead; the last item counts."""
     ahead, now_ms = [0], TableRequests.now_ms
     monkeypatch.setattr(TableRequests, "now_ms", lambda self: now_ms(self) + ahead[-1] * 86_400_000)
     return ahead
 
 
-def test_a_lakehouse_end_to_end(dynalite: DynamoDBServer, root: str, tmp_path: Path, days: list[int]) -> None:
-    """Create, commit, write and read a table, go back, expire, purge, find orphans, export there and away."""
+def test_lakehouse_end_to_end(dynalite: DynamoDBServer, root: str, tmp_path: Path, days: list[int]) -> None:
+    """Cover the operations of a lakehouse, including exports to and from this storage."""
     lake = Lakehouse.create(f"{root}source/", dynalite.storage_options, order=4)
     append_rows(lake)
     create(lake, "a", "t", "u")
@@ -217,7 +217,7 @@ def test_a_lakehouse_end_to_end(dynalite: DynamoDBServer, root: str, tmp_path: P
 
 @pytest.mark.parametrize("is_allowed", [True, False])
 def test_table_of_another_root_is_registered(dynalite: DynamoDBServer, root: str, is_allowed: bool) -> None:
-    """Its files show below this very root alone, and not below the folder of its metadata."""
+    """Files are listed only below this root, not below the folder of their metadata."""
     other = Lakehouse.create(f"{root}other/", dynalite.storage_options)
     append_rows(other)
     allowing = {**dynalite.storage_options, "allowed_roots": other.root}
@@ -233,17 +233,17 @@ def test_table_of_another_root_is_registered(dynalite: DynamoDBServer, root: str
     assert content(Lakehouse.open(lake.root, allowing))[1] == content(other)[1]
 
 
-def test_init_makes_the_table(dynalite: DynamoDBServer) -> None:
+def test_init_creates_the_table(dynalite: DynamoDBServer) -> None:
     table = f"lakes-{uuid.uuid4().hex}"
-    given = {**dynalite.storage_options, "create_table": "true"}
-    lake = Lakehouse.create(f"dynamodb://{table}/lake", given)
+    table_options = {**dynalite.storage_options, "create_table": "true"}
+    lake = Lakehouse.create(f"dynamodb://{table}/lake", table_options)
     create(lake, "a", "t")
     assert Lakehouse.open(f"dynamodb://{table}/lake", dynalite.storage_options).snapshot().tables("a") == ["t"]
     dynalite.client.delete_table(TableName=table)
 
 
-def test_the_command_line(dynalite: DynamoDBServer) -> None:
-    """Without its table, the error is one line with advice; with the option it makes one."""
+def test_command_line_works(dynalite: DynamoDBServer) -> None:
+    """Without its table the error is one line with advice. With the option the table is created."""
     table = f"lakes-{uuid.uuid4().hex}"
     flags = [part for item in dynalite.storage_options.items() for part in ("--storage-option", "=".join(item))]
     arguments = ["--root", f"dynamodb://{table}/lake", *flags]

@@ -1,8 +1,8 @@
 """The contract on an emulator of Google Cloud Storage: with ``open_storage``, and without wrappers.
 
-The emulator, fake-gcs-server, keeps ``ifGenerationMatch`` for multipart uploads, the only ones that the storage sends.
-It ignores the condition for uploads of bare bytes. It takes names with line breaks, which the service refuses: so the
-storage refuses them itself, here as there.
+The emulator, fake-gcs-server, enforces ``ifGenerationMatch`` for multipart uploads, the only ones that the storage
+sends, but ignores it for uploads of plain bytes. It accepts names with line breaks, which the service rejects, so the
+storage always rejects them itself.
 """
 
 from __future__ import annotations

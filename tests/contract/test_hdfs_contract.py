@@ -17,7 +17,7 @@ class HdfsContract(StorageContract):
 
     refused_names = frozenset({"a:b"})  # no name in HDFS has a colon
     n_passing_files = 10
-    n_listed_files = 250  # the servers of the tests give 100 names at a time
+    n_listed_files = 250  # the test servers return 100 names at a time
     fsync = "true"
 
     @pytest.fixture(autouse=True)
@@ -35,6 +35,6 @@ class TestHdfsWithoutFsync(HdfsContract):
     fsync = "false"
 
 
-@pytest.mark.soak  # tests/storage/test_hdfs.py has the default, with fsync
+@pytest.mark.soak  # tests/storage/test_hdfs.py covers the default, with fsync
 class TestHdfsWithFsync(HdfsContract):
     fsync = "true"

@@ -46,9 +46,9 @@ class TestOnValkey(RedisContract):
         return valkey_server
 
 
-@pytest.mark.soak  # test_redis_durability.py shows the waits
+@pytest.mark.soak  # test_redis_durability.py covers the waits
 class TestOnValkeyWithWaits(TestOnValkey):
-    """Each create and write waits in its request until the append-only file is on the disk."""
+    """Each create and write waits within its request until the append-only file is synced."""
 
     def options(self) -> dict[str, str]:
         return {"durability": "waitaof"}
@@ -60,7 +60,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         yield nodes[0]
 
 
-@pytest.mark.soak  # test_redis_faults.py has clusters that move and fail over
+@pytest.mark.soak  # test_redis_faults.py covers redirects and failovers of clusters
 class TestOnCluster(RedisContract):
     @pytest.fixture
     def server(self, cluster: RedisServer, redis_folder: Path) -> RedisServer:

@@ -43,18 +43,18 @@ class OnRadosgw(S3Contract):
 
 
 class OnMoto(S3Contract):
-    n_listed_files = 60  # the second page is for the real server to show: moto takes long for so many
+    n_listed_files = 60  # the real server covers the second page, because moto is slow for that many objects
 
     @pytest.fixture
     def server(self, moto: S3Server) -> S3Server:
         return moto
 
-    # moto finds no object whose name holds a line break; a real server does.
+    # moto finds no object whose name contains a line break; a real server does.
     @pytest.mark.parametrize("name", [name for name in ODD_NAMES if "\n" not in name])
     def test_names_are_literal(self, storage: Storage, name: str) -> None:
         super().test_names_are_literal(storage, name)
 
-    # moto answers some reads with 500 while the object is being replaced; what it does give is whole.
+    # moto fails some reads with 500 while the object is being replaced; the other responses are complete.
     def test_readers_during_overwrites_see_one_version(self, storage: Storage) -> None:
         super().test_readers_during_overwrites_see_one_version(RetryStorage(storage, attempts=20))
 
@@ -71,7 +71,7 @@ class TestObstoreOnRadosgw(OnRadosgw):
         return open_storage(self._root, self.options())
 
 
-@pytest.mark.soak  # each client is shown on the real server
+@pytest.mark.soak  # the real server covers each client
 class TestS3fsOnMoto(OnMoto):
     def make_storage(self, folder: Path) -> Storage:
         return S3Storage(self._root, self.options())

@@ -54,7 +54,7 @@ class TestOpenedLocalStorage(StorageContract):
         return open_storage(f"file://{folder}/lake/", {"fsync": "false"})
 
 
-@pytest.mark.soak  # the tall stack has it
+@pytest.mark.soak  # TestTallStack covers it
 class TestStorageWrapper(StorageContract):
     def make_storage(self, folder: Path) -> Storage:
         return StorageWrapper(memory(folder))
@@ -75,19 +75,19 @@ class TestPacedStorage(StorageContract):
         return PacedStorage(memory(folder), 100_000)
 
 
-@pytest.mark.soak  # the tall stack has it
+@pytest.mark.soak  # TestTallStack covers it
 class TestFaultyStorageWithoutFaults(StorageContract):
     def make_storage(self, folder: Path) -> Storage:
         return FaultyStorage(memory(folder))
 
 
-@pytest.mark.soak  # the tall stack has it
+@pytest.mark.soak  # TestTallStack covers it
 class TestRetryOverMeter(StorageContract):
     def make_storage(self, folder: Path) -> Storage:
         return RetryStorage(MeteredStorage(local(folder)))
 
 
-@pytest.mark.soak  # the tall stack has it
+@pytest.mark.soak  # TestTallStack covers it
 class TestMeterOverRetry(StorageContract):
     def make_storage(self, folder: Path) -> Storage:
         return MeteredStorage(RetryStorage(local(folder)))
@@ -99,7 +99,7 @@ class TestTallStack(StorageContract):
 
 
 class TestCacheOfEverything(StorageContract):
-    """Each file counts as immutable, and overwrites still show at once: all openings share what is kept."""
+    """Each file is treated as immutable, but overwrites are visible at once because all clients share the cache."""
 
     def make_storage(self, folder: Path) -> Storage:
         return shared_cache_view(memory(folder), everything)

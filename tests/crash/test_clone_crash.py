@@ -35,13 +35,13 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 PARENT, CLONE = "memory://clone-crash-parent/", "memory://clone-crash-clone/"
 ROOTS = {"parent": PARENT, "clone": CLONE}
 Files = dict[str, dict[str, bytes]]
-#: The operation, and what it had done to both storages when a fault ended it.
+#: The operation, and its effects on both storages when a fault ended it.
 Course = tuple[str, object, object]
 
 
 @dataclass(frozen=True)
 class Operation:
-    """``prepare`` makes what it begins on, ``run`` does it."""
+    """``prepare`` creates the initial state and ``run`` runs the operation."""
 
     name: str
     run: Callable[[Lakehouse], object]
@@ -103,7 +103,7 @@ def files_of(root: str) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def bases() -> dict[str, Files]:
-    """What both roots hold before each operation."""
+    """Files of both roots before each operation."""
     found = {}
     for operation in OPERATIONS:
         lake = Lakehouse.create(PARENT, storage=MemoryStorage(PARENT), order=3, **small_sizes(3))
@@ -140,7 +140,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """What was asked of one side with the fault, the error that ended the operation, and what it did before."""
+    """The requests to the faulty side, the error that ended the operation, and its effects."""
 
     requests: tuple[Request, ...]
     error: BaseException | None
@@ -180,7 +180,7 @@ def content(lake: Lakehouse) -> object:
 
 
 def state() -> object:
-    """Return what both sides have, without names, times and numbers that differ from run to run."""
+    """Return the content of both sides, without names, times and numbers that differ between runs."""
     parent, clone = (Lakehouse(MemoryStorage(root)) for root in ROOTS.values())
     clones = [(info.name, info.state, info.cloned_version) for info in operations.list_clones(parent)]
     try:
@@ -194,7 +194,7 @@ def assert_converges(operation: Operation, lake: Lakehouse, expected: object, wh
     assert report.is_clean, (where, report.findings)
     try:
         operation.run(lake)
-    except (ExportExistsError, ExportNotFoundError):  # the answer was lost, or came too late: it was done
+    except (ExportExistsError, ExportNotFoundError):  # the response was lost or late, but the operation took effect
         assert run.error is not None, where
     assert state() == expected, where
     for root in ROOTS.values():
@@ -258,7 +258,7 @@ def test_clone_with_lost_responses(restored: Callable[[Operation], Lakehouse], o
     stopped(restored, operation, side, fault_at)
 
 
-#: Refused at every request in the soak alone.
+#: Rejections at every request run only in the soak.
 LONG = ("clone-part", "promote", "refresh")
 
 
@@ -267,7 +267,12 @@ LONG = ("clone-part", "promote", "refresh")
 @each_side
 @pytest.mark.parametrize(
     "operation",
-    [pytest.param(one, id=one.name, marks=[pytest.mark.soak] if one.name in LONG else []) for one in OPERATIONS],
+    [
+        pytest.param(
+            operation_case, id=operation_case.name, marks=[pytest.mark.soak] if operation_case.name in LONG else []
+        )
+        for operation_case in OPERATIONS
+    ],
 )
 def test_clone_with_rejected_requests(
     restored: Callable[[Operation], Lakehouse], operation: Operation, side: str

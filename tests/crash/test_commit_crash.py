@@ -28,14 +28,14 @@ from trinitylake_ops.storage.local import storage as local_module
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 SIZES = {"order": 3, "namespace_name_max_size_bytes": 8, "table_name_max_size_bytes": 8}
-LONG = "m" * 3_400  # leaves little room in the root, so that the commits write nodes too
+LONG = "m" * 3_400  # a small root, so that the commits also write nodes
 BASE_VERSION = 1
 Moment = Literal["before", "after"]
 State = tuple[set[tuple[str, ...]], dict[str, str]]
 
 
 def change_tables(lake: Lakehouse) -> int:
-    """Commit many changes; the acknowledged version."""
+    """Commit many changes and return the acknowledged version."""
     with lake.transaction(message=LONG) as txn:
         txn.create_namespace("new")
         for number in range(8):
@@ -54,7 +54,7 @@ COMMITS: list[Callable[[Lakehouse], int]] = [change_tables, change_settings]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tree of several levels, kept as it is: each run works on a copy."""
+    """A tree of several levels. Each run works on a copy of it."""
     folder = tmp_path_factory.mktemp("base") / "lake"
     limit_bytes = smallest_node_file_limit_bytes(LakehouseDef(id="", **SIZES))
     lake = Lakehouse.create(str(folder), {"fsync": "false"}, node_file_max_size_bytes=limit_bytes, **SIZES)
@@ -79,7 +79,7 @@ def run_and_kill(base: Path, folder: Path, fault: Fault) -> tuple[int, list[str]
 
 @pytest.fixture(scope="module")
 def states(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[State]:
-    """What each version holds: names and the lakehouse's properties, of an uninterrupted run."""
+    """Names and lakehouse properties at each version of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("states") / "lake"
     shutil.copytree(base, folder)
     lake = Lakehouse(local_storage(folder))
@@ -94,7 +94,7 @@ def _state(lake: Lakehouse, version: int) -> State:
 
 @pytest.fixture(scope="module")
 def requests(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Sequence[Request]:
-    """Every request of an uninterrupted run, in order."""
+    """The requests of an uninterrupted run, in order."""
     folder = tmp_path_factory.mktemp("count") / "lake"
     shutil.copytree(base, folder)
     storage = FaultyStorage(local_storage(folder), concurrency=1)
@@ -107,7 +107,7 @@ def requests(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Sequence[R
 
 
 def assert_sound(folder: Path, acknowledged: list[str], states: list[State]) -> int:
-    """Assert what must hold after a kill; returns the latest version."""
+    """Assert the invariants after a kill and return the latest version."""
     lake = Lakehouse.open(str(folder), {"fsync": "false"})
     versions = [int(line) for line in acknowledged]
     assert versions == list(range(BASE_VERSION + 1, BASE_VERSION + 1 + len(versions)))
@@ -139,7 +139,7 @@ def test_commit_killed_at_every_request(
         folder = tmp_path / f"{moment}-{number}"
         exit_code, acknowledged = run_and_kill(base, folder, kill(number, moment))
         if (moment, request.kind, exit_code) == ("after", "read", 0):
-            continue  # it found no file, which ends the request before its answer; the next kill is the same moment
+            continue  # the request failed because the file is missing; the next kill covers this moment
         assert exit_code == -signal.SIGKILL, f"{request} was not reached"
         reached.add((len(acknowledged), assert_sound(folder, acknowledged, states)))
         shutil.rmtree(folder)
@@ -157,7 +157,7 @@ def test_commit_without_kill_acknowledges_everything(
 
 
 def test_commit_killed_before_renaming_a_temporary_file(base: Path, tmp_path: Path, states: list[State]) -> None:
-    """The one step of the local storage that lies inside a request, at every create of the commits."""
+    """The only step of local storage inside a request, at every create of the commits."""
     number, exit_code = 0, -signal.SIGKILL
     while exit_code == -signal.SIGKILL:
         number += 1
@@ -183,7 +183,7 @@ def _killed_at_link(folder: Path, number: int) -> Callable[[Callable[[str], None
                 os.kill(os.getpid(), signal.SIGKILL)
             link(temporary, target)
 
-        local_module.link_to_free_name = link_or_die  # in this forked child only
+        local_module.link_to_free_name = link_or_die  # only in this forked child
         storage = local_storage(folder)
         storage.concurrency = 1
         run_commits(storage, report)

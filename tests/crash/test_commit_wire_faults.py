@@ -42,9 +42,9 @@ def _then_refused(fault: WireFault, k: int) -> tuple[WireFault, ...]:
 
 ON_THE_WAY: dict[str, Plan] = {
     "request dropped": lambda k: (wire.drop_request(k),),
-    "answer dropped": lambda k: (wire.drop_answer(k),),
+    "answer dropped": lambda k: (wire.drop_response(k),),
     "request held back": lambda k: (wire.hold_request(k),),
-    "answer late": lambda k: (wire.delay_answer(k, seconds=LATE_S),),
+    "answer late": lambda k: (wire.delay_response(k, seconds=LATE_S),),
     "head cut": lambda k: (wire.cut_head(k),),
     "body cut": lambda k: (wire.cut_body(k),),
 }
@@ -65,12 +65,12 @@ OTHER_RESPONSES: dict[str, Plan] = {
 }
 FROM_THEN_ON: dict[str, Plan] = {
     "request dropped, then refused": lambda k: _then_refused(wire.drop_request(k), k),
-    "answer dropped after the effect, then refused": lambda k: _then_refused(wire.drop_answer(k), k),
+    "answer dropped after the effect, then refused": lambda k: _then_refused(wire.drop_response(k), k),
     "request held back, then refused": lambda k: _then_refused(wire.hold_request(k), k),
     "500 after the effect, then refused": lambda k: _then_refused(
         wire.answer(k, status=500, code="InternalError", is_forwarded=True), k
     ),
-    "all answers dropped": lambda k: (wire.drop_answer(k, times=None),),
+    "all answers dropped": lambda k: (wire.drop_response(k, times=None),),
     "all requests dropped": lambda k: (wire.drop_request(k, times=None),),
     "503 for ever": lambda k: (wire.answer(k, status=503, code="SlowDown", times=None),),
     "credentials expired": lambda k: (wire.answer(k, status=400, code="ExpiredToken", times=None),),
@@ -85,7 +85,7 @@ WITH_THE_OTHER_CLIENT = (
     "request held back, then refused",
     "all answers dropped",
 )
-#: Of those, what a test run has: an answer that is lost, and an effect that comes late.
+#: The outcomes that a normal test run covers: a lost response and a late effect.
 WITH_BOTH = ("answer dropped", "request held back, then refused")
 #: Faults that another fault of the test run covers, such as 500 for 503, or a lost response for a lost request.
 SOAKED = (
@@ -99,15 +99,15 @@ SOAKED = (
     *("answer late", "409 ConditionalRequestConflict after the effect", "request dropped, then refused"),
     *("500 after the effect, then refused", "all requests dropped", "503 for ever"),
 )
-#: What happens to each request in turn also in a test run; other faults strike one request of each kind there.
+#: Faults that hit each request in turn even in a normal test run. Other faults hit one request of each kind.
 AT_EVERY_REQUEST = ("answer dropped",)
 
 
 def runs() -> Iterator[object]:
-    """Client, fault, and whether it strikes each request of a commit in turn, or one of each kind."""
+    """Client, fault, and whether it hits each request of a commit in turn or one of each kind."""
     for client, names in (("s3fs", PLANS), ("obstore", WITH_THE_OTHER_CLIENT)):
         for name in names:
-            # What each client makes of an answer without a body, tests/storage/test_s3_faults.py shows in a test run.
+            # In a normal test run, tests/storage/test_s3_faults.py covers responses without a body.
             is_long = "without a body" in name or name in SOAKED or (client == "obstore" and name not in WITH_BOTH)
             marks = [pytest.mark.soak] if is_long else []
             can_be_all = client == "s3fs" and name not in FROM_THEN_ON and "without a body" not in name
@@ -155,7 +155,7 @@ def test_commit_with_wire_faults_at_every_request(lake: WireLake, name: str, str
     kinds = Counter[str]()
     if not strikes_all:
         requests = _one_of_each_kind(requests)
-    if "effect" in name:  # a read has none
+    if "effect" in name:  # reads have no such response
         requests = tuple(request for request in requests if request.method == "PUT")
         assert requests
     for request in requests:
@@ -173,7 +173,7 @@ def _one_of_each_kind(requests: tuple[Exchange, ...]) -> tuple[Exchange, ...]:
 
 
 def _run(lake: WireLake, request: Exchange, plan: Plan) -> str:
-    """Commit with the plan at one request and judge what came of it; returns the kind of outcome."""
+    """Commit with a fault at one request, check the outcome, and return its kind."""
     outcome = lake.commit(plan(request.number))
     log = lake.proxy.log
     struck = log[request.number - 1]
@@ -204,7 +204,7 @@ def _release(held: tuple[Exchange, ...]) -> None:
 
 
 def _resolve(lake: WireLake, error: CommitOutcomeUnknownError, held: tuple[Exchange, ...]) -> None:
-    """The outcome is that of the server, and a fence makes it final."""
+    """Check that the resolved outcome is that of the server, and that a fence makes it final."""
     assert error.version == NEXT_VERSION
     is_there = NEXT_ROOT in lake.files()
     opened = lake.open()
@@ -222,7 +222,7 @@ def _resolve(lake: WireLake, error: CommitOutcomeUnknownError, held: tuple[Excha
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
 @pytest.mark.parametrize("is_fenced", [True, False])
 def test_commit_with_a_delayed_root(lake: WireLake, is_fenced: bool) -> None:
-    """The case that fences exist for: the request that creates the root lands long after its writer gave up."""
+    """The case for which fences exist: the request that creates the root arrives long after its writer gave up."""
     outcome = lake.commit(
         (
             wire.hold_request(method="PUT", target_part=NEXT_ROOT),

@@ -52,7 +52,7 @@ EFFECTS = ("create", "write", "delete")
 
 @dataclass(frozen=True)
 class Operation:
-    """Something to interrupt: how it is run, what says that nothing is left to do, and what it begins with."""
+    """An operation to interrupt: how to run it, how to tell that it is done, and its initial state."""
 
     name: str
     run: Callable[[Lakehouse], Any]
@@ -103,7 +103,7 @@ OPERATIONS = [
 
 @dataclass(frozen=True)
 class Prepared:
-    """A lakehouse to begin with, and the files of all versions and exports that the operation must not touch."""
+    """An initial lakehouse, and the files of versions and exports that the operation must not touch."""
 
     files: dict[str, bytes]
     written_ms: dict[str, int]
@@ -111,7 +111,7 @@ class Prepared:
     kept: dict[str, bytes]
 
     def restored(self) -> AgingStorage:
-        """Return the storage as it was before the operation."""
+        """Return a copy of the storage from before the operation."""
         drop_memory_root(ROOT)
         memory = MemoryStorage(ROOT)
         for path, data in self.files.items():
@@ -158,7 +158,7 @@ def _prepared(operation: Operation) -> Prepared:
 
 
 def kept_files(lake: Lakehouse, operation: Operation) -> dict[str, bytes]:
-    """Return what must be there whatever happens to an operation, byte for byte."""
+    """Return the files that must stay unchanged whatever happens to the operation."""
     kept = needed_files(lake, "kept")
     for version in live_versions(lake):
         kept |= needed_files(lake, version)
@@ -166,7 +166,7 @@ def kept_files(lake: Lakehouse, operation: Operation) -> dict[str, bytes]:
 
 
 def reached_by_anything(lake: Lakehouse) -> set[str]:
-    """Return the files that versions and exports need, live or expired, and those of our operations' records."""
+    """Return the files that live or expired versions, exports and operation records need."""
     definition = lake.snapshot().definition
     needed = {HINT_PATH, ORPHAN_BARRIER_PATH, *roots(lake.storage), *expired_files(lake)}
     needed |= {batch.plan_path for batch in definition.expirations}
@@ -179,7 +179,7 @@ def reached_by_anything(lake: Lakehouse) -> set[str]:
 
 
 def state(lake: Lakehouse, n_versions: int) -> dict[str, Any]:
-    """Return what an operation may change, without names and times that differ from run to run."""
+    """Return what an operation may change, without names and times that differ between runs."""
     latest = lake.snapshot()
     return {
         "tables": {name: latest.tables(name) for name in latest.namespaces()},
@@ -192,7 +192,7 @@ def state(lake: Lakehouse, n_versions: int) -> dict[str, Any]:
 
 
 def kinds(lake: Lakehouse) -> Counter[str]:
-    """Return how many files there are by kind, without what each commit writes."""
+    """Return the number of files by kind, without the files that each commit writes."""
     return Counter(
         path.split("/")[0] if path.startswith(("tables/", "_ops/plan", "_ops/export")) else path.split("-")[1]
         for path in listed(lake.storage)
@@ -203,7 +203,7 @@ def kinds(lake: Lakehouse) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Course:
-    """An uninterrupted run: its requests, and the states after it and after the orphan removal that follows."""
+    """An uninterrupted run: its requests, and the states after it and after the next orphan removal."""
 
     requests: tuple[Request, ...]
     n_versions: int
@@ -270,7 +270,7 @@ def run_with(operation: Operation, prepared: Prepared, fault: Fault) -> tuple[Ag
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_expiry_killed_at_every_request(prepared: dict[str, Prepared], operation: Operation) -> None:
-    """A death before a request leaves what one after the write before it leaves: there the rest is checked."""
+    """A death before a request leaves the same state as one after the previous write, where the rest is checked."""
     begin = prepared[operation.name]
     course = uninterrupted(operation, begin)
     assert {"read", "create"} <= {request.kind for request in course.requests}
@@ -312,7 +312,7 @@ def test_expiry_with_lost_responses_to_all_writes(prepared: dict[str, Prepared],
 
 
 def errors_at(operation: Operation, begin: Prepared, every: int) -> None:
-    """Answer each request by an error; check all that follows after each write, and after some of the reads."""
+    """Fail each request; run all checks after each write and after some of the reads."""
     course = uninterrupted(operation, begin)
     for request in course.requests:
         error = StoragePermissionError if request.number % 2 else TransientError

@@ -32,7 +32,7 @@ Files = dict[str, dict[str, bytes]]
 
 @dataclass(frozen=True)
 class Operation:
-    """``prepare`` makes what it begins on, ``run`` does it."""
+    """``prepare`` creates the initial state and ``run`` runs the operation."""
 
     name: str
     run: Callable[[Lakehouse], object]
@@ -85,7 +85,7 @@ def files_of(root: str) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def bases() -> dict[str, Files]:
-    """What both roots hold before each operation."""
+    """Files of both roots before each operation."""
     found = {}
     for operation in OPERATIONS:
         lake = Lakehouse.create(SOURCE, storage=MemoryStorage(SOURCE), order=3, **small_sizes(3))
@@ -115,13 +115,13 @@ def restored(bases: dict[str, Files]) -> Iterator[Callable[[Operation], Lakehous
     drop_memory_root(TARGET)
 
 
-#: An operation and what it did to both storages before a fault ended it.
+#: An operation, and its effects on both storages before a fault ended it.
 Course = tuple[str, object, object]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What was asked of the storage with the fault, the error that ended the operation, and what it did before."""
+    """The requests to the faulty storage, the error that ended the operation, and its effects."""
 
     requests: tuple[Request, ...]
     error: BaseException | None
@@ -161,7 +161,7 @@ def content(lake: Lakehouse, version: int | str | None = None) -> object:
 
 
 def state(lake: Lakehouse) -> object:
-    """Return what an operation may change, without names, times and numbers that differ from run to run."""
+    """Return what an operation may change, without names, times and numbers that differ between runs."""
     exports = {info.name: (info.state, info.version, info.level) for info in operations.list_exports(lake)}
     complete = [info.name for info in operations.list_exports(lake) if info.state == "complete"]
     return content(lake), exports, {name: content(lake, name) for name in complete}
@@ -169,7 +169,7 @@ def state(lake: Lakehouse) -> object:
 
 @pytest.fixture(scope="module")
 def converged() -> set[Course]:
-    """Courses after which an operation that a fault had ended was seen to converge."""
+    """Courses after which a failed operation was already shown to converge."""
     return set()
 
 
@@ -193,7 +193,7 @@ def assert_converges(
         converged.add(run.course)
 
 
-#: Parts of what "full" does, which is stopped at each of these steps in a test run.
+#: Operations whose steps are included in those of "full", which a normal test run interrupts at each step.
 LONG = ("definitions", "namespaces")
 SIDES = [(operation, side) for operation in OPERATIONS for side in ("source", "target")[: 1 + operation.has_target]]
 each_side = pytest.mark.parametrize(
@@ -206,7 +206,7 @@ each_side = pytest.mark.parametrize(
 
 
 @pytest.mark.timeout(600)
-# Before a request all is as it was after the last write before it: what the soak has, too, is not news.
+# The state before a request equals the state after the previous write, so only the soak checks it.
 @pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.soak), "after"])
 @each_side
 def test_export_killed_at_every_request(

@@ -29,7 +29,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Operation:
-    """Something to interrupt; ``again`` is how it is asked for once more, and what may say that it was done."""
+    """An operation to interrupt, and the error that its repetition may raise if it was already done."""
 
     name: str
     run: Callable[[Lakehouse], Any]
@@ -44,7 +44,7 @@ OPERATIONS = [
     Operation("rollback", lambda lake: operations.rollback(lake, TARGET)),
     Operation("subset", lambda lake: operations.rollback(lake, TARGET, ["a"], ["b.t1"])),
     Operation("drop", lambda lake: operations.rollback(lake, 0, ["a"]) if lake.snapshot().has_namespace("a") else None),
-    # A name that is taken says that the run before went through.
+    # If the name is taken, the previous run completed.
     Operation("export", lambda lake: export(lake, "new"), done_when=ConflictError),
     Operation("drop_export", lambda lake: operations.drop_export(lake, "old"), done_when=ExportNotFoundError),
     Operation("repair_hint", operations.repair_hint),
@@ -90,7 +90,7 @@ def restored(base: dict[str, bytes]) -> Iterator[Callable[[], MemoryStorage]]:
 
 
 def state(lake: Lakehouse) -> State:
-    """Return what an operation may change, without names and times that differ from run to run."""
+    """Return what an operation may change, without names and times that differ between runs."""
     latest = lake.snapshot()
     exports = {info.name: (info.state, info.version) for info in operations.list_exports(lake)}
     return {
@@ -132,7 +132,7 @@ def test_maintenance_killed_at_every_request(
 ) -> None:
     requests, expected = uninterrupted(operation, restored())
     assert {"read", "write"} <= {request.kind for request in requests}
-    # The end of a read, which has no effect, is the moment before the next request.
+    # A kill after a read, which has no effect, equals a kill before the next request.
     moments = [request for request in requests if moment == "before" or request.kind not in ("read", "stat", "list")]
     for request in moments:
         storage = restored()

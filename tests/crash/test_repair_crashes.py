@@ -30,7 +30,7 @@ KINDS = ("objects", "tree")
 
 
 class Prepared:
-    """A lakehouse with all that repair mends: settings to reconcile, an export without root, damage, a wrong hint."""
+    """A lakehouse with every kind of damage that repair fixes, such as an export without a root or a wrong hint."""
 
     def __init__(self, kind: str):
         drop_memory_root(ROOT)
@@ -63,7 +63,7 @@ class Prepared:
         self.converged: set[object] = set()
 
     def restored(self) -> AgingStorage:
-        """Return the storage as it was before the repair."""
+        """Return a copy of the storage from before the repair."""
         drop_memory_root(ROOT)
         memory = MemoryStorage(ROOT)
         for path, data in self.files.items():
@@ -84,7 +84,7 @@ def repair(lake: Lakehouse) -> operations.RepairReport:
 
 
 def state(clock: AgingStorage) -> dict[str, Any]:
-    """Return what a repair may change, without names and times that differ from run to run."""
+    """Return what a repair may change, without names and times that differ between runs."""
     lake = Lakehouse(clock)
     latest = lake.snapshot()
     report = operations.verify(lake)
@@ -112,7 +112,7 @@ def uninterrupted(prepared: Prepared) -> tuple[tuple[Request, ...], dict[str, An
 
 @dataclass(frozen=True)
 class Interrupted:
-    """What a fault left: the storage, the error that ended the repair, and all that it had done."""
+    """The storage after a fault, the error that ended the repair, and its effects."""
 
     clock: AgingStorage
     error: BaseException | None
@@ -130,17 +130,17 @@ def interrupted(prepared: Prepared, fault: Fault) -> Interrupted:
 
 
 def assert_converges(prepared: Prepared, left: Interrupted, after: dict[str, Any], where: object) -> None:
-    """Assert it once for all repairs that ended by a fault and had done the same before."""
+    """Check this once for all failed repairs with the same effects."""
     if left.error is not None and left.effects in prepared.converged:
         return
     clock = left.clock
     clock.time_ms += LEASE_MS
     repair(Lakehouse(clock))
-    found = state(clock)
-    assert found.pop("version") >= after["version"]
-    assert found.pop("damaged") == after["damaged"], where
-    assert found.pop("hint") == str(Lakehouse(clock).latest_version()).encode(), where
-    assert found == {name: after[name] for name in found}, where
+    new_state = state(clock)
+    assert new_state.pop("version") >= after["version"]
+    assert new_state.pop("damaged") == after["damaged"], where
+    assert new_state.pop("hint") == str(Lakehouse(clock).latest_version()).encode(), where
+    assert new_state == {name: after[name] for name in new_state}, where
     assert operations.plan_repair(Lakehouse(clock), to_last_good=True).is_empty, where
     for path, data in prepared.files.items():
         if path != HINT_PATH and not path.startswith("_ops/lease"):
@@ -150,7 +150,7 @@ def assert_converges(prepared: Prepared, left: Interrupted, after: dict[str, Any
 
 
 def test_repair_killed_at_every_request(prepared: Prepared) -> None:
-    """A death before a request leaves what one after the write before it leaves."""
+    """A death before a request leaves the same state as one after the previous write."""
     requests, after = uninterrupted(prepared)
     assert {"read", "create", "write"} <= {request.kind for request in requests}
     for request in requests:

@@ -31,17 +31,17 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 ROOT = "memory://table-crash/"
 OTHER_ROOT = "memory://table-crash-other/"
-#: The root that an operator allows, to read tables that were registered from it.
+#: The external root that the operator allows, for tables that were registered from it.
 ALLOWED = {"allowed_roots": OTHER_ROOT}
 HOUR_MS = 3_600_000
-#: With a larger number the trim, a version too, would take the place of one that was kept.
+#: With a larger number, the version of the trim itself would replace a kept version.
 POLICY = RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
 State = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Operation:
-    """Something to interrupt, and what may say, when it is asked for again, that it was done."""
+    """An operation to interrupt, and the error that its repetition may raise if it was already done."""
 
     name: str
     run: Callable[[Lakehouse], Any]
@@ -85,7 +85,7 @@ def fill(lake: Lakehouse, namespace: str) -> None:
 
 @pytest.fixture(scope="module")
 def base() -> Iterator[dict[str, bytes]]:
-    """A lakehouse of three tables with some snapshots, one in an export, and another lake."""
+    """A lakehouse of three tables with some snapshots, one of them in an export, and a second lakehouse."""
     storage = MemoryStorage(ROOT)
     lake = Lakehouse.create(ROOT, storage=storage)
     fill(lake, "ns")
@@ -113,24 +113,28 @@ def restored(base: dict[str, bytes]) -> Iterator[Callable[[], Storage]]:
 
 
 def state(lake: Lakehouse) -> State:
-    """Return types, rows and numbers of snapshots of all tables, without names that differ from run to run."""
+    """Return types, rows and snapshot counts of all tables, without names that differ between runs."""
     snapshot, catalog = lake.snapshot(), catalog_at(lake)
-    found = {}
+    new_state = {}
     for namespace in snapshot.namespaces():
         for name in snapshot.tables(namespace):
             table = catalog.load_table((namespace, name))
             rows = table.scan().to_arrow()["id"].to_pylist()
-            found[f"{namespace}.{name}"] = (snapshot.table(namespace, name).table_type, rows, len(table.snapshots()))
-    return found
+            new_state[f"{namespace}.{name}"] = (
+                snapshot.table(namespace, name).table_type,
+                rows,
+                len(table.snapshots()),
+            )
+    return new_state
 
 
 def uninterrupted(operation: Operation, storage: Storage) -> tuple[tuple[Request, ...], State]:
     counted = FaultyStorage(storage, concurrency=1)
     operation.run(Lakehouse(counted))
-    found = state(Lakehouse(storage, ALLOWED))
-    n_snapshots = {name: number for name, (_, _, number) in found.items()}
+    new_state = state(Lakehouse(storage, ALLOWED))
+    n_snapshots = {name: number for name, (_, _, number) in new_state.items()}
     assert operation.name != "trim" or n_snapshots == {"ns.t": 2, "ns.u": 1, "ns.small": 1}
-    return counted.log, found
+    return counted.log, new_state
 
 
 def assert_converges(
@@ -155,7 +159,7 @@ def assert_converges(
 
 
 class Convergence:
-    """Asserts that what a fault left converges: once for all ends by one fault before which the same had been done."""
+    """Asserts that the state after a fault converges, once for all faults with the same preceding effects."""
 
     def __init__(self, operation: Operation, base: dict[str, bytes], expected: State):
         self._operation = operation
@@ -179,7 +183,7 @@ def run_broken(operation: Operation, storage: Storage, fault: Fault) -> tuple[Fa
     return faulty, None
 
 
-# Before a request all is as it was after the last write before it: what the soak has, too, is not news.
+# The state before a request equals the state after the previous write, so only the soak checks it.
 @pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.soak), "after"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_table_write_killed_at_every_request(
@@ -188,7 +192,7 @@ def test_table_write_killed_at_every_request(
     requests, expected = uninterrupted(operation, restored())
     assert {"read", "create", "write"} <= {request.kind for request in requests}
     convergence = Convergence(operation, base, expected)
-    # The end of a read, which has no effect, is the moment before the next request.
+    # A kill after a read, which has no effect, equals a kill before the next request.
     for request in requests:
         if moment == "after" and request.kind in ("read", "stat", "list"):
             continue
@@ -218,7 +222,7 @@ def test_table_write_with_failures_and_lost_responses(
     assert n_refused or fault == "lost response"
 
 
-#: What an append writes: three files that are on their way together, two together that name them, and the root.
+#: Files of an append: three that are written in parallel, then two that refer to them, then the root.
 APPENDED = (".parquet", "-m0.avro", "snap-", ".metadata.json", "-table-", "_101")
 
 

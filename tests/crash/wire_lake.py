@@ -25,10 +25,10 @@ from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.storage import MemoryStorage, RetryStorage, drop_memory_root, open_storage
 
 SIZES: dict[str, Any] = {"order": 3, "namespace_name_max_size_bytes": 8, "table_name_max_size_bytes": 8}
-LONG = "m" * 3_400  # leaves little room in the root, so that the commit writes nodes too
+LONG = "m" * 3_400  # a small root, so that the commit also writes nodes
 BASE_VERSION = 2
 NEXT_VERSION = 3
-SHORT_TIMEOUT_S = 0.5  # where a fault is a wait; elsewhere a slow machine must not look like one
+SHORT_TIMEOUT_S = 0.5  # if the fault is a delay; otherwise a slow machine must not cause timeouts
 PATIENCE_S = 20.0
 
 
@@ -49,7 +49,7 @@ def make_base() -> dict[str, bytes]:
 
 
 def change(lake: Lakehouse) -> int:
-    """Commit changes of all kinds; returns the acknowledged version."""
+    """Commit changes of all kinds and return the acknowledged version."""
     with lake.transaction(message=LONG) as txn:
         txn.alter_definition(replace(txn.definition, properties={"changed": "yes"}))
         txn.create_namespace("new")
@@ -74,7 +74,7 @@ class Outcome:
 
 
 class WireLake:
-    """A lakehouse that is put back to its base before each run; reached through the proxy."""
+    """A lakehouse behind the proxy that is reset to its base before each run."""
 
     def __init__(self, server: S3Server, proxy: FaultyProxy, client: str, base: Mapping[str, bytes]):
         self.server = server
@@ -88,7 +88,7 @@ class WireLake:
         self._storages: dict[float, RetryStorage] = {}
 
     def _storage(self, read_timeout_s: float) -> RetryStorage:
-        """The storage under test, opened; requests go out one after the other, so that their numbers are the same."""
+        """Open the storage under test. Requests are sent sequentially, so that their numbers are reproducible."""
         if read_timeout_s not in self._storages:
             opened = open_storage(self.root, {**self._options, "read_timeout_seconds": str(read_timeout_s)})
             assert isinstance(opened, RetryStorage)
@@ -99,15 +99,15 @@ class WireLake:
         return self._storages[read_timeout_s]
 
     def open(self) -> Lakehouse:
-        """Open the lakehouse, with nothing known of it."""
+        """Open the lakehouse without cached state."""
         return Lakehouse.open(self.root, storage=self._storage(PATIENCE_S))
 
     def commit(self, plan: tuple[WireFault, ...] = ()) -> Outcome:
-        """Commit on the base under a plan of faults, which counts from the transaction's first request."""
+        """Commit on the base with faults, whose numbers count from the transaction's first request."""
         self._put_back()
-        needs_time_out = any(fault.action in ("hold_request", "delay_answer") for fault in plan)
+        needs_time_out = any(fault.action in ("hold_request", "delay_response") for fault in plan)
         lake = Lakehouse(self._storage(SHORT_TIMEOUT_S if needs_time_out else PATIENCE_S))
-        lake.storage.now_ms()  # a client that asks for the time does so now, in each run
+        lake.storage.now_ms()  # request the server's time now, so that no run requests it later
         self.proxy.begin(*plan)
         try:
             return Outcome(version=change(lake))
@@ -126,12 +126,12 @@ class WireLake:
 
     def _stored(self) -> dict[str, str]:
         """Return the ETag, hence the MD5 sum, of each file under the root, as an independent client lists them."""
-        found = self.server.client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix)
-        assert not found["IsTruncated"]
-        return {item["Key"].removeprefix(self._prefix): item["ETag"] for item in found.get("Contents", ())}
+        listing = self.server.client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix)
+        assert not listing["IsTruncated"]
+        return {item["Key"].removeprefix(self._prefix): item["ETag"] for item in listing.get("Contents", ())}
 
     def files(self) -> dict[str, bytes]:
-        """Return every file under the root; what is as in the base needs no download."""
+        """Return every file under the root. Files that equal the base are not downloaded."""
         return {
             path: self._base[path] if etag == self._etags.get(path) else self._download(path)
             for path, etag in self._stored().items()
@@ -142,7 +142,7 @@ class WireLake:
         return data
 
     def assert_state(self, *, is_committed: bool, is_fenced: bool = False) -> None:
-        """Assert that the change is there exactly once, or not at all, and that everything else is sound."""
+        """Assert that the change was committed exactly once or not at all, and that the lakehouse is valid."""
         with _in_memory(self.files()) as storage:
             lake = Lakehouse(storage)
             assert lake.latest_version() == (NEXT_VERSION if is_committed or is_fenced else BASE_VERSION)
@@ -173,7 +173,7 @@ def _in_memory(files: Mapping[str, bytes]) -> Iterator[MemoryStorage]:
 
 
 def _objects_before_and_after(base: Mapping[str, bytes]) -> tuple[set[tuple[str, ...]], set[tuple[str, ...]]]:
-    """Return the objects before and after the change, of a commit in memory."""
+    """Return the objects before and after the change, from a commit in memory."""
     with _in_memory(base) as storage:
         lake = Lakehouse(storage)
         before = set(objects(lake.snapshot()))
@@ -182,7 +182,7 @@ def _objects_before_and_after(base: Mapping[str, bytes]) -> tuple[set[tuple[str,
 
 
 def file_kind(exchange: Exchange) -> str:
-    """Which kind of file a request names."""
+    """Return the kind of file of a request."""
     name = exchange.path.rpartition("/")[2]
     if name == HINT_PATH:
         return "hint"

@@ -21,19 +21,19 @@ CANARIES = (
 )  # fmt: skip
 
 _BASE64_LETTER_BITS, _BYTE_BITS = 6, 8
-# What S3 and its clients write about signed requests: never a credential, but no business of any reader of ours.
+# Details of signed requests that S3 and its clients log. They are no credentials, but must not be shown.
 _SIGNATURES = re.compile(rb"Signature=|X-Amz-Signature|AWS4-HMAC-SHA256|StringToSign|CanonicalRequest|<Error>")
 
 
 def _forms(canary: str) -> Iterator[bytes]:
-    """Yield how a value may be written."""
+    """Yield the possible encodings of a value."""
     plain = canary.encode()
     yield plain
     yield quote(canary, safe="").encode()
     yield quote_plus(canary).encode()
     yield plain.hex().encode()
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        for shift in range(3):  # in the middle of something longer that was encoded
+        for shift in range(3):  # in the middle of a longer encoded text
             encoded = encode(bytes(shift) + plain + bytes(3))
             start = -(-shift * _BYTE_BITS // _BASE64_LETTER_BITS)
             yield encoded[start : (shift + len(plain)) * _BYTE_BITS // _BASE64_LETTER_BITS]
@@ -44,17 +44,17 @@ _ANY_FORM = re.compile(b"|".join(re.escape(form) for form in _FORMS), re.IGNOREC
 
 
 def leaks(seen: str | bytes) -> list[str]:
-    """Return the positions of a text with a canary, or a signature, in any form; none is what tests want."""
+    """Return excerpts of a text with a credential or signature in any form. Tests expect none."""
     data = seen.encode("utf-8", "surrogateescape") if isinstance(seen, str) else seen
-    found = [*_ANY_FORM.finditer(data), *_SIGNATURES.finditer(data)]
-    return [data[max(0, hit.start() - 80) : hit.end() + 40].decode("utf-8", "replace") for hit in found]
+    matches = [*_ANY_FORM.finditer(data), *_SIGNATURES.finditer(data)]
+    return [data[max(0, hit.start() - 80) : hit.end() + 40].decode("utf-8", "replace") for hit in matches]
 
 
 def leaks_in_files(folder: Path) -> list[str]:
-    """Return the same for the names and contents of all files below a folder."""
-    found = []
+    """Return the leaks in names and contents of all files below a folder."""
+    matches = []
     for path in folder.rglob("*"):
-        found += leaks(str(path))
+        matches += leaks(str(path))
         if path.is_file():
-            found += [f"{path}: {leak}" for leak in leaks(path.read_bytes())]
-    return found
+            matches += [f"{path}: {leak}" for leak in leaks(path.read_bytes())]
+    return matches

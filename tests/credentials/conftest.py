@@ -9,5 +9,5 @@ from tests.credentials.server import CanaryServer, canary_server
 
 @pytest.fixture(scope="module")
 def canaries(request: pytest.FixtureRequest) -> Iterator[CanaryServer]:
-    """A server with credentials that cannot be mistaken."""
+    """A server with unique credentials."""
     yield from canary_server(request.config)

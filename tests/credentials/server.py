@@ -40,7 +40,7 @@ class CanaryServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of a process that takes its credentials from there."""
+        """Environment variables of a process that reads its credentials from the environment."""
         return {
             "TRINITYLAKE_ROOT": self.root,
             "TRINITYLAKE_STORAGE_OPTIONS": ",".join(f"{name}={value}" for name, value in self.options.items()),
@@ -49,7 +49,7 @@ class CanaryServer:
         }
 
     def obstacles(self) -> dict[str, tuple[str, dict[str, str]]]:
-        """Return root and storage options of what must fail, by what is wrong."""
+        """Return root and storage options of a failing configuration, by the kind of failure."""
         right, options = self.root, self.options_with_credentials
         return {
             "wrong secret": (right, {**options, "secret_access_key": WRONG_SECRET_ACCESS_KEY}),
@@ -61,7 +61,7 @@ class CanaryServer:
 
 
 def canary_server(config: pytest.Config) -> Iterator[CanaryServer]:
-    """Yield a server with an empty bucket and drop that afterwards."""
+    """Yield a server with an empty bucket, and drop the bucket afterwards."""
     server = config.stash[SERVER_RUN].server("radosgw")
     _make_user(server)
     owned = CanaryServer(replace(server, access_key_id=ACCESS_KEY_ID, secret_access_key=SECRET_ACCESS_KEY))
@@ -72,9 +72,9 @@ def canary_server(config: pytest.Config) -> Iterator[CanaryServer]:
 def _make_user(server: S3Server) -> None:
     admin = ["radosgw-admin", "-c", str(server.folder / "ceph.conf"), "user"]
     keys = ["--access-key", ACCESS_KEY_ID, "--secret", SECRET_ACCESS_KEY]
-    made = subprocess.run(
+    completed = subprocess.run(
         [*admin, "create", "--uid", _USER, "--display-name", _USER, *keys], capture_output=True, text=True, timeout=60
     )
-    if made.returncode:  # another worker was first
+    if completed.returncode:  # another worker was first
         info = subprocess.run([*admin, "info", "--uid", _USER], capture_output=True, text=True, timeout=60)
-        assert ACCESS_KEY_ID in info.stdout, made.stderr
+        assert ACCESS_KEY_ID in info.stdout, completed.stderr

@@ -1,8 +1,8 @@
 """Stage and read a table on S3 with Spark, with and without errors, and print everything that a user can see.
 
 ``python -m tests.credentials.spark_program ROOT EVENT_LOG_FOLDER``, with storage options, credentials
-among them, as JSON on standard input. Credentials are known to this process only by these options, and to
-the helpers of the data source by ``TRINITYLAKE_STORAGE_OPTIONS``, which nothing else reads.
+among them, as JSON on standard input. This process receives credentials only by these options, and the helpers of the
+data source only by ``TRINITYLAKE_STORAGE_OPTIONS``, which nothing else reads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DONE = "all was tried"
 
 
 class WrongInTasks(StorageWrapper):
-    """Works here and has wrong credentials wherever it is unpickled: in Spark's tasks."""
+    """A storage that works here but has wrong credentials after unpickling, that is, in Spark's tasks."""
 
     def __init__(self, inner: Storage, options: dict[str, str]):
         super().__init__(inner)
@@ -52,7 +52,7 @@ def show_plans(spark: SparkSession) -> None:
 
 
 def use_data_source(spark: SparkSession, root: str, lake: Lakehouse) -> None:
-    """Read all that the source has, by options, by SQL and from an open lakehouse; and give it a credential."""
+    """Read everything from the source by options, by SQL and from an open lakehouse, and pass it a credential."""
     source = spark.read.format("trinitylake").option("root", root)
     for table in ("versions", "objects", "files", "changes", "exports", "ns.t"):
         frame = source.load(table)
@@ -72,7 +72,7 @@ def use_data_source(spark: SparkSession, root: str, lake: Lakehouse) -> None:
 
 
 def use_streams(spark: SparkSession, root: str, checkpoint: str) -> None:
-    """Write by the source, and copy what was written as a stream; its checkpoint is searched as well."""
+    """Write by the source, and copy the result as a stream. Its checkpoint is also searched."""
     frame = spark.range(3).selectExpr("id", "'marker-of-the-test' as text")
     frame.write.format("trinitylake").option("root", root).mode("append").save("ns.written")
     stream = spark.readStream.format("trinitylake").option("root", root).load("ns.written").writeStream
@@ -86,7 +86,7 @@ def use_streams(spark: SparkSession, root: str, checkpoint: str) -> None:
 
 
 def use_executor(spark: SparkSession, lake: Lakehouse, wrong: Lakehouse) -> None:
-    """Let tasks read, list and delete; and let them fail to."""
+    """Read, list and delete in tasks, with and without success."""
     executor_module.FEW = 0
     executor = SparkExecutor(spark, requests_per_second=500)
     print(operations.verify(lake, deep=True, executor=executor).to_json())
@@ -108,7 +108,7 @@ def main(root: str, event_logs: str) -> None:
         "spark.ui.enabled": True,
     }
     os.environ[OPTIONS_VARIABLE] = ",".join(f"{name}={value}" for name, value in options.items())
-    # One core, because the Python workers of other cores show nothing else.
+    # One core, because Python workers of further cores show nothing else.
     with session_scope("credentials", "local[1]", **conf) as spark:
         spark.sparkContext.setLogLevel("INFO")
         lake = Lakehouse.create(root, options)

@@ -25,7 +25,7 @@ def test_incomplete_credentials_are_rejected(canary: str) -> None:
     assert leaks(canary[: len(canary) // 2]) == []
 
 
-def test_signatures_are_found() -> None:
+def test_search_finds_signatures() -> None:
     assert leaks("Authorization: AWS4-HMAC-SHA256 Credential=x, Signature=abc")
     assert leaks("the access key is not known") == []
 

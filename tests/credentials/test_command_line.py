@@ -16,8 +16,8 @@ from trinitylake_ops.cli.app import trinitylake
 
 pytestmark = pytest.mark.debian_packages
 
-#: Every command, with arguments for the lakehouse of :func:`filled`; those that change something come in this order.
-#: Stands for the root of a clone, which is beside the lakehouse.
+#: Every command, with arguments for the lakehouse of :func:`filled`; commands with effects run in this order.
+#: Placeholder for the root of a clone, which is next to the lakehouse.
 CLONE = "the root of the clone"
 CALLS: dict[str, tuple[str, ...]] = {
     "init": ("init",),
@@ -73,20 +73,20 @@ def filled(canaries: CanaryServer) -> CanaryServer:
 
 
 def arguments_of(name: str, canaries: CanaryServer) -> list[str]:
-    return [canaries.root.replace("/lake/", "/clone/") if one == CLONE else one for one in CALLS[name]]
+    return [canaries.root.replace("/lake/", "/clone/") if argument == CLONE else argument for argument in CALLS[name]]
 
 
 def assert_silent(result: Result) -> None:
     assert leaks(result.out + result.err) == []
 
 
-def test_the_list_of_commands_is_complete() -> None:
+def test_list_of_commands_is_complete() -> None:
     assert {*CALLS, "serve", "completion"} == set(trinitylake.commands), (
         "these take no credentials, or tests/server has them"
     )
 
 
-def test_commands_with_credentials_of_the_environment(filled: CanaryServer) -> None:
+def test_commands_hide_credentials_of_the_environment(filled: CanaryServer) -> None:
     for name in CALLS:
         result = run(*arguments_of(name, filled), **filled.environment)
         assert_silent(result)
@@ -94,15 +94,15 @@ def test_commands_with_credentials_of_the_environment(filled: CanaryServer) -> N
         assert result.code == expected, (name, result)
 
 
-def test_commands_with_credentials_as_options(canaries: CanaryServer) -> None:
-    given = [
+def test_commands_hide_credentials_in_options(canaries: CanaryServer) -> None:
+    credential_options = [
         part
         for name, value in canaries.options_with_credentials.items()
         for part in ("--storage-option", f"{name}={value}")
     ]
     root = canaries.root.replace("/lake/", "/other/")
     for arguments in (("init",), ("ls", "--json"), ("verify", "--json"), ("show", "--version", "7")):
-        result = run("--root", root, *given, *arguments)
+        result = run("--root", root, *credential_options, *arguments)
         assert_silent(result)
         assert result.code == (4 if "7" in arguments else 0), result
 
@@ -115,7 +115,7 @@ def test_second_run_of_a_program_reads_from_the_cache_folder(filled: CanaryServe
         assert result.code == code, result
 
 
-#: Commands that open the lakehouse in different ways: all commands share the way in which they fail.
+#: Commands that open the lakehouse in different ways. Other commands fail like these.
 SOME = ("init", "ls", "export", "clone", "verify", "purge", "register-table")
 
 
@@ -145,8 +145,8 @@ def test_each_failure_is_one_line_without_credentials(
         assert_one_line(result, 5, "")
 
 
-def test_an_expired_session(moto: S3Server) -> None:
-    """With moto, which takes any credentials, a session token goes along in every request."""
+def test_expired_session_is_reported_without_credentials(moto: S3Server) -> None:
+    """Use moto, which accepts any credentials. Every request contains a session token."""
     root = moto.fresh_root()
     environment = {
         "TRINITYLAKE_ROOT": root,
@@ -177,7 +177,7 @@ def test_an_expired_session(moto: S3Server) -> None:
         ("--storage-option", f"endpoint=http://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@127.0.0.1:1", "ls"),
     ],
 )
-def test_mistyped_arguments_are_not_repeated(arguments: tuple[str, ...]) -> None:
+def test_mistyped_arguments_are_not_shown(arguments: tuple[str, ...]) -> None:
     result = run(*arguments, TRINITYLAKE_ROOT="s3://bucket/lake")
     assert_silent(result)
     assert_one_line(result, 2, "")

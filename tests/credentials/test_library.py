@@ -35,7 +35,7 @@ SCHEMA = pa.schema([("id", pa.int64())])
 
 @pytest.fixture(autouse=True)
 def logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Search all that is logged: everything of this package, and from INFO on what the clients say."""
+    """Search all log records: every level of this package, and INFO and above of the clients."""
     caplog.set_level(logging.INFO)
     caplog.set_level(logging.DEBUG, "trinitylake_ops")
     yield
@@ -46,7 +46,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def access(
     request: pytest.FixtureRequest, canaries: CanaryServer, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[str, dict[str, str]]:
-    """Root and storage options, with credentials among them or in the environment."""
+    """Root and storage options, with credentials in the options or in the environment."""
     client, way = request.param
     if way == "environment":
         for name, value in canaries.environment.items():
@@ -63,7 +63,7 @@ def filled(root: str, options: dict[str, str]) -> Lakehouse:
 
 
 def stack(storage: Storage) -> Iterator[Storage]:
-    """Yield a storage and what it wraps."""
+    """Yield a storage and all storages that it wraps."""
     yield storage
     while (inner := getattr(storage, "inner", None)) is not None:
         storage = inner
@@ -71,7 +71,7 @@ def stack(storage: Storage) -> Iterator[Storage]:
 
 
 def public_objects(lake: Lakehouse) -> Iterator[Any]:
-    """Yield one of each kind of object that a user, a log or a debugger may show."""
+    """Yield an object of each kind that a user, a log or a debugger may show."""
     yield lake
     yield lake.storage_options
     yield from stack(lake.storage)
@@ -104,7 +104,7 @@ def properties(lake: Lakehouse) -> dict[str, str]:
 
 
 def texts_of(thing: Any) -> Iterator[str | bytes]:
-    """Yield the text forms of an object, and those of what it holds."""
+    """Yield the text forms of an object and of its attributes."""
     yield thing if isinstance(thing, bytes) else str(thing)
     yield repr(thing)
     yield f"{thing}"
@@ -124,7 +124,7 @@ def test_no_object_shows_credentials(access: tuple[str, dict[str, str]]) -> None
     assert n_objects > 50
 
 
-def test_the_search_sees_what_objects_show() -> None:
+def test_search_detects_credentials_in_objects() -> None:
     class Careless:
         def __init__(self) -> None:
             self.options = {"secret_access_key": SECRET_ACCESS_KEY}
@@ -134,18 +134,18 @@ def test_the_search_sees_what_objects_show() -> None:
 
 
 def test_pickled_file_io_reads(access: tuple[str, dict[str, str]]) -> None:
-    """What goes to Spark's tasks carries the credentials, only not as text."""
+    """Pickles for Spark's tasks contain the credentials, but not as plain text."""
     lake = filled(*access)
     table = catalog_at(lake).load_table("ns.t")
     io = pickle.loads(pickle.dumps(table.io))
     assert io.new_input(table.metadata_location).open().read().startswith(b"{")
     bucket = f"s3://{lake.root.split('/')[2]}"
-    elsewhere, options = f"{bucket}/elsewhere", {**lake.storage_options, "allowed_roots": bucket}
+    external_uri, options = f"{bucket}/elsewhere", {**lake.storage_options, "allowed_roots": bucket}
     io = pickle.loads(pickle.dumps(StorageFileIO.on(lake.storage, options)))
-    with io.new_output(elsewhere).create() as stream:
+    with io.new_output(external_uri).create() as stream:
         stream.write(b"beyond the root")
-    assert StorageFileIO.on(lake.storage, options).new_input(elsewhere).open().read() == b"beyond the root"
-    io.delete(elsewhere)
+    assert StorageFileIO.on(lake.storage, options).new_input(external_uri).open().read() == b"beyond the root"
+    io.delete(external_uri)
 
 
 OPERATIONS: dict[str, Callable[[Storage], object]] = {
@@ -165,7 +165,7 @@ def _raise_first(failures: dict[str, StorageError]) -> None:
 
 
 def error_texts(error: TrinityLakeError, *, with_locals: bool = True) -> Iterator[str | bytes]:
-    """Yield all that may become known of an error: in a terminal, a log, an error tracker, another process."""
+    """Yield all texts of an error that a terminal, log, error tracker or other process may show."""
     yield from (str(error), repr(error), repr(vars(error)), pickle.dumps(error))
     yield from traceback.format_exception(error)
     shown = traceback.TracebackException.from_exception(error, capture_locals=True)
@@ -196,14 +196,14 @@ def test_no_error_shows_credentials(canaries: CanaryServer, client: str, obstacl
     for name, attempt in attempts.items():
         with pytest.raises(StorageError) as caught:
             attempt()
-        # Pyiceberg hands properties around as they were given; what was opened before is checked with variables.
+        # Pyiceberg passes properties on unchanged, so opened objects are checked only with credentials from variables.
         for text in error_texts(caught.value, with_locals=name != "catalog"):
             assert leaks(text) == [], name
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_revoked_credentials_are_reported(canaries: CanaryServer, client: str) -> None:
-    """Deeper calls: versions, tables, verify, plans."""
+    """Calls with deeper stacks: versions, tables, verify, plans."""
     good = filled(canaries.root, {**canaries.options_with_credentials, "client": client})
     root = good.root
     _, wrong = canaries.obstacles()["wrong secret"]

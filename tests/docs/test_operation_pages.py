@@ -16,7 +16,7 @@ import yaml
 from click.testing import CliRunner
 
 from tests.docs.pages import DOCS, Snippet, snippets
-from tests.own_time import give_own_time
+from tests.module_time import replace_time_functions
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.dagster_plugin import ApplyLimits, TrinityLakeResource, build_jobs
@@ -46,7 +46,7 @@ def in_memory(text: str) -> str:
 def calendar(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Give storages in memory a separate clock. Returns a function that advances it by ten days."""
     now_ns, ticks = [1_800_000_000_000_000_000], count()
-    give_own_time(monkeypatch, memory, time_ns=lambda: now_ns[0] + next(ticks) * 1_000_000)
+    replace_time_functions(monkeypatch, memory, time_ns=lambda: now_ns[0] + next(ticks) * 1_000_000)
 
     def pass_days() -> int:
         now_ns[0] += 10 * DAY_NS

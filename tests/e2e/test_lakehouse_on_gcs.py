@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lakes import check_lake, left_over_paths, objects, table
+from tests.lakes import check_lake, objects, table, unreferenced_paths
 from tests.operations.aging import Aging, grow, needed_files
 from tests.operations.changes import append_rows, create, drop
 from tests.processes import fork
@@ -136,5 +136,5 @@ def test_two_processes_commit(fake_gcs: GcsServer, root: str, n_commits: int) ->
     snapshot = lake.snapshot()
     for number in range(N_PROCESSES):
         assert snapshot.table("ns", f"t{number}").properties["n"] == str(n_commits)
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
     assert {finding.code for finding in operations.verify(lake).findings} <= {"hint-wrong"}

@@ -28,7 +28,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from tests.faults import Fault, FaultyStorage, fail
-from tests.lakes import Lakes, allowing, left_over_paths
+from tests.lakes import Lakes, allowing, unreferenced_paths
 from tests.request_budgets import budget
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
@@ -331,12 +331,12 @@ def test_table_cannot_have_name_of_view(lake: Lakehouse, catalog: TrinityLakeCat
     create_transaction = catalog.create_table_transaction("ns.v", SCHEMA)
     with pytest.raises(TableAlreadyExistsError):
         create_transaction.commit_transaction()
-    before = left_over_paths(lake)
+    before = unreferenced_paths(lake)
     with pytest.raises(TableAlreadyExistsError):
         catalog.create_table("ns.v", SCHEMA)
     with pytest.raises(TableAlreadyExistsError):
         catalog.rename_table("ns.t", "ns.v")
-    assert left_over_paths(lake) == before
+    assert unreferenced_paths(lake) == before
     with pytest.raises(ObjectExistsError):
         operations.register_table(lake, "ns", "v", metadata_location)
     with pytest.raises(ObjectExistsError), lake.transaction() as txn:

@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 from tests.clock import AgingStorage
 from tests.faults import DeathError, Fault, FaultyStorage, fail, lose_response
 from tests.iceberg.threaded import ThreadedStorage
-from tests.lakes import check_lake, left_over_paths
+from tests.lakes import check_lake, unreferenced_paths
 from tests.processes import fork
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import StorageFullError, StoragePermissionError
@@ -187,7 +187,7 @@ def test_lost_race_is_retried_with_same_data_files(lake: Lakehouse, storage: Sto
 
     append_two(catalog_on(Racing(storage)).load_table("ns.t"))
     assert ids_of(lake) == [1, 2, 7]
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
     assert operations.verify(lake).findings == ()
 
 

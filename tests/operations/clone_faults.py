@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tests.faults import DeathError, Fault, FaultyStorage, fail, lose_response
-from tests.simulator.world import class_of
+from tests.simulator.world import file_class
 from trinitylake_ops.storage import Storage
 
 KINDS = ("read", "stat", "list", "create", "write", "delete")
@@ -86,7 +86,7 @@ def disturbances(inner: Storage, where: str, counts: Counter[Event], disturbed: 
 
 
 def _describe(kind: str, path: str) -> str:
-    return f"{kind} {class_of(path.split(' ', maxsplit=1)[0])}"
+    return f"{kind} {file_class(path.split(' ', maxsplit=1)[0])}"
 
 
 def table_of(counts: Counter[Event]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from pyiceberg.manifest import ManifestEntryStatus, ManifestFile
 
-from tests.foreign_files import commit_unchecked, data_files_of, manifests_of, written_manifest
+from tests.foreign_files import commit_unchecked, data_files_of, manifests_of, write_manifest_of
 from tests.lakes import Lakes
 from tests.operations.aging import Aging, keeping
 from tests.operations.changes import ROWS, append_rows, overwrite_rows
@@ -92,7 +92,7 @@ def with_garbage_metadata(lake: Lakehouse) -> None:
 
 
 def with_missing_manifest(lake: Lakehouse) -> None:
-    manifest = written_manifest(lake, catalog_at(lake).load_table("ns.t"), data_files_of(lake, "ns.t"), EXISTING, 5)
+    manifest = write_manifest_of(lake, catalog_at(lake).load_table("ns.t"), data_files_of(lake, "ns.t"), EXISTING, 5)
     commit_unchecked(lake, "ns.t", [manifest], 5)
     lake.storage.delete(path_of(lake, manifest))
 
@@ -105,7 +105,7 @@ def with_external_file(lake: Lakehouse) -> None:
     (file, *_) = data_files_of(lake, "ns.t")
     file._data[1] = "s3://other/file.parquet"
     commit_unchecked(
-        lake, "ns.t", [written_manifest(lake, catalog_at(lake).load_table("ns.t"), [file], EXISTING, 5)], 5
+        lake, "ns.t", [write_manifest_of(lake, catalog_at(lake).load_table("ns.t"), [file], EXISTING, 5)], 5
     )
 
 

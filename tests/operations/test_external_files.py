@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntryStatus
 from pyiceberg.typedef import Record
 
-from tests.foreign_files import commit_unchecked, data_files_of, manifests_of, written_manifest
+from tests.foreign_files import commit_unchecked, data_files_of, manifests_of, write_manifest_of
 from tests.lakes import Lakes, allowing
 from tests.operations.aging import Aging
 from tests.operations.changes import ROWS, append_rows, create
@@ -83,7 +83,7 @@ def add_file(lake: Lakehouse, uri: str) -> None:
         **absent,
     )
     data_file.spec_id = 0
-    manifest = written_manifest(lake, table, [data_file], ManifestEntryStatus.ADDED, 1)
+    manifest = write_manifest_of(lake, table, [data_file], ManifestEntryStatus.ADDED, 1)
     commit_unchecked(lake, "ns.t", [manifest], 1)
 
 
@@ -161,7 +161,7 @@ def with_foreign_files(request: pytest.FixtureRequest, lakes: Lakes) -> Lakehous
     manifests = manifests_of(lake, "secret.s")
     if request.param == "entry":
         files = data_files_of(lake, "secret.s")
-        manifests = [written_manifest(lake, catalog.load_table("ns.t"), files, ManifestEntryStatus.EXISTING, 1)]
+        manifests = [write_manifest_of(lake, catalog.load_table("ns.t"), files, ManifestEntryStatus.EXISTING, 1)]
     commit_unchecked(lake, "ns.t", manifests, 1)
     return lake
 

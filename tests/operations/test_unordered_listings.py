@@ -7,7 +7,7 @@ import pytest
 from tests.lakes import Lakes, listed
 from tests.operations.aging import Aging, grow
 from tests.operations.changes import append_rows
-from tests.unordered import UnorderedStorage, shuffle_lists
+from tests.unordered_lists import UnorderedStorage, shuffle_listings
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import MaintenanceBlockedError
 from trinitylake_ops.format.file_names import HINT_PATH
@@ -67,5 +67,5 @@ def test_listings_of_the_process_can_be_shuffled(monkeypatch: pytest.MonkeyPatch
     for path in paths:
         storage.create(path, b"")
     assert [info.path for info in storage.list()] == paths
-    shuffle_lists(monkeypatch)
+    shuffle_listings(monkeypatch)
     assert sorted(info.path for info in storage.list()) == paths != [info.path for info in storage.list()]

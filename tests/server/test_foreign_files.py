@@ -21,8 +21,8 @@ from tests.foreign_files import (
     manifests_of,
     snapshot_of,
     updates_of,
-    written_list,
-    written_manifest,
+    write_list_file,
+    write_manifest_of,
 )
 from tests.lakes import Lakes, allowing
 from tests.server.live_server import LiveServer, Reply, serving, settings_for
@@ -54,7 +54,7 @@ def table_of(lake: Lakehouse, name: str = "ns.t") -> Table:
 def commit(served: LiveServer, lake: Lakehouse, manifests: list[ManifestFile], snapshot_id: int = 11) -> Reply:
     """Request a commit of a snapshot with manifests, whose parent is the current snapshot."""
     table = table_of(lake)
-    manifest_list = written_list(writing_io(lake), table, manifests, snapshot_id)
+    manifest_list = write_list_file(writing_io(lake), table, manifests, snapshot_id)
     parent_id = table.metadata.current_snapshot_id
     return served.request(
         "POST", TABLE, commit_of(*updates_of(snapshot_of(table, snapshot_id, manifest_list, parent_id)))
@@ -73,7 +73,7 @@ def test_entry_of_another_tables_file_is_rejected(
     served: LiveServer, lake: Lakehouse, status: ManifestEntryStatus, snapshot_id: int
 ) -> None:
     before = lake.latest_version()
-    manifest = written_manifest(lake, table_of(lake), data_files_of(lake, "secret.s"), status, snapshot_id)
+    manifest = write_manifest_of(lake, table_of(lake), data_files_of(lake, "secret.s"), status, snapshot_id)
     assert commit(served, lake, [manifest]).error == FORBIDDEN
     assert lake.latest_version() == before
 
@@ -106,7 +106,7 @@ def test_other_spellings_of_foreign_file_are_rejected(served: LiveServer, lake: 
     (file,) = data_files_of(lake, "secret.s")
     own_id, other = (table_of(lake, name).location().rpartition("/")[2] for name in ("ns.t", "secret.s"))
     path = SPELLINGS[spelling](lake.root, own_id, other, file.file_path.rpartition("/")[2])
-    manifest = written_manifest(lake, table_of(lake), [renamed(file, path)], EXISTING, 11)
+    manifest = write_manifest_of(lake, table_of(lake), [renamed(file, path)], EXISTING, 11)
     assert commit(served, lake, [manifest]).error == FORBIDDEN
     commit_unchecked(lake, "ns.t", [manifest], 11)
     assert served.request("POST", f"{TABLE}/plan", {"stats-fields": ["id"]}).error == FORBIDDEN
@@ -115,7 +115,7 @@ def test_other_spellings_of_foreign_file_are_rejected(served: LiveServer, lake: 
 def test_missing_manifest_is_rejected(served: LiveServer, lake: Lakehouse) -> None:
     table_of(lake).append(ROWS)
     before = lake.latest_version()
-    deleted_manifest = written_manifest(lake, table_of(lake), data_files_of(lake, "ns.t"), EXISTING, 7)
+    deleted_manifest = write_manifest_of(lake, table_of(lake), data_files_of(lake, "ns.t"), EXISTING, 7)
     lake.storage.delete(deleted_manifest.manifest_path.removeprefix(lake.root))
     assert commit(served, lake, [*manifests_of(lake, "ns.t"), deleted_manifest]).error == (400, "BadRequestException")
     assert lake.latest_version() == before
@@ -130,13 +130,13 @@ def test_manifest_is_listed_once(served: LiveServer, lake: Lakehouse) -> None:
     before, parent = lake.latest_version(), manifests_of(lake, "ns.t")
     own_files = [renamed(file, file.file_path.replace("/data/", "/data/own-")) for file in data_files_of(lake, "ns.t")]
     lake.storage.create(own_files[0].file_path.removeprefix(lake.root), b"PAR1PAR1")
-    new = written_manifest(lake, table_of(lake), own_files, ADDED, 11)
+    new = write_manifest_of(lake, table_of(lake), own_files, ADDED, 11)
     assert commit(served, lake, [new, new, *parent]).error == BAD_REQUEST
     assert commit(served, lake, [*parent, *parent]).error == BAD_REQUEST
     assert commit(served, lake, [new, *parent, *parent]).error == BAD_REQUEST
     (other,) = data_files_of(lake, "ns.t")
     renamed(other, own_files[0].file_path.replace("file:///", "file:/"))
-    twice = written_manifest(lake, table_of(lake), [*own_files, other], ADDED, 11)
+    twice = write_manifest_of(lake, table_of(lake), [*own_files, other], ADDED, 11)
     assert commit(served, lake, [twice, *parent]).error == BAD_REQUEST
     assert lake.latest_version() == before
     assert commit(served, lake, [new, *parent]).status == 200
@@ -148,7 +148,7 @@ def test_owner_file_is_rejected_as_data_file(served: LiveServer, lake: Lakehouse
     before, parent = lake.latest_version(), manifests_of(lake, "ns.t")
     (file,) = data_files_of(lake, "ns.t")
     owner_file = renamed(file, f"{table_of(lake).location()}/_owner.json")
-    new = written_manifest(lake, table_of(lake), [owner_file], ADDED, 11)
+    new = write_manifest_of(lake, table_of(lake), [owner_file], ADDED, 11)
     assert commit(served, lake, [new, *parent]).error == BAD_REQUEST
     assert lake.latest_version() == before
 
@@ -166,7 +166,7 @@ def test_new_manifests_are_bounded(
     def manifest(number: int) -> ManifestFile:
         files = [file for _ in range(3) for file in data_files_of(lake, "ns.t")]
         files = [renamed(file, f"{table.location()}/data/{number}-{at}.parquet") for at, file in enumerate(files)]
-        return written_manifest(lake, table, files, EXISTING, 11)
+        return write_manifest_of(lake, table, files, EXISTING, 11)
 
     first_manifest, second_manifest = manifest(1), manifest(2)
     monkeypatch.setattr(new_files, bound, value)
@@ -182,7 +182,7 @@ def test_manifest_with_wrong_listed_size_is_not_decoded(served: LiveServer, lake
     """Limits are checked against the sizes in the manifest list."""
     table_of(lake).append(ROWS)
     before = lake.latest_version()
-    manifest = written_manifest(lake, table_of(lake), data_files_of(lake, "ns.t") * 3, EXISTING, 11)
+    manifest = write_manifest_of(lake, table_of(lake), data_files_of(lake, "ns.t") * 3, EXISTING, 11)
     for at, value in ((1, 10), (8, 1)):  # its length, and its count of existing files
         mislisted = copy.copy(manifest)
         mislisted._data = list(manifest._data)
@@ -195,7 +195,7 @@ def test_manifest_with_wrong_listed_size_is_not_decoded(served: LiveServer, lake
 def test_manifest_requires_partition_spec_of_its_table(served: LiveServer, lake: Lakehouse, spec_id: int) -> None:
     table_of(lake).append(ROWS)
     before = lake.latest_version()
-    manifest = written_manifest(lake, table_of(lake), data_files_of(lake, "ns.t"), EXISTING, 11)
+    manifest = write_manifest_of(lake, table_of(lake), data_files_of(lake, "ns.t"), EXISTING, 11)
     manifest[2] = spec_id
     assert manifest.partition_spec_id == spec_id
     assert commit(served, lake, [manifest]).error == BAD_REQUEST
@@ -207,7 +207,9 @@ def test_empty_manifest_list_requires_zero_totals(served: LiveServer, lake: Lake
     """A table whose totals contradict its manifest list can be neither planned nor changed."""
     table_of(lake).append(ROWS)
     table, before = table_of(lake), lake.latest_version()
-    snapshot = snapshot_of(table, 11, written_list(writing_io(lake), table, [], 11), table.metadata.current_snapshot_id)
+    snapshot = snapshot_of(
+        table, 11, write_list_file(writing_io(lake), table, [], 11), table.metadata.current_snapshot_id
+    )
     inconsistent = {**snapshot, "summary": {"operation": "append", name: "1"}}
     assert served.request("POST", TABLE, commit_of(*updates_of(inconsistent))).error == BAD_REQUEST
     assert lake.latest_version() == before
@@ -248,7 +250,7 @@ def test_plan_rejects_files_of_another_table(served: LiveServer, lake: Lakehouse
     """A client can overwrite a manifest after its commit, so a plan checks it again."""
     secret = manifests_of(lake, "secret.s")
     if kind == "entry":
-        secret = [written_manifest(lake, table_of(lake), data_files_of(lake, "secret.s"), EXISTING, 11)]
+        secret = [write_manifest_of(lake, table_of(lake), data_files_of(lake, "secret.s"), EXISTING, 11)]
     commit_unchecked(lake, "ns.t", secret, 11)
     assert served.request("POST", f"{TABLE}/plan", {"stats-fields": ["id"]}).error == FORBIDDEN
     if kind == "entry":  # the manifest of the parent snapshot is not read again by commits, but by each scan
@@ -263,7 +265,7 @@ def test_files_of_parent_snapshot_can_be_committed_again(served: LiveServer, lak
     table_of(lake).append(ROWS)
     files, manifests = data_files_of(lake, "ns.t"), manifests_of(lake, "ns.t")
     assert commit(served, lake, manifests, 11).status == 200
-    rewritten = written_manifest(lake, table_of(lake), files, EXISTING, 12)
+    rewritten = write_manifest_of(lake, table_of(lake), files, EXISTING, 12)
     assert commit(served, lake, [rewritten], 12).status == 200
     assert table_of(lake).scan().to_arrow().num_rows == 2
 
@@ -278,10 +280,10 @@ def test_files_below_allowed_root_are_kept_but_not_added(lake: Lakehouse, tmp_pa
     files = data_files_of(lake, "ns.t")
     with serving(settings_for(lake)) as served:
         assert len(served.request("POST", f"{TABLE}/plan", {}).document["file-scan-tasks"]) == 1
-        manifest = written_manifest(lake, table_of(lake), files, EXISTING, 11)
+        manifest = write_manifest_of(lake, table_of(lake), files, EXISTING, 11)
         assert commit(served, lake, [manifest], 11).status == 200
         new = renamed(files[0], f"file://{folder}/b.parquet")
-        manifest = written_manifest(lake, table_of(lake), [new], EXISTING, 12)
+        manifest = write_manifest_of(lake, table_of(lake), [new], EXISTING, 12)
         assert commit(served, lake, [manifest], 12).error == FORBIDDEN
 
 
@@ -353,7 +355,7 @@ def test_circular_link_is_not_a_storage_failure(local: Lakehouse, kind: str) -> 
     with serving(settings_for(local)) as served:
         version = local.latest_version()
         if kind == "manifest":
-            manifest = written_manifest(local, table, data_files_of(local, "ns.t"), EXISTING, 11)
+            manifest = write_manifest_of(local, table, data_files_of(local, "ns.t"), EXISTING, 11)
             Path(manifest.manifest_path.removeprefix("file://")).rename(link.with_name("moved"))
             Path(manifest.manifest_path.removeprefix("file://")).symlink_to(
                 manifest.manifest_path.removeprefix("file://")

@@ -22,7 +22,7 @@ from pyiceberg.exceptions import CommitFailedException
 
 from tests.faults import FaultyStorage, kill
 from tests.processes import Child, fork
-from tests.proxy import FaultyProxy, drop_answer, drop_request
+from tests.proxy import FaultyProxy, drop_request, drop_response
 from tests.server.live_server import LiveServer, command, serving, settings_for
 from tests.server.request_bodies import TABLE, commit_of, new_key, properties
 from tests.server.test_commits import appended
@@ -147,7 +147,7 @@ def test_request_with_lost_response_is_repeated(table: Lakehouse) -> None:
     """A request or its response is lost on the wire. Repeated, an append is applied once, with a key or without."""
     with serving(settings_for(table)) as served:
         catalog = served.catalog()
-        for fault in (drop_request(method="POST"), drop_answer(method="POST")):
+        for fault in (drop_request(method="POST"), drop_response(method="POST")):
             for headers in ({}, {"Idempotency-Key": new_key()}):
                 before = catalog.load_table("ns.t").scan().to_arrow().num_rows
                 body = appended(catalog, "ns.t")

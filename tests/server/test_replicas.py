@@ -23,7 +23,7 @@ from pyiceberg.exceptions import (
 from requests.exceptions import RequestException
 
 from tests.processes import Child, fork
-from tests.proxy import FaultyProxy, drop_answer, drop_request
+from tests.proxy import FaultyProxy, drop_request, drop_response
 from tests.server.live_server import LiveServer, command, duckdb_with_iceberg
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, operations
@@ -153,7 +153,7 @@ def test_replicas_end_during_commits(on_s3: Lakehouse, radosgw: S3Server) -> Non
 
 def lossy_proxy(url: str) -> Child:
     """Fork a proxy that loses each fourth change or its response. It reports its address, and at SIGTERM its losses."""
-    faults = [(drop_answer if at % 8 < 4 else drop_request)(at, method="POST") for at in range(2, 400, 4)]
+    faults = [(drop_response if at % 8 < 4 else drop_request)(at, method="POST") for at in range(2, 400, 4)]
 
     def run(report: Any) -> None:
         is_over = threading.Event()

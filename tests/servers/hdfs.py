@@ -1,7 +1,7 @@
 """HDFS 2.7.3 on loopback: a NameNode and three DataNodes, one for each replica of a file.
 
 With one DataNode each file would take half a second: hdfs-native completes a file as soon as all DataNodes have it, and
-waits 500 ms where none of them has told the NameNode yet. The last of three nearly always has.
+waits 500 ms if none of them has reported it to the NameNode. With three DataNodes, one nearly always has.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from tests.servers.daemons import Daemons, ServerStartError, free_port, run
 from tests.servers.hdfs_jars import class_path
 
-#: The user who runs the NameNode has all permissions.
+#: The user of the NameNode process has all permissions.
 SUPERUSER = "tests"
-#: Hadoop 2.7 asks Java for what newer ones than 17 no longer have.
+#: Hadoop 2.7 needs features that Java versions after 17 no longer have.
 _JAVA_HOMES = Path("/usr/lib/jvm")
 _JAVA = "java-17-openjdk-*/bin/java"
 _OPENED = ("java.lang", "java.nio", "sun.nio.ch", "java.util")
@@ -41,16 +41,16 @@ log4j.appender.console.layout.ConversionPattern=%d{HH:mm:ss,SSS} %p %c{2}: %m%n
 
 
 def java() -> str:
-    """Return the program of Java 17. Raises ServerStartError."""
-    found = sorted(_JAVA_HOMES.glob(_JAVA))
-    if not found:
+    """Return the path of Java 17. Raises ServerStartError."""
+    installations = sorted(_JAVA_HOMES.glob(_JAVA))
+    if not installations:
         raise ServerStartError("there is no Java 17: it comes with the packages of deploy/debian-packages.txt")
-    return str(found[0])
+    return str(installations[0])
 
 
 @dataclass(frozen=True)
 class HdfsServer:
-    """Where a server is. Tests take a fresh folder of it each, and are the user ``tests``, who may do everything."""
+    """The address of a server. Each test uses a new folder as the user ``tests``, which has all permissions."""
 
     namenode_port: int
     http_port: int
@@ -76,31 +76,31 @@ class HdfsServer:
         self.call("PUT", "/tests", op="MKDIRS", permission="777")
 
     def fresh_root(self, name: str = "lake", /) -> str:
-        """Return the root URI of a folder that is not there yet."""
+        """Return the root URI of a new folder that does not exist yet."""
         return f"hdfs://{self.address}/tests/{uuid.uuid4().hex}/{name}/"
 
     def call(self, method: str, path: str, **query: str) -> dict[str, object]:
-        """Ask WebHDFS as the superuser, which is no part of the code under test. Returns the answer."""
+        """Call WebHDFS as the superuser, independently of the code under test, and return the response."""
         query = {"user.name": SUPERUSER, **query}
         text = "&".join(f"{name}={value}" for name, value in query.items())
         url = f"http://127.0.0.1:{self.http_port}/webhdfs/v1{path}?{text}"
         with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=60) as answer:
-            found: dict[str, object] = json.loads(answer.read() or b"{}")
-        return found
+            installations: dict[str, object] = json.loads(answer.read() or b"{}")
+        return installations
 
     def administer(self, *command: str) -> str:
-        """Run a command of ``hdfs dfsadmin`` as the superuser; it starts a Java, which takes a second or two."""
+        """Run a command of ``hdfs dfsadmin`` as the superuser. Starting Java takes one or two seconds."""
         jars = ":".join(map(str, class_path(self.log)))
         program = [java(), *JAVA_OPTIONS, "-cp", jars, "org.apache.hadoop.hdfs.tools.DFSAdmin"]
         return run([*program, "-fs", f"hdfs://{self.address}", *command], self.log, {"HADOOP_USER_NAME": SUPERUSER})
 
     def delete_all(self, root: str) -> None:
-        """Delete the folder of a root that ``fresh_root`` gave."""
+        """Delete the folder of a root from ``fresh_root``."""
         self.call("DELETE", "/" + "/".join(root.split("/")[3:5]), op="DELETE", recursive="true")
 
 
 class HdfsCluster:
-    """The processes of one HDFS, which tests may stop and start one by one."""
+    """The processes of one HDFS cluster, which tests can stop and start separately."""
 
     def __init__(self, folder: Path, log: Path, n_datanodes: int = 3):
         self.folder = folder
@@ -112,7 +112,7 @@ class HdfsCluster:
         self._java = java()
 
     def start(self, daemons: Daemons | None = None) -> None:
-        """Format the file system and start all processes, at once. Raises ServerStartError."""
+        """Format the file system and start all processes in parallel. Raises ServerStartError."""
         for name in ("hdfs", "datanode"):
             (self.folder / "conf" / "webapps" / name / "WEB-INF").mkdir(parents=True)
         (self.folder / "conf" / "log4j.properties").write_text(_LOGGING)
@@ -124,14 +124,14 @@ class HdfsCluster:
         self.wait_until_ready(self.n_datanodes)
 
     def start_namenode(self, daemons: Daemons | None = None, *, format_first: bool = False) -> None:
-        """Start the NameNode, on the files it has."""
+        """Start the NameNode on its existing files."""
         command = self._command(_NAMENODE, "conf")
         if format_first:
             run([*command, "-format", "-force", "-nonInteractive"], self.log, self._environment())
         self._start("namenode", command, daemons)
 
     def start_datanode(self, number: int = 0, daemons: Daemons | None = None) -> None:
-        """Start a DataNode, on the files it has."""
+        """Start a DataNode on its existing files."""
         folder = f"datanode-{number}"
         (self.folder / folder).mkdir(exist_ok=True)
         addresses = dict.fromkeys(
@@ -155,7 +155,7 @@ class HdfsCluster:
         self._daemons.clear()
 
     def wait_until_ready(self, n_datanodes: int = 1) -> None:
-        """Wait until so many DataNodes are there and files can be written. Raises ServerStartError."""
+        """Wait until this many DataNodes are available and files can be written. Raises ServerStartError."""
         url = f"http://127.0.0.1:{self.server.http_port}/jmx?qry=Hadoop:service=NameNode,name=*"
 
         def is_ready() -> bool:
@@ -193,7 +193,7 @@ class HdfsCluster:
             {
                 "fs.defaultFS": f"hdfs://127.0.0.1:{server.namenode_port}",
                 "hadoop.tmp.dir": str(folder / "tmp"),
-                # Else a program looks for the groups of users that this machine does not have.
+                # Otherwise a program looks up groups of users that do not exist on this machine.
                 "hadoop.user.group.static.mapping.overrides": f"{SUPERUSER}=supergroup;stranger=;",
             },
         )
@@ -209,7 +209,7 @@ class HdfsCluster:
             "dfs.namenode.safemode.extension": "0",
             "dfs.namenode.fs-limits.min-block-size": "0",
             "dfs.heartbeat.interval": "1",
-            # New files go to no DataNode that was silent for 3 s, the least that HDFS takes.
+            # Place no new files on a DataNode that was silent for 3 s, the minimum of HDFS.
             "dfs.namenode.avoid.write.stale.datanode": "true",
             "dfs.namenode.avoid.read.stale.datanode": "true",
             "dfs.namenode.stale.datanode.interval": "3000",
@@ -228,15 +228,15 @@ class HdfsCluster:
 
 
 def start_hdfs(folder: Path, daemons: Daemons) -> str:
-    """Start an HDFS that ends with the keeper; returns where it is. Raises ServerStartError."""
+    """Start an HDFS that ends with the keeper, and return its address. Raises ServerStartError."""
     cluster = HdfsCluster(folder, daemons.log)
     cluster.start(daemons)
     cluster.server.make_shared_folder()
     return f"{cluster.server.namenode_port},{cluster.server.http_port}"
 
 
-def kept_hdfs(kind: str, endpoint: str, folder: Path) -> HdfsServer:
+def started_hdfs(kind: str, endpoint: str, folder: Path) -> HdfsServer:
     """Return the server of a test run, whose log the keeper writes."""
-    del kind  # there is one
+    del kind  # there is only one
     namenode_port, http_port = map(int, endpoint.split(","))
     return HdfsServer(namenode_port, http_port, folder.parent / "log")

@@ -1,4 +1,4 @@
-"""Jars of an HDFS 2.7.3 server, from PySpark 2.4.8 and five Debian packages."""
+"""The jars of an HDFS 2.7.3 server, from PySpark 2.4.8 and five Debian packages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tests.servers.cached import cached_folder
 from tests.servers.daemons import ServerStartError, run
+from tests.servers.downloads import cached_folder
 
 _SOURCE = "pyspark==2.4.8"
 _FOLDER_IN_SOURCE = "pyspark-2.4.8/deps/jars"
-# To look into the source distribution, pip runs its setup, which needs tools of its time.
+# pip runs the setup of the source distribution, which needs build tools of that time.
 _BUILD_CONSTRAINTS = "setuptools<58\npypandoc<1.8\n"
 _JARS = (
     "activation-*", "commons-cli-*", "commons-codec-*", "commons-collections-*", "commons-configuration-*",
@@ -53,7 +53,9 @@ def _fetch(kept: Path, log: Path) -> None:
         with tarfile.open(archive) as source:
             for member in source:
                 parent, _, jar = member.name.rpartition("/")
-                if parent == _FOLDER_IN_SOURCE and any(fnmatch.fnmatch(jar, f"{one}.jar") for one in _JARS):
+                if parent == _FOLDER_IN_SOURCE and any(
+                    fnmatch.fnmatch(jar, f"{name_pattern}.jar") for name_pattern in _JARS
+                ):
                     content = source.extractfile(member)
                     assert content is not None
                     with content, (kept / jar).open("wb") as target:

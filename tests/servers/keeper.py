@@ -1,8 +1,8 @@
-"""Start a server and stop it: ``python -m tests.servers.keeper KIND FOLDER PID``.
+"""Run a server for a test run: ``python -m tests.servers.keeper KIND FOLDER PID``.
 
-The keeper outlives the pytest worker that asked for the server, and ends, with the server and its
-folder, when it gets SIGTERM or when the process PID, which leads the test run, is gone. ``FOLDER``
-then holds ``endpoint`` or, if the server does not start, ``failure``.
+The keeper outlives the pytest worker that requested the server. It ends, and removes the server and its folder, on
+SIGTERM or when the leading process PID of the test run has ended. It writes ``endpoint`` into ``FOLDER`` or, if the
+server does not start, ``failure``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.servers.daemons import Daemons, ServerStartError
 from tests.servers.kinds import KINDS
 
 ENDPOINT, FAILURE, PID, LOG = "endpoint", "failure", "pid", "log"
-#: Another process may take a port between its choice and its use.
+#: Retried because another process may take a port between its choice and its use.
 N_ATTEMPTS = 2
 
 
 def publish(folder: Path, name: str, text: str) -> None:
-    """Write a small file so that no reader sees a part of it."""
+    """Write a small file atomically."""
     temporary = folder / f"{name}.part"
     temporary.write_text(text)
     temporary.replace(folder / name)
@@ -50,12 +50,12 @@ def start(kind: str, folder: Path) -> Daemons:
 
 
 def end_on_signal(signal_number: int, frame: object) -> None:
-    """Turn a signal into an end that runs all ``finally`` blocks."""
+    """Exit on a signal so that all ``finally`` blocks run."""
     sys.exit(0)
 
 
 def main(kind: str, folder: Path, leader_pid: int) -> None:
-    """Start the server, wait for the end of the test run, and leave nothing behind."""
+    """Start the server, wait for the end of the test run, and clean up."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end_on_signal)
     leader = os.pidfd_open(leader_pid)

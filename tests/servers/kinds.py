@@ -1,4 +1,4 @@
-"""All kinds of servers that tests start, and their common interface."""
+"""The kinds of servers that tests start, and their common interface."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.servers.azurite import AzureServer, start_azurite
 from tests.servers.daemons import Daemons
 from tests.servers.dynalite import DynamoDBServer, start_dynalite
 from tests.servers.gcs import GcsServer, start_fake_gcs
-from tests.servers.hdfs import kept_hdfs, start_hdfs
+from tests.servers.hdfs import start_hdfs, started_hdfs
 from tests.servers.moto import start_moto
 from tests.servers.radosgw import start_radosgw
 from tests.servers.s3_server import S3Server
 
 
 class Server(Protocol):
-    """A running server on which lakehouses can live."""
+    """A running server that can store lakehouses."""
 
     @property
     def storage_options(self) -> dict[str, str]:
@@ -33,21 +33,22 @@ class Server(Protocol):
         """Return the root URI of an unused location."""
 
     def delete_all(self, root: str) -> None:
-        """Delete all below a root that ``fresh_root`` gave."""
+        """Delete all files below a root from ``fresh_root``."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a server starts, and what tests get of it from its kind, its endpoint and its folder.
+    """How to start a server, and how to build its object from kind, endpoint and folder.
 
-    ``start`` returns the endpoint when the server has what tests share, such as a bucket. It raises ServerStartError.
+    ``start`` returns the endpoint once the server has the shared resources of tests, such as a bucket. It raises
+    ServerStartError.
     """
 
     start: Callable[[Path, Daemons], str]
     server: Callable[[str, str, Path], Server]
     #: Whether it needs the packages of deploy/debian-packages.txt.
     is_of_debian: bool = False
-    #: Whether a child that was forked after a root was used can ask it.
+    #: Whether a child that was forked after a root was used can use the server.
     survives_forks: bool = True
 
 
@@ -55,7 +56,7 @@ KINDS: dict[str, Kind] = {
     "azurite": Kind(start_azurite, AzureServer, is_of_debian=True),
     "dynalite": Kind(start_dynalite, DynamoDBServer, is_of_debian=True),
     "fake_gcs": Kind(start_fake_gcs, GcsServer),
-    "hdfs": Kind(start_hdfs, kept_hdfs, is_of_debian=True, survives_forks=False),
+    "hdfs": Kind(start_hdfs, started_hdfs, is_of_debian=True, survives_forks=False),
     "moto": Kind(start_moto, S3Server),
     "radosgw": Kind(start_radosgw, S3Server, is_of_debian=True),
     "redis_server": Kind(redis.start_kept("redis"), redis.kept("redis"), is_of_debian=True),

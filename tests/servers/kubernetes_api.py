@@ -1,8 +1,8 @@
 """A fake Kubernetes cluster: the part of its API that dagster-k8s uses, and a process for each container.
 
-It is no Kubernetes. There are no images, nodes, volumes, limits or network of pods. What it takes is checked by the
-models that Kubernetes' own client generates from its OpenAPI. A container sees the variables that its pod gets, from
-Secrets, too, and none of the machine's own but those without which no program runs.
+There are no images, nodes, volumes, limits or pod networks. Requests are validated by the models of Kubernetes' client,
+which are generated from its OpenAPI. A container sees the variables of its pod, including those from Secrets, and only
+the machine's variables that every program needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _END_SECONDS = 60
 
 @dataclass
 class Pod:
-    """A job with its only container, which is a process."""
+    """A job with one container, which is a process."""
 
     namespace: str
     body: dict[str, Any]
@@ -42,20 +42,20 @@ class Pod:
 
     @property
     def container(self) -> dict[str, Any]:
-        """The container as the job has it."""
+        """The container specification of the job."""
         (found,) = self.body["spec"]["template"]["spec"]["containers"]
         assert isinstance(found, dict)
         return found
 
     def status(self) -> dict[str, int]:
-        """Return the status of the job, as Kubernetes counts its pods."""
+        """Return the status of the job with its pod counts."""
         ended = self.process.poll()
         return {"active": 1} if ended is None else {"succeeded": 1} if ended == 0 else {"failed": 1}
 
 
 @dataclass
 class Cluster:
-    """The fake cluster: its Secrets and ConfigMaps by name, and the jobs that it was given."""
+    """The fake cluster: its Secrets and ConfigMaps by name, and its jobs."""
 
     folder: Path
     secrets: Mapping[str, Mapping[str, str]]
@@ -65,7 +65,7 @@ class Cluster:
     refused: list[str] = field(default_factory=list)
 
     def kubeconfig(self, url: str) -> Path:
-        """Write the file by which clients find the API."""
+        """Write the configuration file for clients."""
         content = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -79,7 +79,7 @@ class Cluster:
         return path
 
     def create(self, namespace: str, body: dict[str, Any]) -> None:
-        """Take a job, and start its container. Raises ValueError for what Kubernetes' models do not know."""
+        """Create a job and start its container. Raises ValueError for fields that Kubernetes' models do not have."""
         client = ApiClient()
         job = client.deserialize(SimpleNamespace(data=json.dumps(body)), V1Job)
         if (known := client.sanitize_for_serialization(job)) != body:
@@ -108,18 +108,18 @@ class Cluster:
         return found
 
     def _mount(self, spec: Mapping[str, Any]) -> None:
-        """Put the files of ConfigMaps where the container has them."""
+        """Write the files of ConfigMaps to the container's mount paths."""
         maps = {volume["name"]: volume["configMap"]["name"] for volume in spec["volumes"] if "configMap" in volume}
         for mount in spec["containers"][0]["volumeMounts"]:
             if mount["name"] in maps:
                 Path(mount["mountPath"]).write_text(self.config_maps[maps[mount["name"]]][mount["subPath"]])
 
     def log(self) -> str:
-        """Return what all containers printed."""
+        """Return the output of all containers."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("*.log")))
 
     def end(self) -> None:
-        """End what still runs."""
+        """Terminate running containers."""
         for pod in self.pods.values():
             pod.process.terminate()
             pod.process.wait(_END_SECONDS)
@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(201, body)
 
     def do_GET(self) -> None:
-        """Show a job with its status, or the pods, of which it knows none apart from jobs."""
+        """Return a job with its status, or an empty list of pods, because jobs have no separate pods."""
         found = _JOBS.match(self.path)
         pod = self.cluster.pods.get(found["name"] or "") if found is not None else None
         if pod is not None:
@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, {"kind": "Status", "message": f"{self.path} is not known here"})
 
     def do_DELETE(self) -> None:
-        """End a job."""
+        """Terminate a job."""
         found = _JOBS.match(self.path)
         pod = self.cluster.pods.get(found["name"] or "") if found is not None else None
         if pod is None:
@@ -172,12 +172,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {"kind": "Status", "status": "Success"})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def serving(cluster: Cluster) -> Iterator[str]:
-    """Serve a cluster on loopback; yields the address. All containers end with it."""
+    """Serve a cluster on loopback and yield the address. All containers end with it."""
     handler = type("Handler", (_Handler,), {"cluster": cluster})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

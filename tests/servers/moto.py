@@ -1,8 +1,8 @@
 """moto's S3 in a separate process: ``python -m tests.servers.moto PORT REQUEST_LOG N_FILES``.
 
-With a number of files, the bucket ``many`` contains as many empty files.
-Writes go one at a time, because moto checks whether a name exists and stores in two steps. Each
-request is one line of the log: method, path and query, bytes of the body, If-None-Match or ``-``.
+The bucket ``many`` contains N_FILES empty files. Writes are serialized, because moto checks for an existing name and
+stores the object in two steps. Each request is one line of the log: method, path and query, bytes of the body,
+If-None-Match or ``-``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILLED_BUCKET = "many"
 
 
 def start_moto(folder: Path, daemons: Daemons, n_files: int = 0) -> str:
-    """Start moto; returns its endpoint. Raises ServerStartError."""
+    """Start moto and return its endpoint. Raises ServerStartError."""
     port = free_port()
     daemons.start([sys.executable, "-m", "tests.servers.moto", str(port), str(folder / REQUEST_LOG), str(n_files)])
     daemons.wait_until(lambda: listens(port), "moto")
@@ -44,7 +44,7 @@ class _QuietHandler(WSGIRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_request(self, *arguments: Any, **options: Any) -> None:
-        """Say nothing: the request log has it."""
+        """Log nothing, because the request log has it."""
 
 
 def filled_name(number: int) -> str:
@@ -53,7 +53,7 @@ def filled_name(number: int) -> str:
 
 
 def fill(n_files: int) -> None:
-    """Put files into the bucket ``many`` without a request for each."""
+    """Add files to the bucket ``many`` without requests."""
     backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
     backend.create_bucket(FILLED_BUCKET, "us-east-1")
     for number in range(n_files):

@@ -6,17 +6,17 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from tests.servers.cached import cached_folder
 from tests.servers.daemons import run
+from tests.servers.downloads import cached_folder
 
-#: The command of a server in JavaScript, which ends no connection because it was idle, and no request that takes long.
+#: Command of a JavaScript server without timeouts for idle connections and long requests.
 PATIENT_NODE = ("node", "--require", str(Path(__file__).resolve().parent / "patient.cjs"))
 
 _FILES = ("package.json", "package-lock.json")
 
 
 def installed(package: Path, log: Path) -> Path:
-    """Return a folder whose ``node_modules`` has what the two files of a package ask for.
+    """Return a folder whose ``node_modules`` has the packages of a lock file.
 
     The first run installs it. Raises ServerStartError.
     """

@@ -1,8 +1,8 @@
 """Fixtures for each kind of server and for lakehouses on servers, and the option ``--lakes``.
 
-One server of a kind serves all workers of a test run. The first worker that asks for it starts a
-keeper (``tests/servers/keeper.py``), which the leading pytest process ends; the keeper ends by
-itself, with all of the server, when that process was killed.
+One server of a kind serves all workers of a test run. The first worker that needs it starts a keeper
+(``tests/servers/keeper.py``), which the leading pytest process ends. If that process was killed, the keeper stops the
+server and exits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.servers.s3_server import S3Server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_SECONDS = 20
-#: Fixtures whose tests use a server of Debian's packages, or start some themselves.
+#: Fixtures that use or start a server from Debian packages.
 _OF_DEBIAN = frozenset({"redis_folder", *(name for name, kind in KINDS.items() if kind.is_of_debian)})
 
 
@@ -48,13 +48,13 @@ class ServerRun:
     _known: dict[str, Any] = field(default_factory=dict)
 
     def begin(self, kind: str) -> None:
-        """Let the server of a kind start, unless a worker did so before."""
+        """Start the server of a kind unless another worker already started it."""
         with self._lock(kind):
             if not (self.folder / kind).exists():
                 self._start_keeper(kind)
 
     def server(self, kind: str) -> Any:
-        """Return the server of a kind, started if need be; fails the test when it is not up."""
+        """Return the server of a kind and start it if necessary. Fails the test if it does not start."""
         folder = self.folder / kind
         if kind not in self._known:
             self.begin(kind)
@@ -79,7 +79,7 @@ class ServerRun:
             sys.executable,
             command,
             {**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            # A session of its own: Ctrl-C in the terminal is for the leader, which ends the keeper then.
+            # A separate session: Ctrl-C in the terminal goes to the leader, which then ends the keeper.
             setsid=True,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -117,7 +117,7 @@ def _end_process(pid: int) -> None:
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
-        return  # it ended, and whoever started it has taken note
+        return  # it ended and its parent has reaped it
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
         if not select.select([process], [], [], STOP_TIMEOUT_SECONDS)[0]:
@@ -129,7 +129,7 @@ def _end_process(pid: int) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Where the lakehouses of tests live."""
+    """Add the option ``--lakes``."""
     parser.addoption(
         "--lakes",
         choices=["default", *KINDS],
@@ -139,7 +139,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the folder for the servers of this run."""
+    """Create the folder for the servers of this run."""
     config.stash[SERVER_RUN] = ServerRun(Path(tempfile.mkdtemp(prefix="trinitylake-servers-")), os.getpid())
 
 
@@ -151,7 +151,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests on servers of Debian's; with ``--lakes``, keep those whose lakehouses can live on that server."""
+    """Mark tests that need Debian packages. With ``--lakes``, keep tests whose lakehouses can be on that server."""
     kind = config.getoption("lakes")
     for item in items:
         if not _OF_DEBIAN.isdisjoint({kind, *_fixtures(item)}):
@@ -166,7 +166,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the servers that the selected tests need at once: radosgw takes a quarter of a minute."""
+    """Start the servers that the selected tests need early, because radosgw takes 15 seconds."""
     config = session.config
     if config.option.collectonly:
         return
@@ -183,7 +183,7 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 @pytest.fixture
 def lakes_server(request: pytest.FixtureRequest) -> Server | None:
-    """The server that ``--lakes`` names; None by default: lakehouses live in memory and in folders."""
+    """The server that ``--lakes`` names, or None: then lakehouses are in memory and in folders."""
     kind = request.config.getoption("lakes")
     return None if kind == "default" else request.config.stash[SERVER_RUN].server(kind)
 
@@ -204,7 +204,7 @@ def moto(request: pytest.FixtureRequest) -> S3Server:
 
 @pytest.fixture
 def azurite(request: pytest.FixtureRequest) -> AzureServer:
-    """The emulator of Azure's Blob service that Microsoft keeps; tests that use it are marked ``debian_packages``."""
+    """Microsoft's emulator of Azure Blob Storage; tests that use it are marked ``debian_packages``."""
     server: AzureServer = request.config.stash[SERVER_RUN].server("azurite")
     return server
 
@@ -218,7 +218,7 @@ def fake_gcs(request: pytest.FixtureRequest) -> GcsServer:
 
 @pytest.fixture
 def dynalite(request: pytest.FixtureRequest) -> DynamoDBServer:
-    """A server of DynamoDB's protocol; tests that use it are marked ``debian_packages``."""
+    """A server with DynamoDB's protocol; tests that use it are marked ``debian_packages``."""
     server: DynamoDBServer = request.config.stash[SERVER_RUN].server("dynalite")
     return server
 
@@ -231,7 +231,7 @@ def moto_dynamodb(moto: S3Server) -> DynamoDBServer:
 
 @pytest.fixture
 def redis_server(request: pytest.FixtureRequest) -> RedisServer:
-    """Debian's Redis, which syncs each write; tests that use it are marked ``debian_packages``."""
+    """Redis from Debian, which syncs each write; tests that use it are marked ``debian_packages``."""
     server: RedisServer = request.config.stash[SERVER_RUN].server("redis_server")
     return server
 
@@ -245,7 +245,7 @@ def valkey_server(request: pytest.FixtureRequest) -> RedisServer:
 
 @pytest.fixture
 def redis_folder(tmp_path: Path) -> Path:
-    """A folder for servers of Debian's Redis that a test starts itself."""
+    """A folder for Redis servers that a test starts itself."""
     return tmp_path / "redis"
 
 

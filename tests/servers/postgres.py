@@ -18,9 +18,9 @@ import psycopg2
 
 from tests.servers.daemons import START_TIMEOUT_SECONDS, ServerStartError, die_with_parent, log_tail, run
 
-_USER = "postgres"  # of the system: the server refuses to run as root
+_USER = "postgres"  # a system user, because the server does not run as root
 _STOP_TIMEOUT_SECONDS = 20
-#: What is kept for a moment only need not reach a disk, and needs no place that outlives a kill.
+#: Temporary data need not be synced or survive a kill.
 _SETTINGS = (
     "fsync=off", "full_page_writes=off", "synchronous_commit=off", "dynamic_shared_memory_type=mmap",
     "listen_addresses=127.0.0.1", "unix_socket_directories=",
@@ -29,7 +29,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Postgres:
-    """A database of a server that runs."""
+    """A database of a running server."""
 
     port: int
     database: str
@@ -37,7 +37,7 @@ class Postgres:
     password: str
 
     def dump(self) -> str:
-        """Return all that the server holds, as text."""
+        """Return the content of the server as text."""
         command = [
             str(binary("pg_dumpall")), "--host", "127.0.0.1", "--port", str(self.port), "--username", self.user,
         ]  # fmt: skip
@@ -51,16 +51,16 @@ class Postgres:
 
 
 def binary(name: str) -> Path:
-    """Return a program of the newest Postgres here. Raises ServerStartError."""
-    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
-    if not found:
+    """Return a program of the newest installed Postgres. Raises ServerStartError."""
+    programs = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
+    if not programs:
         raise ServerStartError(f"{name} is not installed: it comes with the packages of deploy/debian-packages.txt")
-    return found[-1]
+    return programs[-1]
 
 
 @contextmanager
 def postgres(server: Postgres, command: Sequence[str], log: Path) -> Iterator[None]:
-    """Make a database and serve it while the block runs, by a command such as ``postgres -p PORT``."""
+    """Create a database and serve it while the block runs, by a command such as ``postgres -p PORT``."""
     folder = Path(tempfile.mkdtemp(prefix="trinitylake-postgres-"))
     try:
         data = _make_database(server, folder, log)
@@ -75,7 +75,7 @@ def postgres(server: Postgres, command: Sequence[str], log: Path) -> Iterator[No
             _wait_until_ready(server, process, log)
             yield
         finally:
-            process.send_signal(signal.SIGQUIT)  # at once, its own processes too
+            process.send_signal(signal.SIGQUIT)  # immediate shutdown, including its children
             try:
                 process.wait(_STOP_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
@@ -90,7 +90,7 @@ def _is_root() -> bool:
 
 
 def _as_user(*options: str) -> list[str]:
-    """Return what a command begins with to run as a user that Postgres accepts."""
+    """Return a command prefix that switches to a user that Postgres accepts."""
     if not _is_root():
         return []
     return ["setpriv", "--reuid", _USER, "--regid", _USER, "--clear-groups", *options]
@@ -112,7 +112,7 @@ def _make_database(server: Postgres, folder: Path, log: Path) -> Path:
         log,
     )  # fmt: skip
     password.unlink()
-    # The image makes it when it starts; here there is no server yet that could.
+    # The image creates the database at its start; here it must be created first.
     single = [
         *_as_user(), str(binary("postgres")), "--single", "-D", str(data), "-F", "template1",
     ]  # fmt: skip
@@ -120,7 +120,7 @@ def _make_database(server: Postgres, folder: Path, log: Path) -> Path:
         single, input=f'CREATE DATABASE "{server.database}"\n', capture_output=True, text=True, cwd=folder, timeout=60
     )
     if done.returncode:
-        raise ServerStartError(f"no database could be made: {done.stderr}")
+        raise ServerStartError(f"the database could not be created: {done.stderr}")
     return data
 
 

@@ -11,15 +11,16 @@ from tests.servers.aws import SECRET_ACCESS_KEY
 from tests.servers.daemons import Daemons, free_port, listens, run
 from tests.servers.s3_server import ACCESS_KEY_ID, S3Server
 
-#: Objects live in memory, so tests delete what they wrote; a full store would refuse writes.
+#: Objects are in memory, so tests delete what they wrote; a full store would reject writes.
 STORE_BYTES = 6 << 30
-#: Such a store counts its bytes without a lock. What it misses must not take the count below zero: then it is full.
+#: The store counts bytes without a lock. Objects that stay keep lost updates from making the count negative, which
+#: would mean full.
 BALLAST_OBJECTS, BALLAST_OBJECT_BYTES = 4, 100 << 20
-#: A role that may do everything with objects. Its sessions may do what their own policy leaves of that.
+#: A role with all rights on objects. Session policies restrict it.
 ROLE_NAME = "lake"
 ROLE_ARN = f"arn:aws:iam:::role/{ROLE_NAME}"
 
-# Deleted objects larger than one stripe are freed by a collector, which by default waits for two hours.
+# Space of deleted objects larger than one stripe is reclaimed by a collector, by default after two hours.
 _CONFIGURATION = """[global]
 fsid = {fsid}
 mon host = [v1:127.0.0.1:{monitor_port}]
@@ -67,7 +68,7 @@ rgw gc processor max time = 60
 
 
 def start_radosgw(folder: Path, daemons: Daemons) -> str:
-    """Start radosgw with a user for tests; returns its endpoint. Raises ServerStartError."""
+    """Start radosgw with a user for tests and return its endpoint. Raises ServerStartError."""
     for name in ("mon", "osd", "run"):
         (folder / name).mkdir(parents=True)
     monitor_port, port, fsid = free_port(), free_port(), str(uuid.uuid4())
@@ -75,7 +76,7 @@ def start_radosgw(folder: Path, daemons: Daemons) -> str:
     configuration.write_text(
         _CONFIGURATION.format(fsid=fsid, monitor_port=monitor_port, port=port, folder=folder, store_bytes=STORE_BYTES)
     )
-    # Without the variable, Ceph's tools read the configuration of the machine as well.
+    # Without the variable, Ceph's tools also read the configuration of the machine.
     environment = {"CEPH_CONF": str(configuration)}
 
     def call(*command: str) -> str:

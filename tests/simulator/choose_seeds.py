@@ -1,7 +1,7 @@
-"""Chooses few seeds in which every fault meets every kind of request, and every operation does its work.
+"""Choose a small set of seeds that covers every fault for every kind of request, and every operation.
 
-Run ``python -m tests.simulator.choose_seeds`` from the project's root when the test of all seeds finds a cell empty. A
-seed's course changes with the order of requests, so a change of the engine may need other seeds.
+Run ``python -m tests.simulator.choose_seeds`` from the project's root when the test of all seeds reports an empty cell.
+A change of the engine that reorders requests changes the course of a seed, so it may require other seeds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tests.simulator.scenario import simulate
 from tests.simulator.world import FAULTS, REQUESTS
 
 CHOSEN = Path(__file__).with_name("chosen_seeds.txt")
-#: Simulated in any case: seeds that nobody chose.
+#: The first seeds, which are always simulated.
 N_FIRST_SEEDS = 30
-_MOST_INSPECTED = 5_000
-_AT_A_TIME = 100
-_TIMES_MET = 2  # where that many are: a small change of the engine may move one of them
-HAPPENINGS = (
+_MAX_SEEDS = 5_000
+_BATCH_SIZE = 100
+_MIN_OCCURRENCES = 2  # if possible, because a small change of the engine can remove one of them
+REQUIRED_EVENTS = (
     "unknown",
     "resolved as committed",
     "resolved as lost",
@@ -60,42 +60,42 @@ def seeds() -> list[int]:
     return [*range(N_FIRST_SEEDS), *map(int, CHOSEN.read_text().split())]
 
 
-def _met(seed: int) -> Counter[Hashable]:
-    """Return how often a seed meets what all seeds together have to meet."""
+def _cells_of(seed: int) -> Counter[Hashable]:
+    """Return how often a seed covers each cell and event that all seeds together must cover."""
     outcome = simulate(seed)
     cells = {cell: n for cell, n in outcome.injected.items() if cell[0] in REQUESTS and cell[1] in FAULTS}
-    return Counter({**cells, **{what: outcome.happened[what] for what in HAPPENINGS if outcome.happened[what]}})
+    return Counter({**cells, **{what: outcome.events[what] for what in REQUIRED_EVENTS if outcome.events[what]}})
 
 
-def _seeds_until(wanted: Sequence[Hashable]) -> dict[int, Counter[Hashable]]:
-    """Simulate seeds until everything was met."""
-    met: dict[int, Counter[Hashable]] = {}
+def _seeds_until(required: Sequence[Hashable]) -> dict[int, Counter[Hashable]]:
+    """Simulate seeds until everything is covered."""
+    cells_by_seed: dict[int, Counter[Hashable]] = {}
     total: Counter[Hashable] = Counter()
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for first in range(0, _MOST_INSPECTED, _AT_A_TIME):
-            seeds = range(first, first + _AT_A_TIME)
-            met.update(zip(seeds, pool.map(_met, seeds, chunksize=10), strict=True))
-            total = sum((met[seed] for seed in seeds), total)
-            if not (never := [what for what in wanted if not total[what]]):
-                return met
-    raise SystemExit(f"not met in {_MOST_INSPECTED} seeds: {never}")
+        for first in range(0, _MAX_SEEDS, _BATCH_SIZE):
+            seeds = range(first, first + _BATCH_SIZE)
+            cells_by_seed.update(zip(seeds, pool.map(_cells_of, seeds, chunksize=10), strict=True))
+            total = sum((cells_by_seed[seed] for seed in seeds), total)
+            if not (uncovered := [what for what in required if not total[what]]):
+                return cells_by_seed
+    raise SystemExit(f"not met in {_MAX_SEEDS} seeds: {uncovered}")
 
 
 def main() -> None:
-    """Choose seeds one by one: each time the one that meets most of what is still missing."""
-    wanted: list[Hashable] = [*((request, fault) for request in REQUESTS for fault in FAULTS), *HAPPENINGS]
-    met = _seeds_until(wanted)
-    total = sum(met.values(), Counter[Hashable]())
-    missing = Counter({what: min(_TIMES_MET, total[what]) for what in wanted})
+    """Choose seeds greedily: each time the one that covers most of what is still missing."""
+    required: list[Hashable] = [*((request, fault) for request in REQUESTS for fault in FAULTS), *REQUIRED_EVENTS]
+    cells_by_seed = _seeds_until(required)
+    total = sum(cells_by_seed.values(), Counter[Hashable]())
+    missing = Counter({what: min(_MIN_OCCURRENCES, total[what]) for what in required})
     for seed in range(N_FIRST_SEEDS):
-        missing -= met.pop(seed)
+        missing -= cells_by_seed.pop(seed)
     chosen = []
     while missing:
-        best = max(met, key=lambda seed: (missing & met[seed]).total())
-        missing -= met.pop(best)
+        best = max(cells_by_seed, key=lambda seed: (missing & cells_by_seed[seed]).total())
+        missing -= cells_by_seed.pop(best)
         chosen.append(best)
     CHOSEN.write_text("".join(f"{seed}\n" for seed in sorted(chosen)))
-    print(f"{len(chosen)} seeds, beside the first {N_FIRST_SEEDS}")
+    print(f"{len(chosen)} seeds in addition to the first {N_FIRST_SEEDS}")
 
 
 if __name__ == "__main__":

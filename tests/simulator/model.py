@@ -1,7 +1,7 @@
-"""What a lakehouse holds, as a plain dict, and the operations of simulated transactions on both.
+"""The content of a lakehouse as a plain dict, and the operations of simulated transactions on both.
 
-Keys: ("namespace", ns), ("table", ns, table) and ("setting", name); values: a token that nobody else writes. How
-long transactions live is a setting, too.
+Keys: ("namespace", ns), ("table", ns, table) and ("setting", name); values: a token that no other operation writes. The
+time to live of transactions is also a setting.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIME_TO_LIVE = "time to live"
 
 @dataclass(frozen=True)
 class Operation:
-    """One step of a transaction: its name, what it is about, and the token it writes."""
+    """One operation of a transaction: its kind, its object, and the token that it writes."""
 
     kind: str
     namespace: str = ""
@@ -31,27 +31,27 @@ class Operation:
 
 
 def run(operation: Operation, txn: Transaction) -> Any:
-    """Do a step in a transaction; returns what the transaction learnt."""
+    """Run an operation in a transaction and return its result."""
     return _IN_LAKEHOUSE[operation.kind](operation, txn)
 
 
 def replay(operation: Operation, state: State) -> Any:
-    """Do a step on a state, which changes; returns what a transaction there would learn."""
+    """Apply an operation to a state and return the result that a transaction would get."""
     return _IN_MODEL[operation.kind](operation, state)
 
 
 def contents(reader: CatalogReader) -> State:
-    """Return all that a version or transaction shows."""
+    """Return the content that a version or transaction shows."""
     definition = reader.definition
-    found = {("setting", name): token for name, token in definition.properties.items()}
-    found["setting", TIME_TO_LIVE] = str(definition.txn_ttl_millis)
+    content = {("setting", name): token for name, token in definition.properties.items()}
+    content["setting", TIME_TO_LIVE] = str(definition.txn_ttl_millis)
     for namespace in reader.namespaces():
-        found["namespace", namespace] = reader.namespace(namespace).properties[TOKEN]
+        content["namespace", namespace] = reader.namespace(namespace).properties[TOKEN]
         for table in reader.tables(namespace):
             properties = reader.table(namespace, table).properties
             if TOKEN in properties:
-                found["table", namespace, table] = properties[TOKEN]
-    return found
+                content["table", namespace, table] = properties[TOKEN]
+    return content
 
 
 def _read(operation: Operation, txn: Transaction) -> str | None:
@@ -132,9 +132,9 @@ def _model_put(operation: Operation, state: State) -> str:
     if ("namespace", operation.namespace) not in state:
         return "no namespace"
     key = ("table", operation.namespace, operation.table)
-    learnt = "altered" if key in state else "created"
+    results = "altered" if key in state else "created"
     state[key] = operation.token
-    return learnt
+    return results
 
 
 def _model_create_namespace(operation: Operation, state: State) -> bool:
@@ -176,14 +176,14 @@ _IN_MODEL: Mapping[str, Callable[[Operation, State], Any]] = {
 
 
 def tree_of(state: State) -> State:
-    """Return the part of a state that a rollback brings back: all but settings."""
+    """Return the part of a state that a rollback restores: everything except settings."""
     return {key: token for key, token in state.items() if key[0] != "setting"}
 
 
 def part_of(state: State, only: Sequence[str]) -> State:
-    """Return the part of a state that a rollback of these namespaces, with their tables, and tables brings back.
+    """Return the part of a state that a rollback of these namespaces and tables restores.
 
-    Without a choice that is all but settings.
+    An empty selection means everything except settings. A namespace includes its tables.
     """
     tree = tree_of(state)
     return {key: token for key, token in tree.items() if not only or {key[1], ".".join(key[1:])} & set(only)}

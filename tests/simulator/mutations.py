@@ -1,4 +1,4 @@
-"""Wrong versions of the engine, each by one change of its code: the simulator must catch every one of them."""
+"""Faulty versions of the engine, each with one changed function. The simulator must detect all of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Mutation = Callable[[], AbstractContextManager[Any]]
 
 
 def _create_root(create: Callable[[Storage, KnownRoot, Callable[[], None]], bool]) -> AbstractContextManager[Any]:
-    """Create the roots of commits in another way, which returns whether a root is ours."""
+    """Replace the function that creates the roots of commits and returns whether a root is ours."""
 
     def create_root(root: KnownRoot, roots: Any, before_send: Any, read_back: Any, calls: Any) -> bool:
         is_ours = create(roots.storage, root, before_send)
@@ -93,7 +93,7 @@ def _trust_the_hint() -> AbstractContextManager[Any]:
 
 
 def _keep_the_tree_of_the_base() -> AbstractContextManager[Any]:
-    """Rebase the number of the version, not its pointers."""
+    """Rebase the version number, but not its pointers."""
     draft_of = group.Group.draft
 
     def draft(self: Any, base: Snapshot, stamp: Any) -> Any:
@@ -119,7 +119,7 @@ def _forget_files_of_unknown_outcomes() -> AbstractContextManager[Any]:
 
 
 def _expire_after_lost_response() -> AbstractContextManager[Any]:
-    """Say that a transaction is too old although an earlier send of its root may have landed."""
+    """Report that a transaction is too old although an earlier request may have created its root."""
 
     def create(storage: Storage, root: KnownRoot, before_send: Callable[[], None]) -> bool:
         for _ in range(5):
@@ -175,7 +175,7 @@ def _keep_conflicting_members() -> AbstractContextManager[Any]:
 
 
 def _resend_unchecked() -> AbstractContextManager[Any]:
-    """Let the storage repeat a create by itself, so that no check precedes the repetition."""
+    """Make the storage retry a create itself, so that no check precedes the retry."""
     once = RetryStorage.create
 
     def create(self: RetryStorage, path: str, data: bytes) -> None:
@@ -192,11 +192,11 @@ def both(*changes: AbstractContextManager[Any]) -> Iterator[None]:
         yield
 
 
-def _returning(place: object, name: str, value: Any) -> Mutation:
+def _return_value(place: object, name: str, value: Any) -> Mutation:
     return lambda: mock.patch.object(place, name, side_effect=lambda *_, **__: copy.copy(value))
 
 
-#: What each mutation does wrong.
+#: Mutations by the fault that they introduce.
 MUTATIONS: Mapping[str, Mutation] = {
     "skip the read-back: a lost answer counts as lost": _response_for_conflict(False),
     "skip the read-back: a lost answer counts as committed": _response_for_conflict(True),
@@ -204,8 +204,8 @@ MUTATIONS: Mapping[str, Mutation] = {
     "overwrite roots instead of creating them": _overwrite_roots,
     "trust the hint": _trust_the_hint,
     "carry stale pointers in a rebase": _keep_the_tree_of_the_base,
-    "skip the check of written keys": _returning(change_set, "written_key_conflicts", []),
-    "skip the check of read keys and ranges": _returning(change_set, "read_conflicts", []),
+    "skip the check of written keys": _return_value(change_set, "written_key_conflicts", []),
+    "skip the check of read keys and ranges": _return_value(change_set, "read_conflicts", []),
     "skip the check of ranges": lambda: mock.patch.object(
         change_set, "read_conflicts",
         lambda keys, changes, points, prefixes, check=change_set.read_conflicts: check(keys, changes, points, ()),
@@ -214,8 +214,8 @@ MUTATIONS: Mapping[str, Mutation] = {
         change_set, "read_conflicts",
         lambda keys, changes, points, prefixes, check=change_set.read_conflicts: check(keys, changes, (), prefixes),
     ),
-    "skip the check that the namespace is there": _returning(change_set.ChangeSet, "_namespace_conflicts", []),
-    "skip the check of new tables in a dropped namespace": _returning(change_set, "new_table_conflicts", []),
+    "skip the check that the namespace is there": _return_value(change_set.ChangeSet, "_namespace_conflicts", []),
+    "skip the check of new tables in a dropped namespace": _return_value(change_set, "new_table_conflicts", []),
     "overwrite the settings that others changed": _overwrite_definitions,
     "acknowledge commits that were not made": lambda: mock.patch.object(
         transaction.Transaction, "_commit_once", lambda self, max_attempts: self.base.version
@@ -223,19 +223,19 @@ MUTATIONS: Mapping[str, Mutation] = {
     "skip the check of read settings": lambda: mock.patch.object(
         transaction.Transaction, "definition", property(lambda self: self._changes.definition or self.base.definition)
     ),
-    "skip the time to live": _returning(group, "check_age", None),
+    "skip the time to live": _return_value(group, "check_age", None),
     "take the clock's time, also when it jumped back": lambda: mock.patch.object(
         commit, "time_after", lambda base, now_ms: VersionTime(now_ms, None)
     ),
-    "put transactions together that touch each other": _returning(change_set.Footprint, "is_touched_by", False),
+    "put transactions together that touch each other": _return_value(change_set.Footprint, "is_touched_by", False),
     "delete the files of a commit with an unknown outcome": _forget_files_of_unknown_outcomes,
     "give up an old transaction whose root was sent": _expire_after_lost_response,
     "keep a transaction that conflicts in its group": _keep_conflicting_members,
     "begin on an earlier version": _begin_on_an_earlier_version,
-    "make up conflicts": _returning(change_set, "new_table_conflicts", ["made up"]),
-    "look nowhere for a resumed transaction": _returning(submission, "version_of", None),
+    "make up conflicts": _return_value(change_set, "new_table_conflicts", ["made up"]),
+    "look nowhere for a resumed transaction": _return_value(submission, "version_of", None),
     "take an undecided commit for lost": _take_undecided_for_lost,
-    "leave the files of lost attempts behind": _returning(commit, "discard", None),
+    "leave the files of lost attempts behind": _return_value(commit, "discard", None),
     "travel to the latest version, whatever the time": lambda: mock.patch.object(
         lookup, "find_version_at", lambda roots, timestamp_ms, latest, probed: latest
     ),
@@ -243,19 +243,19 @@ MUTATIONS: Mapping[str, Mutation] = {
     "give an interrupted group to the next leader, though its root was sent": _send_again_what_was_sent,
 }  # fmt: skip
 
-#: Runs in which a mutation shows that seldom matters.
+#: Simulation options for mutations that most runs do not detect.
 CONDITIONS: Mapping[str, Mapping[str, Any]] = {
-    "make up conflicts": {"writers": (1, 1), "fault_rate": 0.0, "upkeep": ("export",)},
+    "make up conflicts": {"writers": (1, 1), "fault_rate": 0.0, "maintenance_operations": ("export",)},
     "send again after the time to live": {"fault_rate": 0.15, "time_to_live_ms": 3_000},
     "take an undecided commit for lost": {
         "writers": (1,),
         "fault_rate": 0.2,
-        "upkeep": (),
+        "maintenance_operations": (),
         "time_to_live_ms": 60_000,
     },
-    "leave the files of lost attempts behind": {"fault_rate": 0.0, "upkeep": ()},
-    "skip the check of read settings": {"writers": (3, 3), "upkeep": ()},
-    "look nowhere for a resumed transaction": {"writers": (3, 3), "upkeep": ()},
+    "leave the files of lost attempts behind": {"fault_rate": 0.0, "maintenance_operations": ()},
+    "skip the check of read settings": {"writers": (3, 3), "maintenance_operations": ()},
+    "look nowhere for a resumed transaction": {"writers": (3, 3), "maintenance_operations": ()},
     "give an interrupted group to the next leader, though its root was sent": {
         "writers": (6,),
         "fault_rate": 0.02,

@@ -1,4 +1,4 @@
-"""What happens in one simulated run: writers, readers, an operator, and then the verdict."""
+"""One simulated run: writers, readers, an operator, and the final check."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from unittest import mock
 
 from pyiceberg.manifest import clear_manifest_cache
 
-from tests.lakes import left_over_paths
-from tests.simulator import foreigner, tables
-from tests.simulator import history as seen
-from tests.simulator.elsewhere import LEVELS, Elsewhere
-from tests.simulator.history import History, ReadRecord, RollbackRecord, TransactionRecord
+from tests.lakes import unreferenced_paths
+from tests.simulator import foreign_writer, tables
+from tests.simulator.export_target import LEVELS, ExportTarget
+from tests.simulator.history import History, ReadRecord, RollbackRecord, TransactionRecord, check_history
+from tests.simulator.maintenance import LEAP_RATE, OPERATIONS, Maintenance, all_states, archive
 from tests.simulator.model import TIME_TO_LIVE, Operation, contents, run
-from tests.simulator.upkeep import LEAPS, OPERATIONS, Upkeep, all_states, archive
 from tests.simulator.world import CLOCK_MARGIN_MS, LEASE_MS, START_MS, Process, SimulatedStorage, World
 from trinitylake_ops import Lakehouse
 from trinitylake_ops import operations as maintenance
@@ -55,13 +54,13 @@ N_TRANSACTIONS = 10  # of each writer
 N_READS = 8
 N_ROLLBACKS = 2
 N_KEEPERS = 2
-N_UPKEEPS = 7  # of each keeper
+N_KEEPER_ROUNDS = 7  # of each keeper
 N_APPENDS = 4
 N_FOREIGN_STEPS = 4
 TIME_TO_LIVE_MS = 10_000
-#: What transactions set the time to live to, times what it was at first.
+#: Times to live that transactions set, as factors of the initial one.
 TIMES_TO_LIVE = (0.5, 1, 2)
-#: What transactions change, and how often of so many times.
+#: Changes of transactions and their weights.
 CHANGES = {"put": 24, "drop": 6, "create namespace": 6, "drop namespace": 2, "set": 2, "set time to live": 1}
 
 _NAMESPACES = ("a", "b")
@@ -72,25 +71,25 @@ _RESOLVES = 4
 _ERRORS_OF_RESUMING = (TransactionNotFoundError, TransactionExpiredError, VersionExpiredError)
 _ERRORS_OF_ROLLING_BACK = (CommitConflictError, TransactionExpiredError, VersionExpiredError)
 _NOT_FOUND = (NamespaceNotFoundError, TableNotFoundError)
-_WITH_TABLE = 0.08  # of all runs: an Iceberg table is written, and trimmed
-_WITH_FOREIGNER = 0.12  # of all runs: another program commits, and rolls back
-_VERIFIED = 0.2  # of all runs: what all versions hold is read in each
+_TABLE_RATE = 0.08  # share of runs that write and trim an Iceberg table
+_FOREIGN_WRITER_RATE = 0.12  # share of runs in which another program commits and rolls back
+_VERIFY_RATE = 0.2  # share of runs that verify the content of all versions
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: what is wrong with it, and what happened."""
+    """The result of a run: its violations, requests and events."""
 
     seed: int
-    wrong: list[str]
+    violations: list[str]
     log: list[tuple[str, str, str, str]]
     injected: Counter[tuple[str, str]]
-    happened: Counter[str]
+    events: Counter[str]
 
 
 def digest(outcome: Outcome) -> str:
-    """Return a digest of all that happened in a run."""
-    return hashlib.sha256(repr((outcome.log, outcome.wrong)).encode()).hexdigest()
+    """Return a digest of the requests and violations of a run."""
+    return hashlib.sha256(repr((outcome.log, outcome.violations)).encode()).hexdigest()
 
 
 def simulate(
@@ -101,53 +100,53 @@ def simulate(
     fault_rate: float | None = None,
     interrupt_rate: float | None = None,
     time_to_live_ms: int = TIME_TO_LIVE_MS,
-    upkeep: Sequence[str] | None = None,
+    maintenance_operations: Sequence[str] | None = None,
     with_table: bool | None = None,
     n_foreign_steps: int | None = None,
     times_to_live: Sequence[float] = TIMES_TO_LIVE,
     changes: Mapping[str, int] = CHANGES,
     stop_rate: float | None = None,
-    leaps: float = LEAPS,
+    leap_rate: float = LEAP_RATE,
 ) -> Outcome:
-    """Run the scenario of a seed, with a mutation of the engine; the verdict is always that of the true engine.
+    """Run the scenario of a seed, optionally with a mutated engine. The final check uses the real engine.
 
-    The same seed gives the same run, to the last request.
+    The same seed produces the same run, down to the last request.
     """
-    chance = random.Random(f"scenario {seed}")
-    clear_process_caches()  # the same seed has the same names again
+    rng = random.Random(f"scenario {seed}")
+    clear_process_caches()  # the same seed uses the same names again
     clear_manifest_cache()
-    chosen_rate = chance.choice([0, 0.02, 0.05, 0.1])
+    chosen_rate = rng.choice([0, 0.02, 0.05, 0.1])
     fault_rate = chosen_rate if fault_rate is None else fault_rate
-    chosen_rate = chance.choice([0.001, 0.001, 0.02]) if fault_rate else 0
+    chosen_rate = rng.choice([0.001, 0.001, 0.02]) if fault_rate else 0
     interrupt_rate = chosen_rate if interrupt_rate is None else interrupt_rate
-    foreign_steps = N_FOREIGN_STEPS if chance.random() < _WITH_FOREIGNER else 0
+    foreign_steps = N_FOREIGN_STEPS if rng.random() < _FOREIGN_WRITER_RATE else 0
     world = World(seed, fault_rate, interrupt_rate, stop_rate)
-    buffer_target = mock.patch.object(node, "DEFAULT_BUFFER_TARGET_BYTES", chance.choice([0, 200, 1_000, 48 * 1024]))
-    with world.surroundings(), buffer_target:
+    buffer_target = mock.patch.object(node, "DEFAULT_BUFFER_TARGET_BYTES", rng.choice([0, 200, 1_000, 48 * 1024]))
+    with world.patched(), buffer_target:
         scenario = _Scenario(
             world,
-            chance,
-            writers or chance.choice(WRITERS),
-            is_harmless=fault_rate == 0,
+            rng,
+            writers or rng.choice(WRITERS),
+            is_fault_free=fault_rate == 0,
             time_to_live_ms=time_to_live_ms,
-            upkeep=upkeep,
-            with_table=chance.random() < _WITH_TABLE if with_table is None else with_table,
+            maintenance_operations=maintenance_operations,
+            with_table=rng.random() < _TABLE_RATE if with_table is None else with_table,
             n_foreign_steps=foreign_steps if n_foreign_steps is None else n_foreign_steps,
             times_to_live=times_to_live,
             changes=changes,
-            leaps=leaps,
+            leap_rate=leap_rate,
         )
         try:
             with mutation():
                 world.run()
-            wrong = scenario.verdict()
+            violations = scenario.verdict()
         except TrinityLakeError as error:
-            wrong = [f"the lakehouse cannot be read: {type(error).__name__}: {error}"]
+            violations = [f"the lakehouse cannot be read: {type(error).__name__}: {error}"]
         except AssertionError as error:
-            wrong = [f"{type(error).__name__}: {error}"]
+            violations = [f"{type(error).__name__}: {error}"]
         finally:
-            world.end()
-    return Outcome(seed, wrong, world.log, world.injected, scenario.happened)
+            world.stop()
+    return Outcome(seed, violations, world.log, world.injected, scenario.events)
 
 
 class _Scenario:
@@ -156,263 +155,269 @@ class _Scenario:
     def __init__(
         self,
         world: World,
-        chance: random.Random,
+        rng: random.Random,
         writers: Sequence[int],
         *,
-        is_harmless: bool,
+        is_fault_free: bool,
         time_to_live_ms: int,
-        upkeep: Sequence[str] | None,
+        maintenance_operations: Sequence[str] | None,
         with_table: bool,
         n_foreign_steps: int,
         times_to_live: Sequence[float],
         changes: Mapping[str, int],
-        leaps: float,
+        leap_rate: float,
     ):
         self.world = world
         self.history = History()
-        self.happened: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
         self._tokens = itertools.count()
-        self._verifies = chance.random() < _VERIFIED
-        self._is_harmless = is_harmless
-        self._has_keepers = upkeep is None or bool(upkeep)
+        self._verifies = rng.random() < _VERIFY_RATE
+        self._is_fault_free = is_fault_free
+        self._has_keepers = maintenance_operations is None or bool(maintenance_operations)
         self._times_to_live_ms = [int(time_to_live_ms * factor) for factor in times_to_live]
         self._changes = dict(changes)
-        self._begun_ms: dict[str, int] = {}  # by transaction
+        self._began_ms: dict[str, int] = {}  # by transaction
         self._definitions: dict[str, LakehouseDef] = {}
-        self._saved: list[TransactionRecord] = []
-        self._sent_together: dict[frozenset[str], int] = {}
+        self._saved_records: list[TransactionRecord] = []
+        self._version_by_group: dict[frozenset[str], int] = {}
         self._storage = SimulatedStorage(world, Process("test", [], lambda storage: None))
         lake = Lakehouse.create(
             self._storage.root, storage=self._storage, order=3, txn_ttl_millis=time_to_live_ms,
-            maximum_version_age_millis=0, minimum_versions_to_keep=chance.randint(1, 4),
+            maximum_version_age_millis=0, minimum_versions_to_keep=rng.randint(1, 4),
             namespace_name_max_size_bytes=8, table_name_max_size_bytes=8, node_file_max_size_bytes=7_000,
         )  # fmt: skip
         txn = lake.transaction()
         record = TransactionRecord(txn.id, "snapshot", txn.base.version)
         self.history.transactions.append(record)
         for namespace in (*_NAMESPACES, *([tables.NAMESPACE] if with_table else [])):
-            self._step(txn, record, Operation("create namespace", namespace, token=self._token()))
+            self._run_operation(txn, record, Operation("create namespace", namespace, token=self._token()))
         for namespace in _NAMESPACES:
             for table in _TABLES[:2]:
-                self._step(txn, record, Operation("put", namespace, table, self._token()))
+                self._run_operation(txn, record, Operation("put", namespace, table, self._token()))
         record.outcome, record.version = "committed", txn.commit()
         world.observers.append(self._observe)
-        self._tables = tables.Tables(world, self.happened, self._note) if with_table else None
+        self._tables = tables.TableWriter(world, self.events, self._record_error) if with_table else None
         if self._tables is not None:
             self.history.has_table_writer = True
             self._tables.create(lake)
-            writer = [self._thread("table writer", N_APPENDS, self._tables.append)]
-            world.add(Process("table writer", writer, _opened))
+            writer = [self._make_thread("table writer", N_APPENDS, self._tables.append)]
+            world.add(Process("table writer", writer, _open_lakehouse))
         for number, n_threads in enumerate(writers):
             names = [f"writer {number}.{thread}" for thread in range(n_threads)]
-            threads = [self._thread(name, N_TRANSACTIONS, self._write) for name in names]
-            world.add(Process(f"writers {number}", threads, _opened, is_interrupted=True))
-        world.add(Process("reader", [self._thread("reader", N_READS, self._read)], _opened))
-        world.add(Process("operator", [self._thread("operator", N_ROLLBACKS, self._roll_back)], _opened))
-        has_reconciler = upkeep is None or "reconcile" in upkeep
-        self._foreigner = None
+            threads = [self._make_thread(name, N_TRANSACTIONS, self._write) for name in names]
+            world.add(Process(f"writers {number}", threads, _open_lakehouse, is_interrupted=True))
+        world.add(Process("reader", [self._make_thread("reader", N_READS, self._read)], _open_lakehouse))
+        world.add(Process("operator", [self._make_thread("operator", N_ROLLBACKS, self._roll_back)], _open_lakehouse))
+        has_reconciler = maintenance_operations is None or "reconcile" in maintenance_operations
+        self._foreign_writer = None
         if n_foreign_steps and has_reconciler:
-            self._foreigner = foreigner.Foreigner(world, self.happened, self._token)
-            foreign = [self._thread(foreigner.NAME, n_foreign_steps, self._foreigner.work)]
-            world.add(Process(foreigner.NAME, foreign, lambda storage: storage))
+            self._foreign_writer = foreign_writer.ForeignWriter(world, self.events, self._token)
+            foreign = [self._make_thread(foreign_writer.NAME, n_foreign_steps, self._foreign_writer.work)]
+            world.add(Process(foreign_writer.NAME, foreign, lambda storage: storage))
         leap_ms = 2 * (time_to_live_ms + CLOCK_MARGIN_MS)
-        every = [name for name in OPERATIONS if name != "reconcile" or self._foreigner is not None]
-        chosen = every if upkeep is None else [name for name in every if name in upkeep]
-        elsewhere = Elsewhere(world, chance.choice(LEVELS), leap_ms)
-        self._upkeep = Upkeep(world, self.happened, self._note, self._tables, chosen, leap_ms, leaps, elsewhere)
-        self.history.exported = self._upkeep.exported_versions
+        every = [name for name in OPERATIONS if name != "reconcile" or self._foreign_writer is not None]
+        chosen = every if maintenance_operations is None else [name for name in every if name in maintenance_operations]
+        export_target = ExportTarget(world, rng.choice(LEVELS), leap_ms)
+        self._maintenance = Maintenance(
+            world, self.events, self._record_error, self._tables, chosen, leap_ms, leap_rate, export_target
+        )
+        self.history.exported = self._maintenance.exported_versions
         for number in range(N_KEEPERS if self._has_keepers else 0):
-            threads = [self._thread(f"keeper {number}", N_UPKEEPS, self._upkeep.work)]
-            world.add(Process(f"keeper {number}", threads, _opened))
-        world.add(Process("vandal", [self._thread("vandal", chance.randrange(8), self._spoil_hint)], _opened))
+            threads = [self._make_thread(f"keeper {number}", N_KEEPER_ROUNDS, self._maintenance.work)]
+            world.add(Process(f"keeper {number}", threads, _open_lakehouse))
+        world.add(
+            Process("vandal", [self._make_thread("vandal", rng.randrange(8), self._corrupt_hint)], _open_lakehouse)
+        )
 
     def verdict(self) -> list[str]:
-        """Read every version anew, and return what is wrong."""
+        """Read every version with new caches, and return the violations."""
         lake, past = Lakehouse(self._storage), Lakehouse(archive(self.world))
-        if self._foreigner is not None:
-            self.world.clock_ms += LEASE_MS + CLOCK_MARGIN_MS  # the lease of whoever was cut off, by whatever clock
+        if self._foreign_writer is not None:
+            self.world.clock_ms += LEASE_MS + CLOCK_MARGIN_MS  # leases of interrupted processes end on every clock
             maintenance.reconcile(lake)
             past = Lakehouse(archive(self.world))
         infos = sorted(past.history(), key=lambda info: info.version)
         states = all_states(past)
-        if self._foreigner is not None:
-            self.history.foreign = self._foreigner.steps(len(infos))
-        self.happened["versions"] += len(infos)
-        self.happened["groups"] += sum(1 for info in infos if len(info.members) > 1)
-        if self._is_harmless and not self._has_keepers:  # nothing went wrong, and nobody tidied up
-            saved = {saved_transaction_path(record.id) for record in self._saved}
-            self.history.left_over = left_over_paths(lake) - saved
-        wrong = seen.check(self.history, infos, states) + self._upkeep.wrong(lake, past, states)
-        ahead = self._upkeep.behind - set(self.history.foreign)
-        wrong += [f"verify: version {version} of ours is older than those before it" for version in ahead]
+        if self._foreign_writer is not None:
+            self.history.foreign = self._foreign_writer.steps(len(infos))
+        self.events["versions"] += len(infos)
+        self.events["groups"] += sum(1 for info in infos if len(info.members) > 1)
+        if self._is_fault_free and not self._has_keepers:  # no faults and no maintenance
+            saved = {saved_transaction_path(record.id) for record in self._saved_records}
+            self.history.left_over = unreferenced_paths(lake) - saved
+        violations = check_history(self.history, infos, states) + self._maintenance.violations(lake, past, states)
+        ahead = self._maintenance.behind - set(self.history.foreign)
+        violations += [f"verify: version {version} of ours is older than those before it" for version in ahead]
         if self._verifies:
-            wrong += self._upkeep.wrong_in_the_end(lake, past, states)
+            violations += self._maintenance.final_violations(lake, past, states)
             report = verify(lake)
-            behind = {("time-not-rising", version) for version in self.history.foreign}  # by a clock that is
-            wrong += [
+            behind = {("time-not-rising", version) for version in self.history.foreign}  # that clock is behind
+            violations += [
                 f"verify: {finding}"
                 for finding in report.findings
                 if finding.severity == "error" and (finding.code, finding.version) not in behind
             ]
-        return wrong
+        return violations
 
     # Threads
 
-    def _thread(
+    def _make_thread(
         self, name: str, n_rounds: int, work: Callable[[Lakehouse, random.Random], None]
     ) -> Callable[[Process], None]:
-        """Return a thread that does its work so many times; where its process starts again, it goes on."""
-        chance = random.Random(f"{name} {self.world.random.random()}")
+        """Return a thread body that works ``n_rounds`` times, and continues after a restart of its process."""
+        rng = random.Random(f"{name} {self.world.random.random()}")
         remaining = iter(range(n_rounds))
 
         def body(process: Process) -> None:
             for _ in remaining:
-                work(process.shared, chance)
+                work(process.shared, rng)
 
         return body
 
-    def _write(self, lake: Lakehouse, chance: random.Random) -> None:
+    def _write(self, lake: Lakehouse, rng: random.Random) -> None:
         try:
-            self._transact(lake, chance)
+            self._transact(lake, rng)
         except KeyboardInterrupt:
-            self.happened["interrupted"] += 1
+            self.events["interrupted"] += 1
 
-    def _transact(self, lake: Lakehouse, chance: random.Random) -> None:
+    def _transact(self, lake: Lakehouse, rng: random.Random) -> None:
         """Begin or resume a transaction, and commit or save it."""
-        if self._saved and chance.random() < 0.2:
-            record = chance.choice(self._saved).resumed()
+        if self._saved_records and rng.random() < 0.2:
+            record = rng.choice(self._saved_records).resumed()
             begin = functools.partial(lake.resume_transaction, record.id)
             operations = []
         else:
             acknowledged = self.history.newest_acknowledged
-            record = TransactionRecord("", chance.choice(["snapshot", "serializable"]), 0, acknowledged)
+            record = TransactionRecord("", rng.choice(["snapshot", "serializable"]), 0, acknowledged)
             begin = functools.partial(lake.transaction, record.isolation)
-            operations = self._operations(chance)
+            operations = self._operations(rng)
         begin_ms = self.world.clock_ms
         try:
             txn = begin()
         except TrinityLakeError as error:
-            self._note(error, "begin", *(_ERRORS_OF_RESUMING if not operations else ()))
-            self.happened[f"could not {'begin' if operations else 'resume'}: {type(error).__name__}"] += 1
+            self._record_error(error, "begin", *(_ERRORS_OF_RESUMING if not operations else ()))
+            self.events[f"could not {'begin' if operations else 'resume'}: {type(error).__name__}"] += 1
             return
         if operations:
             record.id, record.base_version = txn.id, txn.base.version
-            self._begun_ms[txn.id] = txn.base.read_at_ms
-            if self._is_harmless and not begin_ms <= txn.base.read_at_ms <= self.world.clock_ms:
-                self.history.untoward.append(f"transaction {txn.id} has another age than the clock says")
+            self._began_ms[txn.id] = txn.base.read_at_ms
+            if self._is_fault_free and not begin_ms <= txn.base.read_at_ms <= self.world.clock_ms:
+                self.history.anomalies.append(f"transaction {txn.id} has another age than the clock says")
         else:
-            self.happened["resumed"] += 1
+            self.events["resumed"] += 1
         self.history.transactions.append(record)
         try:
             for operation in operations:
-                self._step(txn, record, operation)
-            if operations and chance.random() < 0.15 and self._save(txn, record):
+                self._run_operation(txn, record, operation)
+            if operations and rng.random() < 0.15 and self._save(txn, record):
                 return
-            record.asked_at = self.world.n_steps
+            record.submitted_at_step = self.world.n_steps
             record.version = txn.commit(max_attempts=_ATTEMPTS)
         except CommitConflictError:
             record.outcome, record.has_conflicted = "failed", True
-            record.n_versions_then = sum(parse_root_path(path) is not None for path in self.world.created)
-            self.happened["conflicted"] += 1
+            record.n_versions_at_conflict = sum(parse_root_path(path) is not None for path in self.world.created)
+            self.events["conflicted"] += 1
         except CommitOutcomeUnknownError as error:
-            self._note(error, "commit")
+            self._record_error(error, "commit")
             record.outcome = "unknown"
-            self.happened["unknown"] += 1
-            self._resolve(lake, record, error, chance)
+            self.events["unknown"] += 1
+            self._resolve(lake, record, error, rng)
         except TrinityLakeError as error:
-            self._note(error, "commit", TransactionExpiredError, CommitAttemptsExhaustedError)
+            self._record_error(error, "commit", TransactionExpiredError, CommitAttemptsExhaustedError)
             record.outcome = "failed"
-            self.happened[type(error).__name__] += 1
+            self.events[type(error).__name__] += 1
         else:
-            record.outcome, record.told_at = "committed", self.world.n_steps
+            record.outcome, record.acknowledged_at_step = "committed", self.world.n_steps
             self.history.acknowledge(record.version)
-            self.happened["committed"] += 1
+            self.events["committed"] += 1
 
     def _save(self, txn: Transaction, record: TransactionRecord) -> bool:
-        """Save a transaction for whoever resumes it; where that fails its client may tell others of it, and goes on."""
-        self._saved.append(record)
+        """Save a transaction for another process. If this fails, another process may still try to resume it."""
+        self._saved_records.append(record)
         try:
             txn.save()
         except TrinityLakeError as error:
-            self._note(error, "save")
-            self.happened["could not save"] += 1
+            self._record_error(error, "save")
+            self.events["could not save"] += 1
             return False
         record.outcome = "saved"
-        self.happened["saved"] += 1
+        self.events["saved"] += 1
         return True
 
     def _resolve(
-        self, lake: Lakehouse, record: TransactionRecord, error: CommitOutcomeUnknownError, chance: random.Random
+        self, lake: Lakehouse, record: TransactionRecord, error: CommitOutcomeUnknownError, rng: random.Random
     ) -> None:
         assert error.version is not None
         for _ in range(_RESOLVES):
             try:
-                resolution = lake.resolve_commit(error.version, error.commit_id, fence=chance.random() < 0.5)
+                resolution = lake.resolve_commit(error.version, error.commit_id, fence=rng.random() < 0.5)
                 break
             except TrinityLakeError as failure:
-                self._note(failure, "resolve", CommitOutcomeUnknownError, TransactionExpiredError)
-                self.happened["could not resolve"] += 1
+                self._record_error(failure, "resolve", CommitOutcomeUnknownError, TransactionExpiredError)
+                self.events["could not resolve"] += 1
         else:
             return
-        self.happened[f"resolved as {resolution}"] += 1
+        self.events[f"resolved as {resolution}"] += 1
         if resolution is CommitResolution.COMMITTED:
             record.outcome, record.version = "resolved as committed", error.version
         elif resolution is CommitResolution.LOST:
             record.outcome = "resolved as lost"
-        self._wait(chance, 300)  # a request that is still on its way may arrive
+        self._wait(rng, 300)  # a delayed request may arrive
 
-    def _read(self, lake: Lakehouse, chance: random.Random) -> None:
+    def _read(self, lake: Lakehouse, rng: random.Random) -> None:
         before = self.history.newest_acknowledged
-        asked_for, as_of_ms = None, None
-        kind = chance.random()
+        requested_version, as_of_ms = None, None
+        kind = rng.random()
         if kind < 0.25:
-            asked_for = chance.randrange(before + 1)
+            requested_version = rng.randrange(before + 1)
         elif kind < 0.5:
-            as_of_ms = chance.randint(*sorted((START_MS, self.world.clock_ms)))
+            as_of_ms = rng.randint(*sorted((START_MS, self.world.clock_ms)))
         begin_ms = self.world.clock_ms
         try:
-            snapshot = lake.snapshot(asked_for, as_of_ms)
+            snapshot = lake.snapshot(requested_version, as_of_ms)
             found = contents(snapshot)
         except TrinityLakeError as error:
-            # The latest version can be purged, too, while it is read for longer than what protects it.
+            # Even the latest version can be purged while it is read, if the read takes longer than its protection.
             was_slow = self.world.clock_ms - begin_ms > CLOCK_MARGIN_MS
-            is_latest = asked_for is None and as_of_ms is None
+            is_latest = requested_version is None and as_of_ms is None
             expected = () if is_latest and not was_slow else (VersionExpiredError,)
-            self._note(error, "read", *expected, *((VersionNotFoundError,) if as_of_ms is not None else ()))
-            self.happened[f"could not read: {type(error).__name__}"] += 1
+            self._record_error(error, "read", *expected, *((VersionNotFoundError,) if as_of_ms is not None else ()))
+            self.events[f"could not read: {type(error).__name__}"] += 1
             return
-        self.happened["read" if as_of_ms is None else "read as of a time"] += 1
-        self.history.reads.append(ReadRecord(snapshot.version, found, before, asked_for, as_of_ms))
+        self.events["read" if as_of_ms is None else "read as of a time"] += 1
+        self.history.reads.append(ReadRecord(snapshot.version, found, before, requested_version, as_of_ms))
 
-    def _roll_back(self, lake: Lakehouse, chance: random.Random) -> None:
-        self._wait(chance, 200)
-        namespaces, tables = self._choice(chance)
+    def _roll_back(self, lake: Lakehouse, rng: random.Random) -> None:
+        self._wait(rng, 200)
+        namespaces, tables = self._choose_scope(rng)
         try:
-            target = chance.randrange(1, lake.latest_version() + 1)
+            target = rng.randrange(1, lake.latest_version() + 1)
             plan = maintenance.plan_rollback(lake, target, namespaces, tables)
-            may_reapply = chance.random() < 0.8
+            may_reapply = rng.random() < 0.8
             version = plan.execute(reapply=may_reapply).version
         except TrinityLakeError as error:
-            self._note(error, "roll back", *_ERRORS_OF_ROLLING_BACK, *(_NOT_FOUND if namespaces or tables else ()))
-            self.happened[f"rollback: {type(error).__name__}"] += 1
+            self._record_error(
+                error, "roll back", *_ERRORS_OF_ROLLING_BACK, *(_NOT_FOUND if namespaces or tables else ())
+            )
+            self.events[f"rollback: {type(error).__name__}"] += 1
             return
         if version != plan.base_version:
             record = RollbackRecord(version, target, plan.base_version, may_reapply, plan.only)
             self.history.rollbacks.append(record)
             self.history.acknowledge(version)
-            self.happened["rolled back a choice" if plan.only else "rolled back"] += 1
+            self.events["rolled back a choice" if plan.only else "rolled back"] += 1
 
-    def _choice(self, chance: random.Random) -> tuple[list[str], list[str]]:
-        """Return namespaces and tables to roll back: none, which is all, or one of them."""
-        kind = chance.random()
+    def _choose_scope(self, rng: random.Random) -> tuple[list[str], list[str]]:
+        """Return the namespaces and tables to roll back: both empty (everything), or one of either."""
+        kind = rng.random()
         if kind < 0.5:
             return [], []
-        namespace = chance.choice(_NAMESPACES)
-        return ([namespace], []) if kind < 0.8 else ([], [f"{namespace}.{chance.choice(_TABLES)}"])
+        namespace = rng.choice(_NAMESPACES)
+        return ([namespace], []) if kind < 0.8 else ([], [f"{namespace}.{rng.choice(_TABLES)}"])
 
-    def _spoil_hint(self, lake: Lakehouse, chance: random.Random) -> None:
-        self._wait(chance, 80)
-        content = chance.choice([b"", b"garbage", b"0", b"999999", b"-1", None])
+    def _corrupt_hint(self, lake: Lakehouse, rng: random.Random) -> None:
+        self._wait(rng, 80)
+        content = rng.choice([b"", b"garbage", b"0", b"999999", b"-1", None])
         try:
             if content is None:
                 lake.storage.delete(HINT_PATH)
@@ -421,67 +426,67 @@ class _Scenario:
         except TrinityLakeError:
             return
 
-    def _wait(self, chance: random.Random, most_steps: int) -> None:
-        for _ in range(chance.randrange(most_steps)):
+    def _wait(self, rng: random.Random, max_steps: int) -> None:
+        for _ in range(rng.randrange(max_steps)):
             self.world.hand_over()
 
-    def _note(self, error: TrinityLakeError, what: str, *expected: type[TrinityLakeError]) -> None:
-        """Note an error that should not come: one of the storage can, where something went wrong with a request."""
+    def _record_error(self, error: TrinityLakeError, what: str, *expected: type[TrinityLakeError]) -> None:
+        """Record an unexpected error. Storage errors are expected in runs with faults."""
         if isinstance(error, expected):
             return
-        could_come = (ThrottledError, TransientError, AmbiguousWriteError, CommitOutcomeUnknownError)
-        if self._is_harmless or not isinstance(error, could_come):
-            self.history.untoward.append(f"could not {what}: {type(error).__name__}: {error}")
+        possible_errors = (ThrottledError, TransientError, AmbiguousWriteError, CommitOutcomeUnknownError)
+        if self._is_fault_free or not isinstance(error, possible_errors):
+            self.history.anomalies.append(f"could not {what}: {type(error).__name__}: {error}")
 
-    # What they do
+    # Operations
 
-    def _step(self, txn: Transaction, record: TransactionRecord, operation: Operation) -> None:
-        learnt = run(operation, txn)
+    def _run_operation(self, txn: Transaction, record: TransactionRecord, operation: Operation) -> None:
+        results = run(operation, txn)
         record.operations.append(operation)
-        record.learnt.append(learnt)
+        record.results.append(results)
 
-    def _operations(self, chance: random.Random) -> list[Operation]:
-        return [self._operation(chance) for _ in range(chance.randint(1, 3))] + [self._change(chance)]
+    def _operations(self, rng: random.Random) -> list[Operation]:
+        return [self._operation(rng) for _ in range(rng.randint(1, 3))] + [self._change(rng)]
 
-    def _operation(self, chance: random.Random) -> Operation:
-        kind = chance.choices(["read", "list", "namespaces", "setting", "change"], [6, 3, 2, 1, 3])[0]
+    def _operation(self, rng: random.Random) -> Operation:
+        kind = rng.choices(["read", "list", "namespaces", "setting", "change"], [6, 3, 2, 1, 3])[0]
         if kind == "change":
-            return self._change(chance)
+            return self._change(rng)
         if kind == "setting":
-            return Operation(kind, chance.choice(_SETTINGS))
-        return Operation(kind, chance.choice(_NAMESPACES), chance.choice(_TABLES))
+            return Operation(kind, rng.choice(_SETTINGS))
+        return Operation(kind, rng.choice(_NAMESPACES), rng.choice(_TABLES))
 
-    def _change(self, chance: random.Random) -> Operation:
-        kind = chance.choices(list(self._changes), list(self._changes.values()))[0]
+    def _change(self, rng: random.Random) -> Operation:
+        kind = rng.choices(list(self._changes), list(self._changes.values()))[0]
         if kind == "set time to live":
-            return Operation(kind, TIME_TO_LIVE, token=str(chance.choice(self._times_to_live_ms)))
-        name = chance.choice(_SETTINGS if kind == "set" else _NAMESPACES)
-        return Operation(kind, name, chance.choice(_TABLES), self._token())
+            return Operation(kind, TIME_TO_LIVE, token=str(rng.choice(self._times_to_live_ms)))
+        name = rng.choice(_SETTINGS if kind == "set" else _NAMESPACES)
+        return Operation(kind, name, rng.choice(_TABLES), self._token())
 
     def _token(self) -> str:
         return str(next(self._tokens))
 
     def _observe(self, process: Process, path: str, data: bytes) -> None:
-        """Note roots that are sent although one of their transactions is too old, and groups that rebase."""
+        """Record roots that are sent for a transaction past its time to live, and groups that rebase."""
         version = parse_root_path(path)
         if version is None:
             return
         info = decode_commit_info(decode_system_rows(data, path))
         members = frozenset(info.get("members", ()))
-        if len(members) > 1 and self._sent_together.setdefault(members, version) != version:
-            self.happened["groups rebased"] += 1
-        if version == 0 or process.name == foreigner.NAME:
+        if len(members) > 1 and self._version_by_group.setdefault(members, version) != version:
+            self.events["groups rebased"] += 1
+        if version == 0 or process.name == foreign_writer.NAME:
             return
         known = self._definition_before(version)
-        begun_ms = {member: self._begun_ms[member] for member in info.get("members", ()) if member in self._begun_ms}
+        began_ms = {member: self._began_ms[member] for member in info.get("members", ()) if member in self._began_ms}
         self.history.late_roots += [
             f"{path} of {member}"
-            for member, at_ms in begun_ms.items()
+            for member, at_ms in began_ms.items()
             if at_ms + known.txn_ttl_millis < self.world.clock_ms or at_ms < known.orphans_removed_before_millis
         ]
 
     def _definition_before(self, version: int) -> LakehouseDef:
-        """Return the lakehouse definition that whoever sends the root of a version must know."""
+        """Return the lakehouse definition that the writer of a version's root must know."""
         path = root_path(version - 1)
         location = decode_system_rows(self.world.created[path][0], path)[LAKEHOUSE_DEF]
         if location not in self._definitions:
@@ -489,7 +494,7 @@ class _Scenario:
         return self._definitions[location]
 
 
-def _opened(storage: Storage) -> Lakehouse:
-    """Return the lakehouse as a process that starts opens it."""
+def _open_lakehouse(storage: Storage) -> Lakehouse:
+    """Open the lakehouse as a new process does."""
     world = storage._world  # type: ignore[attr-defined]
     return Lakehouse(RetryStorage(storage, attempts=3, sleep=world.pause))

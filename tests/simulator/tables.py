@@ -1,4 +1,4 @@
-"""An Iceberg table in a simulated world: who appends to it, and what each version must show of it."""
+"""An Iceberg table in a simulated world: its writer, and the rows that each version must have."""
 
 from __future__ import annotations
 
@@ -36,97 +36,100 @@ NAMESPACE, TABLE = "ice", "rows"
 _SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
 
 
-class Tables:
-    """One table, under one name after another, and the rows that were acknowledged."""
+class TableWriter:
+    """One table, which is registered under several names in turn, and its acknowledged rows."""
 
-    def __init__(self, world: World, happened: Counter[str], note: Callable[..., None]):
+    def __init__(self, world: World, events: Counter[str], record_error: Callable[..., None]):
         self._world = world
-        self._happened = happened
-        self._note = note
+        self._events = events
+        self._record_error = record_error
         self._next_row = 0
-        self._names = 0
+        self._n_names = 0
         self._acknowledged: list[int] = []
         self._failed: list[int] = []
-        self._rows: dict[str, list[int]] = {}  # by the location of a definition
+        self._rows: dict[str, list[int]] = {}  # by definition location
         self._needed: dict[str, set[str]] = {}
 
     def create(self, lake: Lakehouse) -> None:
-        """Create the table, in a namespace that is there."""
+        """Create the table in an existing namespace."""
         catalog_at(lake).create_table(f"{NAMESPACE}.{TABLE}", _SCHEMA, properties={"commit.retry.num-retries": "0"})
 
-    def append(self, lake: Lakehouse, chance: random.Random) -> None:
-        """Append a row, or see what the table holds."""
-        for _ in range(chance.randrange(60)):
+    def append(self, lake: Lakehouse, rng: random.Random) -> None:
+        """Append a row and record the outcome."""
+        for _ in range(rng.randrange(60)):
             self._world.hand_over()
         row, self._next_row = self._next_row, self._next_row + 1
         try:
             table = catalog_at(lake).load_table(f"{NAMESPACE}.{_live_name(lake)}")
             table.append(pa.table({"id": pa.array([row], pa.int64())}))
         except (CommitStateUnknownException, NoSuchTableError):
-            self._happened["append: unknown, or no table"] += 1
+            self._events["append: unknown, or no table"] += 1
         except CommitFailedException:
             self._failed.append(row)
-            self._happened["append: conflict"] += 1
+            self._events["append: conflict"] += 1
         except TrinityLakeError as error:
-            self._note(error, "append", VersionExpiredError)
-            self._happened[f"append: {type(error).__name__}"] += 1
+            self._record_error(error, "append", VersionExpiredError)
+            self._events[f"append: {type(error).__name__}"] += 1
         else:
             self._acknowledged.append(row)
-            self._happened["append"] += 1
+            self._events["append"] += 1
 
-    def register(self, lake: Lakehouse, chance: random.Random) -> bool:
-        """Drop the table and register one of its metadata files; at times without the drop, which is refused."""
+    def register(self, lake: Lakehouse, rng: random.Random) -> bool:
+        """Drop the table and register one of its metadata files; sometimes without the drop, which is rejected."""
         name = _live_name(lake)
-        if chance.random() < 0.9:
+        if rng.random() < 0.9:
             with lake.transaction() as txn:
                 if txn.has_namespace(NAMESPACE) and txn.has_table(NAMESPACE, name):
                     txn.drop_table(NAMESPACE, name)
         paths = [info.path for info in lake.storage.list(TABLES_PREFIX) if info.path.endswith(".metadata.json")]
         if not paths:
             return False
-        self._names += 1
+        self._n_names += 1
         try:
-            operations.register_table(lake, NAMESPACE, f"r{self._names}", chance.choice(sorted(paths)))
-        except NamespaceNotFoundError:  # a restored version does not have it
+            operations.register_table(lake, NAMESPACE, f"r{self._n_names}", rng.choice(sorted(paths)))
+        except NamespaceNotFoundError:  # a restored version may not have the namespace
             return False
         except TableHasAnotherNameError:
-            self._happened["register: the table is live"] += 1
+            self._events["register: the table is live"] += 1
             return False
         except (FileMissingError, InvalidInputError) as error:
-            # The file is of a version that was purged, or its commit failed.
+            # The file belongs to a purged version, or its commit failed.
             if isinstance(error, InvalidInputError) and "no kept version refers to it" not in error.message:
                 raise
-            self._happened["register: not committed, or purged"] += 1
+            self._events["register: not committed, or purged"] += 1
             return False
         return True
 
-    def wrong(self, past: Lakehouse, live: set[int]) -> list[str]:
-        """Return what does not hold: all that live versions need stands as it was made, acknowledged rows are there."""
-        wrong: list[str] = []
+    def violations(self, archive_lake: Lakehouse, live: set[int]) -> list[str]:
+        """Return violations: live versions need their files unchanged, and acknowledged rows must exist."""
+        violations: list[str] = []
         seen: set[int] = set()
-        for version, table, location in definitions(past):
+        for version, table, location in definitions(archive_lake):
             if location not in self._rows:
-                self._rows[location], self._needed[location] = rows_at(past, location), needed_files(past, location)
+                self._rows[location], self._needed[location] = (
+                    rows_at(archive_lake, location),
+                    needed_files(archive_lake, location),
+                )
             seen.update(self._rows[location])
             if version in live:
-                wrong += [
+                violations += [
                     f"table {table} at version {version} lacks {path}, or finds it changed"
                     for path in sorted(self._needed[location])
                     if path not in self._world.files or self._world.files[path][0] != self._world.created[path][0]
                 ]
-        wrong += [f"row {row} was acknowledged and is nowhere" for row in self._acknowledged if row not in seen]
-        return wrong + [f"row {row} failed and is there" for row in self._failed if row in seen]
+        violations += [f"row {row} was acknowledged and is nowhere" for row in self._acknowledged if row not in seen]
+        return violations + [f"row {row} failed and is there" for row in self._failed if row in seen]
 
 
 def _live_name(lake: Lakehouse) -> str:
-    """Return the name of the table at the latest version; its first name where it is dropped."""
+    """Return the table's name at the latest version, or its first name if it was dropped."""
     snapshot = lake.snapshot()
     names = snapshot.tables(NAMESPACE) if snapshot.has_namespace(NAMESPACE) else []
     return next(iter(names), TABLE)
 
 
 def definitions(lake: Lakehouse) -> Iterator[tuple[int, str, str]]:
-    """Yield each version, the names of tables there, and where the definition of each stands."""
+    """Yield version, table name and definition location of each table at each version."""
     for version in range(lake.latest_version() + 1):
         snapshot = Snapshot.of(lake.files, version)
         for table in snapshot.tables(NAMESPACE) if snapshot.has_namespace(NAMESPACE) else ():
@@ -136,7 +139,7 @@ def definitions(lake: Lakehouse) -> Iterator[tuple[int, str, str]]:
 
 
 def rows_at(lake: Lakehouse, definition: str) -> list[int]:
-    """Return the rows of the table by one of its definitions."""
+    """Return the rows of the table according to one of its definitions."""
     location = lake.files.definitions.table(definition).format_properties[METADATA_LOCATION]
     io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
     metadata = read_table_metadata(io, to_uri(lake.root, location))
@@ -145,7 +148,7 @@ def rows_at(lake: Lakehouse, definition: str) -> list[int]:
 
 
 def needed_files(lake: Lakehouse, location: str) -> set[str]:
-    """Return the files that a table needs, if this is the location of a definition of one."""
+    """Return the files that a table needs, or none if the location is not that of a table definition."""
     if "-table-" not in location or f"-{NAMESPACE}-" not in location:
         return set()
     definition = lake.files.definitions.table(location)

@@ -1,4 +1,4 @@
-"""The engine in a simulated world: many seeds, and every mutation of the engine caught."""
+"""The engine in a simulated world: many seeds are explained, and every mutation is detected."""
 
 from __future__ import annotations
 
@@ -15,42 +15,46 @@ from unittest import mock
 import pytest
 
 from tests.conftest import SHOWN
-from tests.simulator.choose_seeds import HAPPENINGS, seeds
+from tests.simulator.choose_seeds import REQUIRED_EVENTS, seeds
+from tests.simulator.maintenance import OPERATIONS
+from tests.simulator.maintenance_mutations import (
+    MAINTENANCE_CONDITIONS,
+    MAINTENANCE_MUTATIONS,
+    RARE_MAINTENANCE_MUTATIONS,
+)
 from tests.simulator.mutations import CONDITIONS, MUTATIONS
 from tests.simulator.scenario import N_FOREIGN_STEPS, digest, simulate
-from tests.simulator.upkeep import OPERATIONS
-from tests.simulator.upkeep_mutations import RARE_UPKEEP_MUTATIONS, UPKEEP_CONDITIONS, UPKEEP_MUTATIONS
 from tests.simulator.world import empty_cells, matrix
 from trinitylake_ops.transaction import pacing
 from trinitylake_ops.transaction.pacing import Pacing
 
 N_PARTS = 4
-#: Where `make soak` goes on.
+#: First seed of `make soak`.
 FIRST_SOAK_SEED = 1_000
 N_SOAK_SEEDS = 20_000
 N_SEEDS_OF_A_PAIR = 100
 N_SEEDS_WITHOUT_PACING = 6
-_MOST_SEEDS_TO_CATCH = 400
+_MAX_SEEDS_PER_MUTATION = 400
 REPLAY = "replay it with: python -m tests.simulator.replay"
 
 
 def _run(seeds: Sequence[int]) -> tuple[Counter[tuple[str, str]], Counter[str]]:
-    """Simulate seeds, which must all be explained; returns what was injected and what happened."""
+    """Simulate seeds, which must all be explained. Return counts of injected faults and of events."""
     injected: Counter[tuple[str, str]] = Counter()
-    happened: Counter[str] = Counter()
-    wrong: dict[int, list[str]] = {}
+    events: Counter[str] = Counter()
+    violations: dict[int, list[str]] = {}
     for seed in seeds:
         outcome = simulate(seed)
-        if outcome.wrong:
-            wrong[seed] = outcome.wrong
+        if outcome.violations:
+            violations[seed] = outcome.violations
         injected += outcome.injected
-        happened += outcome.happened
-    assert wrong == {}, f"{REPLAY} {min(wrong)}"
-    return injected, happened
+        events += outcome.events
+    assert violations == {}, f"{REPLAY} {min(violations)}"
+    return injected, events
 
 
-def _summary(injected: Counter[tuple[str, str]], happened: Counter[str]) -> str:
-    return matrix(injected) + "\n\n" + "\n".join(f"{count:>9,}  {what}" for what, count in happened.most_common())
+def _summary(injected: Counter[tuple[str, str]], events: Counter[str]) -> str:
+    return matrix(injected) + "\n\n" + "\n".join(f"{count:>9,}  {what}" for what, count in events.most_common())
 
 
 @pytest.mark.timeout(900)
@@ -58,12 +62,12 @@ def _summary(injected: Counter[tuple[str, str]], happened: Counter[str]) -> str:
 def test_every_seed_is_explained_by_the_order_of_commits(
     part: int, run_folder: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Seeds in parts that run beside each other. The part that ends last looks at what all have met."""
-    own = seeds()[part::N_PARTS]
-    injected, happened = _run(own)
-    assert happened["committed"] > 15 * len(own)
+    """Simulate the seeds in parallel parts. The last part to end checks the coverage of all parts."""
+    seeds_of_part = seeds()[part::N_PARTS]
+    injected, events = _run(seeds_of_part)
+    assert events["committed"] > 15 * len(seeds_of_part)
     written = run_folder / f"simulated-{part}.part"
-    written.write_bytes(pickle.dumps((injected, happened)))
+    written.write_bytes(pickle.dumps((injected, events)))
     written.rename(run_folder / f"simulated-{part}")
     ended = [run_folder / f"simulated-{number}" for number in range(N_PARTS)]
     if all(file.exists() for file in ended):
@@ -73,23 +77,23 @@ def test_every_seed_is_explained_by_the_order_of_commits(
 def _check_reached_situations(
     parts: Sequence[tuple[Counter[tuple[str, str]], Counter[str]]], record_property: Callable[[str, object], None]
 ) -> None:
-    """Check that every fault met every kind of request, and that every operation did its work."""
-    injected, happened = Counter[tuple[str, str]](), Counter[str]()
-    for injected_in_part, happened_in_part in parts:
+    """Check that every fault hit every kind of request, and that every operation took effect."""
+    injected, events = Counter[tuple[str, str]](), Counter[str]()
+    for injected_in_part, events_in_part in parts:
         injected += injected_in_part
-        happened += happened_in_part
-    record_property(SHOWN, _summary(injected, happened))
+        events += events_in_part
+    record_property(SHOWN, _summary(injected, events))
     assert empty_cells(injected) == [], "choose other seeds: python -m tests.simulator.choose_seeds"
-    for what in HAPPENINGS:
-        assert happened[what], what
+    for what in REQUIRED_EVENTS:
+        assert events[what], what
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(6 * 3600)
 @pytest.mark.parametrize("first", range(FIRST_SOAK_SEED, FIRST_SOAK_SEED + N_SOAK_SEEDS, N_SOAK_SEEDS // 10))
-def test_many_more_seeds_are_explained(record_property: Callable[[str, object], None], first: int) -> None:
-    injected, happened = _run(range(first, first + N_SOAK_SEEDS // 10))
-    record_property(SHOWN, _summary(injected, happened))  # what a part seldom meets, the first seeds do
+def test_soak_seeds_are_explained(record_property: Callable[[str, object], None], first: int) -> None:
+    injected, events = _run(range(first, first + N_SOAK_SEEDS // 10))
+    record_property(SHOWN, _summary(injected, events))  # the first seeds cover what a part rarely reaches
 
 
 @pytest.mark.soak
@@ -98,28 +102,28 @@ def test_many_more_seeds_are_explained(record_property: Callable[[str, object], 
 def test_pairs_of_operations_are_explained(
     record_property: Callable[[str, object], None], pair: tuple[str, str]
 ) -> None:
-    """Two operations against each other and against commits, so that they meet more often."""
-    happened: Counter[str] = Counter()
-    wrong: dict[int, list[str]] = {}
+    """Run only two operations and commits, so that they conflict more often."""
+    events: Counter[str] = Counter()
+    violations: dict[int, list[str]] = {}
     for seed in range(N_SEEDS_OF_A_PAIR):
-        has_table, has_foreigner = {"trim", "register"} & set(pair), "reconcile" in pair
+        has_table, has_foreign_writer = {"trim", "register"} & set(pair), "reconcile" in pair
         outcome = simulate(
             seed,
-            upkeep=pair,
+            maintenance_operations=pair,
             with_table=True if has_table else None,
-            n_foreign_steps=N_FOREIGN_STEPS if has_foreigner else None,
+            n_foreign_steps=N_FOREIGN_STEPS if has_foreign_writer else None,
         )
-        if outcome.wrong:
-            wrong[seed] = outcome.wrong
-        happened += outcome.happened
-    assert wrong == {}
-    record_property(SHOWN, "\n".join(f"{count:>9,}  {what}" for what, count in happened.most_common()))
+        if outcome.violations:
+            violations[seed] = outcome.violations
+        events += outcome.events
+    assert violations == {}
+    record_property(SHOWN, "\n".join(f"{count:>9,}  {what}" for what, count in events.most_common()))
 
 
-ALL_MUTATIONS = {**MUTATIONS, **UPKEEP_MUTATIONS, **RARE_UPKEEP_MUTATIONS}
-ALL_CONDITIONS = {**CONDITIONS, **UPKEEP_CONDITIONS}
-#: Seeds that caught mutations before, and are tried first.
-_CAUGHT_AT = {
+ALL_MUTATIONS = {**MUTATIONS, **MAINTENANCE_MUTATIONS, **RARE_MAINTENANCE_MUTATIONS}
+ALL_CONDITIONS = {**CONDITIONS, **MAINTENANCE_CONDITIONS}
+#: Seeds that detected a mutation earlier, and are tried first.
+_CATCHING_SEEDS = {
     "carry stale pointers in a rebase": 1,
     "delete the files of a commit with an unknown outcome": 22,
     "delete what the plan names, reached or not": 5,
@@ -169,44 +173,44 @@ _CAUGHT_AT = {
     "trust the hint": 4,
     "undelete what is being purged": 28,
 }
-#: Mutations try the simulator, not the engine: a test run has a fourth of them.
-_FEW = sorted([*MUTATIONS, *UPKEEP_MUTATIONS])[::4]
+#: Mutations test the simulator, not the engine, so a normal test run has only a fourth of them.
+_REGULAR_MUTATIONS = sorted([*MUTATIONS, *MAINTENANCE_MUTATIONS])[::4]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in _FEW else pytest.param(name, marks=pytest.mark.soak)
-        for name in (*MUTATIONS, *UPKEEP_MUTATIONS, *RARE_UPKEEP_MUTATIONS)
+        name if name in _REGULAR_MUTATIONS else pytest.param(name, marks=pytest.mark.soak)
+        for name in (*MUTATIONS, *MAINTENANCE_MUTATIONS, *RARE_MAINTENANCE_MUTATIONS)
     ],
 )
-def test_mutations_are_caught(name: str) -> None:
+def test_mutations_are_detected(name: str) -> None:
     conditions = ALL_CONDITIONS.get(name, {})
-    seeds = (_CAUGHT_AT.get(name, 0), *range(_MOST_SEEDS_TO_CATCH))
-    assert any(simulate(seed, ALL_MUTATIONS[name], **conditions).wrong for seed in seeds)
+    seeds = (_CATCHING_SEEDS.get(name, 0), *range(_MAX_SEEDS_PER_MUTATION))
+    assert any(simulate(seed, ALL_MUTATIONS[name], **conditions).violations for seed in seeds)
 
 
-def test_each_mutation_changes_something_that_exists() -> None:
-    """Most mutations run in ``make soak`` only: a renamed attribute of the engine must fail before."""
-    assert _CAUGHT_AT.keys() <= ALL_MUTATIONS.keys()
+def test_each_mutation_changes_existing_code() -> None:
+    """Most mutations run only in ``make soak``, but a renamed attribute of the engine must fail earlier."""
+    assert _CATCHING_SEEDS.keys() <= ALL_MUTATIONS.keys()
     for mutation in ALL_MUTATIONS.values():
         with mutation():
             pass
 
 
 def test_commits_are_correct_without_pacing() -> None:
-    """Fairness, the commit lock, early reads and staged roots decide how fast commits are, and nothing else."""
-    happened = Counter[str]()
+    """Fairness, the commit lock, early reads and staged roots affect only the speed of commits."""
+    events = Counter[str]()
     for seed in range(N_SEEDS_WITHOUT_PACING):
         outcome = simulate(seed, lambda: mock.patch.object(pacing, "WriterPacing", return_value=Pacing()))
-        assert outcome.wrong == [], seed
-        happened += outcome.happened
-    assert happened["committed"] > 15 * N_SEEDS_WITHOUT_PACING
+        assert outcome.violations == [], seed
+        events += outcome.events
+    assert events["committed"] > 15 * N_SEEDS_WITHOUT_PACING
 
 
-def test_a_seed_replays_exactly() -> None:
-    """A seed does the same in another process, where sets of text have another order."""
+def test_seed_replays_exactly() -> None:
+    """Replay a seed in another process, where sets of strings have another order."""
     here = digest(simulate(7))
     assert here == digest(simulate(7))
     program = "from tests.simulator.scenario import digest, simulate; print(digest(simulate(7)))"

@@ -1,9 +1,8 @@
-"""A world in which several processes use one storage, and everything that can happen is drawn from a seed.
+"""A simulated world in which several processes use one storage; a seed decides every event.
 
-Each thread of a simulated process is a greenlet that runs the real code. It hands over at every request
-to the storage, at every pause and whenever it waits for another thread of its process; who goes on, and
-what goes wrong meanwhile, the seed decides. So a run is one total order of requests, and the same seed
-gives it again.
+Each thread of a simulated process is a greenlet that runs the real code. It yields at every storage request, at every
+pause and whenever it waits for another thread of its process. The seed decides which thread continues and which faults
+occur. A run is therefore one total order of requests, which the same seed reproduces.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ from trinitylake_ops.transaction import time_to_live as orphan_barrier_module
 
 Kind = Literal["read", "stat", "list", "create", "write", "delete"]
 Fault = Literal["refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump"]
-#: What is requested of which files: rows of the matrix that hundreds of runs fill. Rarer requests are shown, too.
+#: Kinds of requests and files that the seeds must cover. The matrix also lists rarer requests.
 REQUESTS = (
     "read hint", "read root", "read node", "read definition", "read saved transaction",
     "stat root", "list roots", "list requests for a turn",
@@ -71,54 +70,54 @@ REQUESTS = (
 )  # fmt: skip
 FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump")
 _NETWORK_FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late")
-_NO_RESPONSE: tuple[Fault, ...] = ("refused", "answer lost")  # a late answer to a read is an answer
+_NO_RESPONSE: tuple[Fault, ...] = ("refused", "answer lost")  # a late response to a read is a valid response
 _CHANGES = ("create", "write", "delete")
-#: In a run of some seconds, what minutes are in life: how far clocks may be off, and how long a lease lasts.
+#: Clock margin and lease duration, shortened from minutes because a run lasts a few seconds.
 CLOCK_MARGIN_MS = 1_000
 LEASE_MS = 3_000
-_TIMES_RARE_FAULTS = 3  # of leases, which few requests are about
-_SECONDS_A_STEP = 0.01
-_LONGEST_PAUSE_STEPS = 10
-_LONGEST_STOP_STEPS = 1_500
-_MOST_STEPS = 20_000
+_LEASE_FAULT_FACTOR = 3  # for leases, which receive few requests
+_SECONDS_PER_STEP = 0.01
+_MAX_PAUSE_STEPS = 10
+_MAX_STOP_STEPS = 1_500
+_MAX_STEPS = 20_000
 START_MS = 1_700_000_000_000
-ROOT = "memory://simulated/"  # of the lakehouse
+ROOT = "memory://simulated/"  # root of the lakehouse
 
 
 @dataclass(eq=False)
 class Process:
-    """A simulated process: its threads, and what they share. It dies as a whole and starts again."""
+    """A simulated process: its threads and their shared state. It crashes as a whole and restarts."""
 
     name: str
     threads: list[Callable[[Process], None]]
     make: Callable[[Storage], Any]
-    is_interrupted: bool = False  # now and then, in all its threads
+    is_interrupted: bool = False  # randomly, in all its threads
     storage: SimulatedStorage = field(init=False)
     shared: Any = None
-    bad_requests: int = 0  # that are still to come
-    waiting: list[background.Work] = field(default_factory=list)  # work in the background that is to be done
+    bad_requests: int = 0  # number of next requests that fail
+    waiting: list[background.Work] = field(default_factory=list)  # pending background work
 
 
 @dataclass(eq=False)
 class _Thread:
-    """A thread of a process; ``waits_for`` is None while it could go on, if it were not stopped until some step."""
+    """A thread of a process. ``waits_for`` is None unless it waits; ``stopped_until`` is a step."""
 
     process: Process
     body: greenlet.greenlet
     waits_for: SimulatedEvent | None = None
     stopped_until: int = 0
-    is_beside: bool = False  # an interrupt never comes to such a thread
+    is_background: bool = False  # such a thread is never interrupted
 
 
 @dataclass(eq=False)
 class Folder:
-    """All that stands below one root, and what became of it."""
+    """The files below one root and their history."""
 
     root: str
     files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
-    created: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # each file as it was first created
-    sent_by: dict[str, set[str]] = field(default_factory=dict)  # process -> files that it wanted to create
-    deleted: list[tuple[str, str]] = field(default_factory=list)  # process, file
+    created: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # original content of each file
+    sent_by: dict[str, set[str]] = field(default_factory=dict)  # process -> files that it tried to create
+    deleted: list[tuple[str, str]] = field(default_factory=list)  # process and path
 
 
 @dataclass(frozen=True)
@@ -127,31 +126,31 @@ class _Waits:
 
 
 class DeadlockError(AssertionError):
-    """No thread can go on."""
+    """No thread can continue."""
 
 
 class World:
-    """Everything outside the code under test: storage, clock, network, processes, and chance."""
+    """Everything outside the code under test: storage, clock, network, processes and random choices."""
 
     def __init__(self, seed: int, fault_rate: float, interrupt_rate: float, stop_rate: float | None = None):
         self.random = random.Random(seed)
         self._uuids = random.Random(f"uuids of {seed}")
-        #: Whether transactions write their files before they wait (docs/internals/fast-commits.md).
+        #: Whether transactions write their files before they queue (docs/internals/fast-commits.md).
         self._is_remote = random.Random(f"remote {seed}").random() < 0.5
         self.fault_rate = fault_rate
         self._interrupt_rate = interrupt_rate
         chosen_rate = self.random.choice([0, 0.005])
-        self._stop_rate = chosen_rate if stop_rate is None else stop_rate  # of threads that sleep, as by SIGSTOP
-        self._arrival_rate = self.random.choice([0.04, 0.01])  # of what is late, at each step
+        self._stop_rate = chosen_rate if stop_rate is None else stop_rate  # of a pause, as after SIGSTOP
+        self._arrival_rate = self.random.choice([0.04, 0.01])  # chance of a delayed request to arrive, per step
         self.home = Folder(ROOT)
         self.folders = {ROOT: self.home}
         self.clock_ms = START_MS
         self.n_steps = 0
         self.log: list[tuple[str, str, str, str]] = []
         self.injected: Counter[tuple[str, str]] = Counter()
-        self.observers: list[Callable[[Process, str, bytes], None]] = []  # of files that are created at home
+        self.observers: list[Callable[[Process, str, bytes], None]] = []  # called before each create
         self._threads: list[_Thread] = []
-        self._on_their_way: list[tuple[str, Callable[[], object]]] = []  # requests that arrive late, or once more
+        self._in_flight: list[tuple[str, Callable[[], object]]] = []  # delayed and duplicate requests
         self._main = greenlet.getcurrent()
 
     @property
@@ -163,10 +162,10 @@ class World:
         return self.home.created
 
     def open_storage(self, root: str, options: object = None) -> Storage:
-        """Return the storage of any root, for the process that asks, as ``storage.open_storage`` does."""
+        """Return the storage of a root for the calling process, like ``storage.open_storage``."""
         del options
-        here = greenlet.getcurrent()
-        process = next((thread.process for thread in self._threads if thread.body is here), None)
+        current_greenlet = greenlet.getcurrent()
+        process = next((thread.process for thread in self._threads if thread.body is current_greenlet), None)
         folder = self.folders.setdefault(root, Folder(root))
         storage = SimulatedStorage(self, process or Process("test", [], lambda storage: None), folder)
         return RetryStorage(storage, attempts=3, sleep=self.pause)
@@ -177,71 +176,69 @@ class World:
         self._start(process)
 
     def run(self) -> None:
-        """Let all threads run to their end. Raises what one of them raised, and DeadlockError."""
+        """Run all threads to their end. Raises the error of a thread, or DeadlockError."""
         while self._threads:
             runnable = [thread for thread in self._threads if thread.waits_for is None or thread.waits_for.is_set()]
             if not runnable:
                 raise DeadlockError(f"all threads wait: {[thread.process.name for thread in self._threads]}")
             self.n_steps += 1
-            if self.n_steps > _MOST_STEPS:
-                raise DeadlockError(f"no end after {_MOST_STEPS} steps")
+            if self.n_steps > _MAX_STEPS:
+                raise DeadlockError(f"no end after {_MAX_STEPS} steps")
             self.clock_ms += self.random.randrange(30)
-            if self._on_their_way and self.random.random() < self._arrival_rate:
-                self._let_arrive(self.random.randrange(len(self._on_their_way)))
+            if self._in_flight and self.random.random() < self._arrival_rate:
+                self._deliver(self.random.randrange(len(self._in_flight)))
             if self.random.random() < self._stop_rate:
-                self.random.choice(self._threads).stopped_until = self.n_steps + self.random.randrange(
-                    _LONGEST_STOP_STEPS
-                )
+                self.random.choice(self._threads).stopped_until = self.n_steps + self.random.randrange(_MAX_STOP_STEPS)
             if self.random.random() < self._interrupt_rate:
                 self._interrupt(self.random.choice(self._threads))
             else:
                 awake = [thread for thread in runnable if thread.stopped_until <= self.n_steps]
                 self._resume(self.random.choice(awake or runnable))
-        while self._on_their_way:
-            self._let_arrive(0)
+        while self._in_flight:
+            self._deliver(0)
 
-    def end(self) -> None:
-        """End all threads that are left: one that is collected later may end inside another test."""
+    def stop(self) -> None:
+        """End all remaining threads, because one that is garbage-collected later may end inside another test."""
         while self._threads:
             thread = self._threads.pop()
             thread.process.storage.is_dead = True
             thread.body.throw(greenlet.GreenletExit)
 
     def is_simulated_here(self) -> bool:
-        """Whether the caller is a simulated thread, and not the test itself, or a thread of a library."""
+        """Whether the caller is a simulated thread, not the test itself or a thread of a library."""
         return greenlet.getcurrent().parent is not None
 
     def hand_over(self, event: SimulatedEvent | None = None) -> None:
-        """Let others run; with an event, until it is set."""
+        """Let other threads run. With an event, wait until it is set."""
         self._main.switch(None if event is None else _Waits(event))
 
     def request(self, process: Process, kind: Kind, path: str, effect: Callable[[], Any], folder: Folder) -> Any:
-        """Send a request: hand over, then let it take effect, or go wrong."""
+        """Send a request: hand over, then apply its effect or a fault."""
         if not self.is_simulated_here():
             return effect()
         if process.storage.is_dead:
             raise greenlet.GreenletExit
-        fault = self._fault_of(process, kind, path)
+        fault = self._choose_fault(process, kind, path)
         try:
             self.hand_over()
-        except KeyboardInterrupt:  # the request is on its way: it arrives now, later, or never
+        except KeyboardInterrupt:  # the request is in flight: it arrives now, later, or never
             if kind in _CHANGES:
-                self._send_later(f"{kind} {path} of who was interrupted", effect)
-                if self._on_their_way and self.random.random() < 0.5:
-                    self._let_arrive(-1)
+                self._delay(f"{kind} {path} of an interrupted process", effect)
+                if self._in_flight and self.random.random() < 0.5:
+                    self._deliver(-1)
             raise
-        place = path if folder is self.home else f"{folder.root}{path}"
-        self.log.append((process.name, kind, place, fault or ""))
+        location = path if folder is self.home else f"{folder.root}{path}"
+        self.log.append((process.name, kind, location, fault or ""))
         if fault is not None:
-            self.injected[f"{kind} {class_of(path)}", fault] += 1
-        return self._answered(process, kind, path, effect, fault)
+            self.injected[f"{kind} {file_class(path)}", fault] += 1
+        return self._respond(process, kind, path, effect, fault)
 
-    def _fault_of(self, process: Process, kind: Kind, path: str) -> Fault | None:
-        """Choose what goes wrong with a request; failures come in spells, too, so that some outcomes stay unknown."""
+    def _choose_fault(self, process: Process, kind: Kind, path: str) -> Fault | None:
+        """Choose the fault of a request. Some faults cover several requests, so that some outcomes stay unknown."""
         if process.bad_requests:
             process.bad_requests -= 1
             return self.random.choice(_NETWORK_FAULTS if kind in _CHANGES else _NO_RESPONSE)
-        rate = self.fault_rate * (_TIMES_RARE_FAULTS if path.startswith(LEASE_PREFIX) else 1)
+        rate = self.fault_rate * (_LEASE_FAULT_FACTOR if path.startswith(LEASE_PREFIX) else 1)
         if self.random.random() >= rate:
             return None
         if self.random.random() < (0.5 if kind == "create" else 0.15):
@@ -249,7 +246,7 @@ class World:
             return self.random.choice(_NETWORK_FAULTS)
         return self.random.choice(FAULTS)
 
-    def _answered(self, process: Process, kind: Kind, path: str, effect: Callable[[], Any], fault: Fault | None) -> Any:
+    def _respond(self, process: Process, kind: Kind, path: str, effect: Callable[[], Any], fault: Fault | None) -> Any:
         if fault == "crash before":
             self._crash(process)
         if fault == "clock jump":
@@ -257,30 +254,30 @@ class World:
         if fault == "refused":
             raise self.random.choice([ThrottledError, TransientError])(f"injected: {kind} refused", path=path)
         if fault == "late":
-            if kind in _CHANGES:  # no answer in time; it arrives later, or never
-                self._send_later(f"late {kind} {path}", effect)
+            if kind in _CHANGES:  # no response in time; the request arrives later or never
+                self._delay(f"late {kind} {path}", effect)
                 raise AmbiguousWriteError(f"injected: {kind} held back", path=path)
             found = _outcome(effect)
-            self.hand_over()  # the answer is old when it comes
+            self.hand_over()  # the response is outdated when it arrives
             return found()
         found = _outcome(effect)
-        if fault == "twice":  # repeated on its way: at once, and the answer is the second one's, or later
+        if fault == "twice":  # duplicated in the network: at once, with the second response, or later
             if self.random.random() < 0.5:
                 return effect()
-            self._send_later(f"repeated {kind} {path}", effect)
+            self._delay(f"repeated {kind} {path}", effect)
         if fault == "crash after":
             self._crash(process)
         if fault == "answer lost":
             error = AmbiguousWriteError if kind in _CHANGES else TransientError
-            raise error(f"injected: the answer to {kind} is lost", path=path)
+            raise error(f"injected: the response to {kind} is lost", path=path)
         return found()
 
-    def _send_later(self, what: str, effect: Callable[[], object]) -> None:
+    def _delay(self, what: str, effect: Callable[[], object]) -> None:
         if self.random.random() < 0.9:
-            self._on_their_way.append((what, effect))
+            self._in_flight.append((what, effect))
 
-    def _let_arrive(self, index: int) -> None:
-        what, effect = self._on_their_way.pop(index)
+    def _deliver(self, index: int) -> None:
+        what, effect = self._in_flight.pop(index)
         self.log.append(("network", "arrives", what, ""))
         _outcome(effect)
 
@@ -294,40 +291,40 @@ class World:
             self._threads.append(_Thread(process, greenlet.greenlet(lambda body=thread: body(process))))
 
     def _interrupt(self, thread: _Thread) -> None:
-        """Press Ctrl-C while a thread waits for an answer, for another thread, or for its pause to end."""
-        if thread.process.is_interrupted and thread.body and not thread.is_beside:  # it has begun
+        """Interrupt a thread that waits for a response, for another thread, or for the end of a pause."""
+        if thread.process.is_interrupted and thread.body and not thread.is_background:  # the thread has started
             self.log.append((thread.process.name, "is interrupted", "", ""))
             self._resume(thread, KeyboardInterrupt)
 
     def _resume(self, thread: _Thread, interrupt: type[BaseException] | None = None) -> None:
         thread.waits_for = None
-        told = thread.body.switch() if interrupt is None else thread.body.throw(interrupt)
-        if isinstance(told, _Crashed):
-            for other in [other for other in self._threads if other.process is told.process]:
+        switched = thread.body.switch() if interrupt is None else thread.body.throw(interrupt)
+        if isinstance(switched, _Crash):
+            for other in [other for other in self._threads if other.process is switched.process]:
                 self._threads.remove(other)
                 other.body.throw(greenlet.GreenletExit)
-            self.log.append((told.process.name, "starts again", "", ""))
-            self._start(told.process)
+            self.log.append((switched.process.name, "starts again", "", ""))
+            self._start(switched.process)
         elif thread.body.dead:
             self._threads.remove(thread)
-        elif isinstance(told, _Waits):
-            thread.waits_for = told.event
+        elif isinstance(switched, _Waits):
+            thread.waits_for = switched.event
 
     def _crash(self, process: Process) -> None:
         process.storage.is_dead = True
-        self._main.switch(_Crashed(process))
+        self._main.switch(_Crash(process))
         raise greenlet.GreenletExit
 
-    # What the code under test would take from the machine
+    # Replacements for the machine's clock, threads and randomness
 
     @contextmanager
-    def surroundings(self) -> Iterator[None]:
-        """Let the code under test wait, pause and draw identifiers within this world."""
+    def patched(self) -> Iterator[None]:
+        """Patch the code under test to wait, pause and create identifiers within this world."""
         threads = _Threads(self)
         changes = [
             mock.patch.object(uuid, "uuid4", self._uuid),
-            mock.patch.object(ExecutorFactory, "get_or_create", return_value=_HereAndNow()),
-            # Every process reads the same few files again and again; what it makes of a file's bytes never changes.
+            mock.patch.object(ExecutorFactory, "get_or_create", return_value=_InlineExecutor()),
+            # All processes read the same few files repeatedly, and the decoded content depends only on the bytes.
             mock.patch.object(node_sections, "_read", functools.lru_cache(maxsize=512)(node_sections._read)),
             mock.patch.object(cache_module, "threading", threads),
             mock.patch.object(member_module, "threading", threads),
@@ -339,19 +336,19 @@ class World:
             mock.patch.object(lease_module, "DURATION_MS", LEASE_MS),
             mock.patch.object(retention_module, "CLOCK_MARGIN_MS", CLOCK_MARGIN_MS),
             mock.patch.object(orphan_barrier_module, "YOUNG_MS", CLOCK_MARGIN_MS),
-            # Other roots: those that exports go to, and the lakehouse's own as it is seen from there.
+            # Other roots: export targets, and the lakehouse's own root as seen from a target.
             *(
                 mock.patch.object(module, "open_storage", self.open_storage)
                 for module in (export_module, export_check_module, elsewhere_module, file_io_module, lakehouse_module)
             ),
-            # Runs are short: let what happens only after long contention happen in them.
+            # Runs are short, so reach the behavior of long contention early.
             mock.patch.object(fairness_module, "CONFLICTS_BEFORE_REQUEST", 1),
             mock.patch.object(fairness_module, "COMMITS_BETWEEN_POLLS", 3),
         ]
         with ExitStack() as stack:
             for change in changes:
                 stack.enter_context(change)
-            logging.disable()  # of warnings of what is injected
+            logging.disable()  # suppress warnings about injected faults
             try:
                 yield
             finally:
@@ -359,8 +356,8 @@ class World:
 
     def run_in_background(self, work: background.Work) -> None:
         """Run work in another thread of the calling process. Equal work that has not started runs once."""
-        here = greenlet.getcurrent()
-        process = next((thread.process for thread in self._threads if thread.body is here), None)
+        current_greenlet = greenlet.getcurrent()
+        process = next((thread.process for thread in self._threads if thread.body is current_greenlet), None)
         if process is None:  # the test itself
             background.run_logged(work)
         elif work not in process.waiting:
@@ -371,12 +368,12 @@ class World:
                 process.waiting.remove(work)
                 background.run_logged(work)
 
-            self._threads.append(_Thread(process, greenlet.greenlet(body), is_beside=True))
+            self._threads.append(_Thread(process, greenlet.greenlet(body), is_background=True))
 
     def pause(self, seconds: float) -> None:
-        del seconds  # how long anything takes is for the seed to decide
+        del seconds  # the seed decides how long a pause takes
         if self.is_simulated_here():
-            for _ in range(self.random.randint(1, _LONGEST_PAUSE_STEPS)):
+            for _ in range(self.random.randint(1, _MAX_PAUSE_STEPS)):
                 self.hand_over()
 
     def _uuid(self) -> uuid.UUID:
@@ -384,7 +381,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class _Crashed:
+class _Crash:
     process: Process
 
 
@@ -395,7 +392,7 @@ class _SimulatedClock:
         self._world = world
 
     def now_s(self) -> float:
-        return _SECONDS_A_STEP * self._world.n_steps
+        return _SECONDS_PER_STEP * self._world.n_steps
 
     def sleep(self, seconds: float) -> None:
         self._world.pause(seconds)
@@ -426,24 +423,24 @@ class _Threads:
     def __init__(self, world: World):
         self._world = world
 
-    def Event(self) -> SimulatedEvent:  # noqa: N802 - the name it has in threading
+    def Event(self) -> SimulatedEvent:  # noqa: N802 - the name in threading
         return SimulatedEvent(self._world)
 
-    def RLock(self) -> SimulatedRLock:  # noqa: N802 - the name it has in threading
+    def RLock(self) -> SimulatedRLock:  # noqa: N802 - the name in threading
         return SimulatedRLock(self._world)
 
-    def Condition(self, lock: threading.Lock) -> SimulatedCondition:  # noqa: N802 - the name it has in threading
+    def Condition(self, lock: threading.Lock) -> SimulatedCondition:  # noqa: N802 - the name in threading
         return SimulatedCondition(self._world, lock)
 
 
-class _HereAndNow(Executor):
-    """Runs what pyiceberg submits at once, in the caller's thread: its own threads would not be simulated."""
+class _InlineExecutor(Executor):
+    """Runs tasks of pyiceberg inline in the caller's thread, because its threads would not be simulated."""
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
         done: Future[Any] = Future()
         try:
             done.set_result(call(*arguments, **options))
-        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+        except Exception as error:  # noqa: BLE001 - raised by the future's result()
             done.set_exception(error)
         return done
 
@@ -462,27 +459,27 @@ class SimulatedEvent:
         self._is_set = True
 
     def wait(self, timeout: float | None = None) -> bool:
-        del timeout  # nobody is interrupted here
+        del timeout  # timeouts only allow interrupts, which are not simulated here
         while not self._is_set:
             self._world.hand_over(self)
         return True
 
 
 class SimulatedCondition:
-    """A condition (threading.Condition) for which a simulated thread can wait, as long as the seed decides."""
+    """A condition (threading.Condition). The seed decides how long a simulated thread waits for it."""
 
     def __init__(self, world: World, lock: threading.Lock):
         self._world = world
         self._lock = lock
 
     def notify_all(self) -> None:
-        """Do nothing: who waits looks again by itself."""
+        """Do nothing: a waiting thread polls."""
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float) -> bool:
         del timeout
         self._lock.release()
         try:
-            for _ in range(self._world.random.randint(1, _LONGEST_PAUSE_STEPS)):
+            for _ in range(self._world.random.randint(1, _MAX_PAUSE_STEPS)):
                 if predicate():
                     break
                 self._world.hand_over()
@@ -500,10 +497,10 @@ class SimulatedRLock:
         self._depth = 0
 
     def __enter__(self) -> None:
-        own = greenlet.getcurrent()
-        while self._owner not in (None, own):
+        current = greenlet.getcurrent()
+        while self._owner not in (None, current):
             self._world.hand_over()
-        self._owner = own
+        self._owner = current
         self._depth += 1
 
     def __exit__(self, *_: object) -> None:
@@ -513,7 +510,7 @@ class SimulatedRLock:
 
 
 def _outcome(effect: Callable[[], Any]) -> Callable[[], Any]:
-    """Let a request take effect now; returns what gives its answer."""
+    """Apply the effect of a request now, and return a function that returns its result or raises its error."""
     try:
         found = effect()
     except StorageError as error:
@@ -527,7 +524,7 @@ def _outcome(effect: Callable[[], Any]) -> Callable[[], Any]:
 
 
 class SimulatedStorage(Storage):
-    """The storage of a world as one process reaches it."""
+    """A storage of the world as one process uses it."""
 
     concurrency = 1
 
@@ -560,7 +557,7 @@ class SimulatedStorage(Storage):
 
         def effect() -> None:
             if path in folder.files:
-                raise FileExistsAlreadyError(f"a file stands at {path!r}", path=path)
+                raise FileExistsAlreadyError(f"{path!r} already exists", path=path)
             folder.files[path] = (data, world.clock_ms)
             folder.created.setdefault(path, folder.files[path])
 
@@ -602,8 +599,8 @@ class SimulatedStorage(Storage):
         return self._world.request(self._process, kind, path, effect, self._folder)
 
 
-def class_of(path: str) -> str:
-    """Return what kind of file a path, or the prefix of a listing, names."""
+def file_class(path: str) -> str:
+    """Return the kind of file that a path or the prefix of a listing refers to."""
     if parse_root_path(path) is not None:
         return "root"
     if path in (HINT_PATH, ROOT_PREFIX):
@@ -624,7 +621,7 @@ def class_of(path: str) -> str:
 
 
 def matrix(injected: Counter[tuple[str, str]]) -> str:
-    """Return a table of requests x faults with how often each was injected."""
+    """Return a table of requests and faults with the number of injections."""
     kinds = sorted({kind for kind, _ in injected} | set(REQUESTS), key=lambda kind: (kind not in REQUESTS, kind))
     rows = [["request", *FAULTS], *([kind, *(f"{injected[kind, fault]:,}" for fault in FAULTS)] for kind in kinds)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -632,5 +629,5 @@ def matrix(injected: Counter[tuple[str, str]]) -> str:
 
 
 def empty_cells(injected: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return what was never injected."""
+    """Return pairs of request and fault that were never injected."""
     return [cell for cell in itertools.product(REQUESTS, FAULTS) if not injected[cell]]

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from tests.inventories import write_inventory
+from tests.module_time import replace_time_functions
 from tests.operations.aging import Aging, grow, keeping
 from tests.operations.changes import append_rows, overwrite_rows
 from tests.operations.table_roots import TableRoots, needed_paths, paths_under, put_orphans, table_roots
-from tests.own_time import give_own_time
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.cli.app import trinitylake
@@ -330,7 +330,7 @@ def test_commands(aging: Aging, place: Place, spark_tasks: SparkExecutor, monkey
     if place.server is not None:
         return
     now_ns = time.time_ns()
-    give_own_time(monkeypatch, local_storage_module, time_ns=lambda: now_ns)
+    replace_time_functions(monkeypatch, local_storage_module, time_ns=lambda: now_ns)
     options = ["--root", place.root, "--storage-option", "fsync=false"]
 
     def run(*words: str, code: int = 0) -> Any:

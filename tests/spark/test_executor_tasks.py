@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from tests.clock import ClockStorage
 from tests.lakes import listed, local_storage
-from tests.own_time import give_own_time
+from tests.module_time import replace_time_functions
 from trinitylake_ops.errors import MaintenanceBlockedError, StorageError, TransientError
 from trinitylake_ops.format.file_names import lease_path, root_path
 from trinitylake_ops.operations.executor import DeletionFence, Guard
@@ -161,7 +161,7 @@ def test_interrupts_do_not_end_the_wait_for_a_lost_task(
         now_s += seconds
 
     monkeypatch.setattr(executor_module, "run_in_tasks", interrupted)
-    give_own_time(monkeypatch, executor_module, monotonic=lambda: now_s, sleep=sleep)
+    replace_time_functions(monkeypatch, executor_module, monotonic=lambda: now_s, sleep=sleep)
     with pytest.raises(KeyboardInterrupt):
         SparkExecutor(spark).delete(clock, ["a"], fence_by(clock))
     assert slept == [40, 39, 38]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pyspark.sql import SparkSession
 
-from tests.lakes import Lakes, lakes, left_over_paths
+from tests.lakes import Lakes, lakes, unreferenced_paths
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.transaction.saved import StagedDefinition
 
@@ -36,4 +36,4 @@ def test_executors_stage_for_one_transaction(spark: SparkSession, lakes: Lakes) 
         str(number) for number in range(N_TABLES)
     ]
     assert next(lake.history()).counts == {"set": N_TABLES, "deleted": 0}
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()

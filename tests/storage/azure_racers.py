@@ -1,8 +1,8 @@
 """Processes that race to create files in a container: ``python -m tests.storage.azure_racers``, plan on stdin.
 
 The plan is JSON: ``root``, ``options``, ``n_processes`` and ``rounds``: a name, a size in bytes, threads of a process.
-One process imports everything and forks the others before it opens a storage. All begin each round together. The
-answer is JSON: for each round the outcome of every create, the name of its error or ``won``.
+One process imports everything and forks the others before it opens a storage. All processes start each round together.
+The output is JSON: for each round the outcome of every create, ``won`` or the name of its error.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def race(plan: dict[str, Any], number: int, barrier: Barrier, answers: SimpleQue
             for thread in range(n_threads)
         ]
         barrier.wait(_LONGEST_ROUND_SECONDS)
-        found = run_together([partial(storage.create, name, data) for data in bodies])
-        outcomes.append(["won" if outcome is None else _named(outcome) for outcome in found])
+        round_outcomes = run_together([partial(storage.create, name, data) for data in bodies])
+        outcomes.append(["won" if outcome is None else _named(outcome) for outcome in round_outcomes])
     answers.put(outcomes)
 
 

@@ -1,7 +1,7 @@
 """A process that races with others to create files: ``python -m tests.storage.create_worker ROOT BODY``.
 
-For each line ``NAME MOMENT`` on standard input it waits until the system-wide monotonic clock (ns)
-reaches the moment, tries to create the file, and answers with the outcome's class name or ``won``.
+For each line ``NAME MOMENT`` on standard input it waits until the system-wide monotonic clock (ns) reaches the moment,
+tries to create the file, and prints ``won`` or the class name of the error.
 """
 
 from __future__ import annotations

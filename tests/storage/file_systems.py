@@ -14,7 +14,7 @@ NOBODY = 65534
 
 @contextmanager
 def small_disk(folder: Path, size_bytes: int) -> Iterator[bool]:
-    """Make ``folder`` a disk of that size, or limit the size of files where mounting is not allowed."""
+    """Mount a disk of that size at ``folder``, or limit the size of files if mounting is not allowed."""
     folder.mkdir()
     if _mount("-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)):
         try:
@@ -28,7 +28,7 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[bool]:
 
 @contextmanager
 def file_size_limit(size_bytes: int) -> Iterator[None]:
-    """Let every write past that size in a file fail in this process."""
+    """Make writes past that file size fail in this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
@@ -39,7 +39,7 @@ def file_size_limit(size_bytes: int) -> Iterator[None]:
 
 @contextmanager
 def mounted_read_only(folder: Path) -> Iterator[bool]:
-    """Make the files of ``folder`` read-only by a mount, or by modes where mounting is not allowed."""
+    """Make the files of ``folder`` read-only by a mount, or by modes if mounting is not allowed."""
     if _mount("--bind", str(folder), str(folder)):
         try:
             subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
@@ -53,7 +53,7 @@ def mounted_read_only(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def read_only_modes(folder: Path) -> Iterator[None]:
-    """Take the right to write from all folders, and from root the right to ignore that."""
+    """Remove write permission from all folders, and the capability to ignore it from root."""
     for name, _, _ in os.walk(folder):
         os.chmod(name, 0o555)
     was_root = os.geteuid() == 0

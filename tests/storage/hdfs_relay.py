@@ -1,6 +1,6 @@
-"""A proxy of a NameNode that drops connections, or lets them hang, at chosen requests.
+"""A proxy for a NameNode that drops connections, or lets them hang, at chosen requests.
 
-Requests of Hadoop's RPC hold the name of their method as plain bytes, by which a fault finds them.
+Requests of Hadoop's RPC contain the name of their method as plain bytes, by which faults match them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
-Action = Literal["drop_request", "drop_answer", "silence"]
+Action = Literal["drop_request", "drop_response", "silence"]
 _CHUNK_BYTES = 1 << 16
 
 
 @dataclass
 class RelayFault:
-    """What happens to the next ``times`` requests of a method.
+    """A fault of the next ``times`` requests of a method.
 
-    ``drop_request`` closes the connection before the server gets it, ``drop_answer`` after the server did the work.
-    ``silence`` hands the request on, and nothing comes back any more.
+    ``drop_request`` closes the connection before the server gets it, ``drop_response`` after the server processed it.
+    ``silence`` forwards the request but no further responses.
     """
 
     method: bytes
@@ -29,7 +29,7 @@ class RelayFault:
 
 
 class Relay:
-    """Relays TCP connections to a port of loopback."""
+    """Relays TCP connections to a port on loopback."""
 
     def __init__(self, port: int):
         self._server_port = port
@@ -47,12 +47,12 @@ class Relay:
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def begin(self, *faults: RelayFault) -> None:
-        """Let these faults happen, instead of those before."""
+        """Replace the planned faults."""
         with self._lock:
             self._faults, self.n_hits = list(faults), 0
 
     def refuse(self) -> None:
-        """Take no connection any more, as soon as the next fault has happened."""
+        """Accept no connections after the next fault."""
         self._refuses = True
 
     def __enter__(self) -> Relay:
@@ -61,7 +61,7 @@ class Relay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a connection
+        self._listener.shutdown(socket.SHUT_RDWR)  # ends the wait in accept
         for thread in self._threads[:1]:
             thread.join()
         self._listener.close()
@@ -104,7 +104,7 @@ class Relay:
 
     def _answers(self, state: _Connection) -> None:
         while data := state.received(state.server):
-            if state.action == "drop_answer":
+            if state.action == "drop_response":
                 break
             if state.action is None:
                 state.send(state.client, data)
@@ -129,7 +129,7 @@ class _Connection:
         try:
             return one.recv(_CHUNK_BYTES)
         except OSError:
-            return b""  # closed from the other side, as a fault or by the client
+            return b""  # closed by a fault or by the client
 
     def send(self, one: socket.socket, data: bytes) -> None:
         try:
@@ -142,4 +142,4 @@ class _Connection:
             try:
                 one.shutdown(socket.SHUT_RDWR)
             except OSError:
-                continue  # it is closed already
+                continue  # already closed

@@ -1,8 +1,8 @@
 """A process that uses a root on HDFS: ``python -m tests.storage.hdfs_worker create|commit ROOT NUMBER``.
 
 ``create``: for each line ``NAME BYTES MOMENT`` on standard input it waits until the monotonic clock (ns) reaches the
-moment, and tries to create the file. It answers ``won`` or the name of the error. ``commit``: for each line ``N`` it
-makes so many commits, each with a namespace of its own, and answers with the last version.
+moment, and tries to create the file. It prints ``won`` or the name of the error. ``commit``: for each line ``N`` it
+makes N commits, each with a separate namespace, and prints the last version.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _commit(lake: Lakehouse, name: str) -> None:
             with lake.transaction() as txn:
                 txn.create_namespace(name)
             return
-        except CommitAttemptsExhaustedError:  # others were faster each time
+        except CommitAttemptsExhaustedError:  # other processes won each attempt
             continue
 
 

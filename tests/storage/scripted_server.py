@@ -21,7 +21,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent: ``announced_bytes`` where the body is cut short; ``trickle_seconds`` between its bytes."""
+    """A response. ``announced_bytes`` is the size in a wrong Content-Length, ``trickle_seconds`` a delay per byte."""
 
     status: int = 200
     body: bytes = b""
@@ -31,11 +31,11 @@ class Answer:
 
 
 class Drop:
-    """The connection is closed and nothing is sent."""
+    """Close the connection without a response."""
 
 
 class Silence:
-    """The connection stays open and nothing is sent."""
+    """Keep the connection open without a response."""
 
 
 def s3_error(status: int, code: str, message: str = "as the test says") -> Answer:
@@ -61,7 +61,7 @@ class ScriptedServer:
                     self.close_connection = True
 
             def handle_expect_100(self) -> bool:
-                """Wait for the body without a word, as servers and proxies do that do not know ``Expect``."""
+                """Wait for the body without a response, like servers and proxies that do not support ``Expect``."""
                 return True
 
             def answer(self) -> None:
@@ -70,7 +70,7 @@ class ScriptedServer:
             do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815 - as http.server wants them
 
             def log_message(self, format: str, *arguments: Any) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True

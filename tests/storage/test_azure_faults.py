@@ -39,7 +39,7 @@ CODES = {
     "denied": "AuthorizationFailure",
 }
 FAULTS: dict[str, Row] = {**faults_of_any_server(READ_TIMEOUT_S), **faults_in_xml(CODES)}
-NO_BODY = {"stat", "create", "write", "delete"}  # their answers have none that could be cut
+NO_BODY = {"stat", "create", "write", "delete"}  # their responses have no body to truncate
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def proxy(azurite: AzureServer) -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def root(azurite: AzureServer) -> Iterator[str]:
-    made = azurite.fresh_root()
-    yield made
-    azurite.delete_all(made)
+    new_root = azurite.fresh_root()
+    yield new_root
+    azurite.delete_all(new_root)
 
 
 def through(proxy: FaultyProxy) -> str:
@@ -67,13 +67,13 @@ def behind(proxy: FaultyProxy, azurite: AzureServer, root: str) -> Wire:
 
 
 def bare(root: str, server: AzureServer, **options: str) -> Storage:
-    """The storage itself, without the retries around it."""
-    given = {
+    """Return the storage without the retries around it."""
+    all_options = {
         **server.storage_options,
         **PATIENT,
         **options,
     }
-    storage = open_storage(root, {name: value for name, value in given.items() if value})
+    storage = open_storage(root, {name: value for name, value in all_options.items() if value})
     assert isinstance(storage, RetryStorage)
     return storage.inner
 
@@ -82,7 +82,7 @@ def bare(root: str, server: AzureServer, **options: str) -> Storage:
 def test_every_wire_fault_has_its_documented_effect(azurite: AzureServer, behind: Wire, root: str, name: str) -> None:
     operation = OPERATIONS[name]
     for storage in (behind.patient, behind.hasty):
-        assert not RetryStorage(storage).exists("f")  # loads the client, which takes longer than any request
+        assert not RetryStorage(storage).exists("f")  # loads the client, which is slower than any request
     for fault_name, (fault, when_reading, when_changing) in FAULTS.items():
         if operation.changes_files or fault_name == next(iter(FAULTS)):
             azurite.delete_all(root)
@@ -90,7 +90,7 @@ def test_every_wire_fault_has_its_documented_effect(azurite: AzureServer, behind
                 azurite.put(root, path, BODY)
         expected = when_changing if operation.changes_files else when_reading
         if expected is ThrottledError and operation.method == "HEAD":
-            expected = TransientError  # there is no reason without a body
+            expected = TransientError  # without a body there is no reason
         if fault_name == "body cut" and name in NO_BODY:
             expected = None
         behind.check_fault(fault, operation, expected)
@@ -123,13 +123,13 @@ def test_listing_is_complete_or_raises(
         behind.check_list(FAULTS[name], everything)
 
 
-def test_the_clock(azurite: AzureServer, proxy: FaultyProxy, root: str) -> None:
+def test_clock_is_requested_once_and_again_after_a_fault(azurite: AzureServer, proxy: FaultyProxy, root: str) -> None:
     for name in ("answer dropped", "head cut", "500", "403"):
         check_clock(bare(root, azurite, endpoint=through(proxy)), proxy, FAULTS[name], HIDDEN)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_wrong_container_and_credentials(azurite: AzureServer, root: str, name: str) -> None:
+def test_wrong_container_and_credentials_are_reported(azurite: AzureServer, root: str, name: str) -> None:
     call = OPERATIONS[name].call
     no_container = bare("az://no-such-container/lake/", azurite)
     kind, error = outcome(lambda: call(no_container), HIDDEN)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.lakes import check_lake, left_over_paths, table
+from tests.lakes import check_lake, table, unreferenced_paths
 from tests.operations.aging import Aging, expired_files, grow, needed_files
 from tests.processes import fork
-from tests.proxy import FaultyProxy, drop_answer
+from tests.proxy import FaultyProxy, drop_response
 from tests.servers.azurite import ACCOUNT_NAME, AzureServer
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import LakehouseExistsError, VersionExpiredError
@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.debian_packages, pytest.mark.usefixtures("fixed_reques
 
 @pytest.fixture
 def root(azurite: AzureServer) -> Iterator[str]:
-    made = azurite.fresh_root(scheme="abfss")
-    yield made
-    azurite.delete_all(made)
+    new_root = azurite.fresh_root(scheme="abfss")
+    yield new_root
+    azurite.delete_all(new_root)
 
 
 def add(lake: Lakehouse, *names: str) -> int:
@@ -34,7 +34,7 @@ def add(lake: Lakehouse, *names: str) -> int:
     return txn.committed_version
 
 
-def test_a_life(azurite: AzureServer, root: str, tmp_path: Path) -> None:
+def test_lakehouse_end_to_end(azurite: AzureServer, root: str, tmp_path: Path) -> None:
     options = azurite.storage_options
     lake = Lakehouse.create(root, options)
     with pytest.raises(LakehouseExistsError):
@@ -67,11 +67,13 @@ def test_expired_versions_are_purged_and_their_files_deleted(azurite: AzureServe
     aging.purge()
     with pytest.raises(VersionExpiredError):
         aging.lake.snapshot(1)
-    left = set(azurite.names(root))
-    assert needed <= left
+    remaining_names = set(azurite.names(root))
+    assert needed <= remaining_names
     only_expired = expired - needed
     assert only_expired
-    assert {path for path in only_expired & left if not path.startswith("_")} == set(), "what nothing needs is deleted"
+    assert {path for path in only_expired & remaining_names if not path.startswith("_")} == set(), (
+        "what nothing needs is deleted"
+    )
     aging.later()
     aging.remove_orphans()
     assert operations.verify(aging.lake).findings == ()
@@ -82,7 +84,7 @@ def test_commit_with_a_lost_response_recognizes_its_own_root(azurite: AzureServe
     with FaultyProxy(azurite.endpoint) as proxy:
         options = {**azurite.storage_options, "endpoint": f"{proxy.url}/{ACCOUNT_NAME}"}
         lake = Lakehouse.open(root, options)
-        proxy.begin(drop_answer(method="PUT", target_part="/_", times=1))
+        proxy.begin(drop_response(method="PUT", target_part="/_", times=1))
         with lake.transaction() as txn:
             txn.create_namespace("ns")
         assert [exchange.fault is not None for exchange in proxy.log].count(True) == 1
@@ -111,14 +113,14 @@ def _two_processes(azurite: AzureServer, root: str, n_commits: int) -> None:
     assert sorted(versions) == list(range(2, 2 * n_commits + 2)), "each version was acknowledged to one commit"
     lake = Lakehouse.open(root, options)
     assert lake.snapshot().tables("ns") == [f"w{w}-{n:03d}" for w in range(2) for n in range(n_commits)]
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
-def test_two_processes_of_many_commits_each_lose_nothing(azurite: AzureServer, root: str) -> None:
+def test_two_processes_lose_no_commit(azurite: AzureServer, root: str) -> None:
     _two_processes(azurite, root, 20)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-def test_two_processes_of_two_hundred_commits_each(azurite: AzureServer, root: str) -> None:
+def test_two_processes_lose_none_of_400_commits(azurite: AzureServer, root: str) -> None:
     _two_processes(azurite, root, 200)

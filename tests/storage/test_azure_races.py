@@ -25,15 +25,15 @@ pytestmark = pytest.mark.debian_packages
 
 N_PROCESSES, N_THREADS = 8, 4
 SIZES = (0, 1 << 20, 9 << 20)
-#: What all creates of a test send at most: a server in memory keeps all of it.
+#: Maximum size of all creates of a test, which the in-memory server keeps.
 SERVER_BYTES = 100 * N_PROCESSES * N_THREADS << 20
 
 
 @pytest.fixture
 def root(azurite: AzureServer) -> Iterator[str]:
-    made = azurite.fresh_root(scheme="abfss")
-    yield made
-    azurite.delete_all(made)
+    new_root = azurite.fresh_root(scheme="abfss")
+    yield new_root
+    azurite.delete_all(new_root)
 
 
 def check_whole(storage: Storage, name: str, size_bytes: int) -> None:
@@ -67,21 +67,21 @@ def race(server: AzureServer, root: str, rounds: list[tuple[str, int, int]]) -> 
         answer.seek(0)
         outcomes = json.loads(answer.read() or "null")
     assert (racers.returncode, outcomes is None) == (0, False)
-    for (name, size_bytes, n_threads), found in zip(rounds, outcomes, strict=True):
-        assert Counter(found) == {"won": 1, "FileExistsAlreadyError": N_PROCESSES * n_threads - 1}, name
+    for (name, size_bytes, n_threads), round_outcomes in zip(rounds, outcomes, strict=True):
+        assert Counter(round_outcomes) == {"won": 1, "FileExistsAlreadyError": N_PROCESSES * n_threads - 1}, name
         check_whole(storage, name, size_bytes)
     assert sorted(info.path for info in storage.list("race/")) == sorted(name for name, _, _ in rounds)
 
 
 @pytest.mark.soak
 def test_concurrent_creates_of_eight_processes_have_one_winner(azurite: AzureServer, root: str) -> None:
-    # Fewer threads for the largest: they would take most of the time of the normal run.
+    # Fewer threads for the largest files, which would take most of the time of a normal run.
     race(azurite, root, [(f"race/{size}", size, 1 if size == SIZES[-1] else N_THREADS) for size in SIZES])
 
 
 @pytest.fixture
 def emptied(tmp_path: Path) -> Iterator[AzureServer]:
-    """An Azurite of a test alone, as it keeps in memory what the losers of a race sent."""
+    """Use a separate Azurite, because it keeps the content of a race's losers in memory."""
     daemons = Daemons(tmp_path / "log")
     try:
         yield AzureServer("azurite", start_azurite(tmp_path, daemons), tmp_path)

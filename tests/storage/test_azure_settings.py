@@ -25,8 +25,8 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def account_of(root: str, **options: str) -> Account:
-    given = StorageOptions(options)
-    return Account.of(AzureLocation.of(root), AzureSettings.of(given), given)
+    storage_options = StorageOptions(options)
+    return Account.of(AzureLocation.of(root), AzureSettings.of(storage_options), storage_options)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,9 @@ def account_of(root: str, **options: str) -> Account:
         ("az://$root/", "$root", "", None, None),
     ],
 )  # fmt: skip
-def test_roots(root: str, container: str, prefix: str, account: str | None, endpoint: str | None) -> None:
+def test_root_is_split_into_its_parts(
+    root: str, container: str, prefix: str, account: str | None, endpoint: str | None
+) -> None:
     location = AzureLocation.of(root)
     assert (location.container, location.name_prefix, location.account_name, location.endpoint) == (
         container, prefix, account, endpoint,
@@ -61,7 +63,7 @@ def test_roots(root: str, container: str, prefix: str, account: str | None, endp
         "abfss://box@account:hush@account.dfs.core.windows.net/",
     ],
 )  # fmt: skip
-def test_other_roots_are_refused_and_not_repeated(root: str) -> None:
+def test_invalid_roots_are_rejected_and_not_shown(root: str) -> None:
     with pytest.raises(InvalidLocationError, match="abfss://CONTAINER") as caught:
         AzureLocation.of(root)
     assert "hu" not in str(caught.value).lower()
@@ -104,7 +106,7 @@ def test_names_at_the_limits_are_accepted_and_the_prefix_counts() -> None:
         ({"account_name": "account", "connection_string": f"BlobEndpoint=ftp://hush/;AccountKey={KEY}"}, None),
     ],
 )
-def test_options_that_cannot_be_used(options: dict[str, str], message: str | None) -> None:
+def test_invalid_options_are_rejected(options: dict[str, str], message: str | None) -> None:
     if message is None:
         with pytest.raises(InvalidInputError) as caught:
             account_of("az://box/", **options)
@@ -133,14 +135,16 @@ def test_options_that_cannot_be_used(options: dict[str, str], message: str | Non
          ("http://127.0.0.1:1/abc", "abc", None, "sv=1&sig=x%3D")),
     ],
 )  # fmt: skip
-def test_accounts(root: str, options: dict[str, str], expected: tuple[str | None, ...]) -> None:
+def test_account_comes_from_root_options_or_environment(
+    root: str, options: dict[str, str], expected: tuple[str | None, ...]
+) -> None:
     account = account_of(root, **options)
     assert (account.endpoint, account.name, account.key, account.sas_token) == expected
     assert KEY not in repr(account)
     assert "sig=" not in repr(account)
 
 
-def test_the_environment_names_account_and_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_account_and_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInputError):
         account_of("az://box/")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "ofall")
@@ -149,5 +153,7 @@ def test_the_environment_names_account_and_credentials(monkeypatch: pytest.Monke
     assert account_of(ROOT).name == "account", "a root that names its account goes first"
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
     assert (account_of(ROOT).key, account_of(ROOT).sas_token) == (KEY, None)
-    given = account_of(ROOT, sas_token="sig=given")
-    assert (given.key, given.sas_token) == (None, "sig=given"), "options and environment are not mixed"
+    storage_options = account_of(ROOT, sas_token="sig=given")
+    assert (storage_options.key, storage_options.sas_token) == (None, "sig=given"), (
+        "options and environment are not mixed"
+    )

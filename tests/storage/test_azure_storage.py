@@ -29,9 +29,9 @@ pytestmark = pytest.mark.debian_packages
 
 @pytest.fixture
 def root(azurite: AzureServer) -> Iterator[str]:
-    made = azurite.fresh_root()
-    yield made
-    azurite.delete_all(made)
+    new_root = azurite.fresh_root()
+    yield new_root
+    azurite.delete_all(new_root)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_folders_are_not_files(azurite: AzureServer, root: str, storage: Storage
 
 
 def _signature(permissions: str) -> str:
-    """Sign for the container: for a batch, Azurite has no rule of signatures for an account, and answers 500."""
+    """Sign for the container, because Azurite fails batches with account signatures with 500."""
     return str(
         generate_container_sas(
             ACCOUNT_NAME,
@@ -97,8 +97,8 @@ def test_shared_access_signature_is_used(
 def test_read_only_signature_rejects_writes(azurite: AzureServer, root: str) -> None:
     azurite.put(root, "f", b"x")
     signature = _signature("rl")
-    given = {"endpoint": azurite.endpoint, "account_name": ACCOUNT_NAME, "sas_token": signature}
-    storage = open_storage(root, given)
+    all_options = {"endpoint": azurite.endpoint, "account_name": ACCOUNT_NAME, "sas_token": signature}
+    storage = open_storage(root, all_options)
     assert storage.read("f") == b"x"
     assert storage.now_ms() > 0
     calls = {
@@ -116,7 +116,7 @@ def test_read_only_signature_rejects_writes(azurite: AzureServer, root: str) -> 
 
 
 def test_delete_batch_reports_a_failed_delete(azurite: AzureServer, root: str) -> None:
-    """The response does not reliably show which one: each is deleted separately, and its response is reported."""
+    """The response does not reliably show which one failed, so each is deleted separately and reported."""
     for name in ("a", "held", "z"):
         azurite.put(root, name, b"x")
     container, prefix = azurite.container, root.split("/", 3)[3]
@@ -213,7 +213,7 @@ def test_destroyed_storage_closes_its_connections_to_the_server(azurite: AzureSe
     assert transport.session is None
 
 
-def test_no_credentials_at_all(tmp_path: Path, azurite: AzureServer, root: str) -> None:
+def test_missing_credentials_are_reported(tmp_path: Path, azurite: AzureServer, root: str) -> None:
     """Missing credentials are reported within a bounded time."""
     program = (
         "import json, sys\nfrom trinitylake_ops.storage import open_storage\n"

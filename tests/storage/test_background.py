@@ -22,7 +22,7 @@ from trinitylake_ops.transaction.pacing import Fairness
 
 
 class Counted:
-    """Work that counts how often it is done, and holds up the thread until it may end."""
+    """Work that counts its runs, and blocks the thread until it is released."""
 
     def __init__(self) -> None:
         self.n_done = 0
@@ -77,64 +77,64 @@ def test_failed_background_work_is_logged(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_background_thread_is_replaced_after_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = background.ThreadRunner()
+    runner = background.ThreadRunner()
     works = [Counted() for _ in range(3)]
     for work in works:
         work.may_end.set()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
-        made.submit(works[0])
+        runner.submit(works[0])
         assert works[0].n_done == 1, "done at once, where nobody else can"
 
     def die() -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading, "excepthook", lambda *_: None)
-    made.submit(die)
-    assert made.drain(60)
-    made.submit(works[1])
-    assert made.drain(60)
+    runner.submit(die)
+    assert runner.drain(60)
+    runner.submit(works[1])
+    assert runner.drain(60)
     assert works[1].n_done == 1
 
 
 def test_flush_waits_only_for_earlier_work() -> None:
-    made = background.ThreadRunner()
+    runner = background.ThreadRunner()
     first, later = Counted(), Counted()
-    made.submit(first)
+    runner.submit(first)
     assert first.has_begun.wait(60)
-    flushed = threading.Thread(target=lambda: results.append(made.drain(60)))
+    flushed = threading.Thread(target=lambda: results.append(runner.drain(60)))
     results: list[bool] = []
     flushed.start()
-    while made._n_draining == 0:
+    while runner._n_draining == 0:
         flushed.join(0.01)
-    made.submit(later)
+    runner.submit(later)
     first.may_end.set()
     flushed.join(60)
     assert results == [True]
     assert later.n_done == 0
     later.may_end.set()
-    assert made.drain(60)
+    assert runner.drain(60)
 
 
 def test_flush_does_not_wait_twice_for_stuck_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "DRAIN_TIMEOUT_S", 0.01)
-    made = background.ThreadRunner()
+    runner = background.ThreadRunner()
     hanging = Counted()
-    made.submit(hanging)
+    runner.submit(hanging)
     assert hanging.has_begun.wait(60)
-    assert not made.drain(0.01)
-    assert not made.drain(3600), "at once"
+    assert not runner.drain(0.01)
+    assert not runner.drain(3600), "at once"
     hanging.may_end.set()
     while hanging.n_done == 0:
         assert hanging.may_end.wait(60)
     later = Counted()
     later.may_end.set()
-    made.submit(later)
+    runner.submit(later)
     while later.n_done == 0:
-        made.drain(0.005)
+        runner.drain(0.005)
 
 
-def test_looks_for_turns_do_not_pile_up() -> None:
+def test_slot_request_polls_do_not_accumulate() -> None:
     fairness, storage = Fairness(), MeteredStorage(MemoryStorage("memory://beside/"))
     hanging = Counted()
     background.submit(hanging)
@@ -148,7 +148,7 @@ def test_looks_for_turns_do_not_pile_up() -> None:
 
 
 class SlowHint(StorageWrapper):
-    """Holds back the hint until it is let go."""
+    """A storage that delays writes of the hint until they are released."""
 
     def __init__(self, inner: MemoryStorage):
         super().__init__(inner)
@@ -223,7 +223,7 @@ if how == "kill":
 
 
 @pytest.mark.parametrize(("how", "code"), [("exit", 3), ("error", 1), ("end", 0), ("fork", -signal.SIGKILL)])
-def test_the_hint_is_written_before_a_process_ends_or_forks(tmp_path: Path, how: str, code: int) -> None:
+def test_hint_is_written_before_a_process_ends_or_forks(tmp_path: Path, how: str, code: int) -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), how], capture_output=True, check=False)
     assert ran.returncode == code, ran.stderr
     assert (tmp_path / HINT_PATH).read_text() == "30"

@@ -68,7 +68,7 @@ def requests(meter: MeteredStorage, work: Callable[[], object]) -> dict[str, int
     return dict(measured.counts.requests)
 
 
-# What is kept
+# Cached files
 
 
 def test_file_is_read_once(meter: MeteredStorage, cached: CacheStorage) -> None:
@@ -176,7 +176,7 @@ def test_drop_cached_passes_every_wrapper(meter: MeteredStorage, cached: CacheSt
     assert meter.drop_cached("fixed/a") is False
 
 
-# No difference to be seen
+# Equivalence to an uncached storage
 
 paths = st.sampled_from(["fixed/a", "fixed/b", "_root"])
 bodies = st.binary(max_size=40)
@@ -244,7 +244,7 @@ def test_cache_equals_the_storage_for_any_sequence_of_operations(
 
 
 class Gate(StorageWrapper):
-    """Holds every read back until it is opened."""
+    """A storage whose reads wait until the gate is opened."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -260,7 +260,7 @@ class Gate(StorageWrapper):
 def test_concurrent_cache_misses_read_once(meter: MeteredStorage) -> None:
     meter.create("fixed/a", b"content")
     gate = Gate(meter)
-    cached = CacheStorage(gate, is_fixed, FileCache(0), "identity")  # handed over, though it is not kept
+    cached = CacheStorage(gate, is_fixed, FileCache(0), "identity")  # returned, but not cached
     answers: list[bytes] = []
     threads = [threading.Thread(target=lambda: answers.append(cached.read("fixed/a"))) for _ in range(8)]
     with meter.measure() as measured:
@@ -283,7 +283,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def test_a_failed_read_fails_only_its_own_thread() -> None:
+def test_failed_read_fails_only_its_thread() -> None:
     inner = FaultyStorage(MemoryStorage(ROOT), [fail(1, StoragePermissionError, kind="read")])
     inner.create("fixed/a", b"content")
     cached = CacheStorage(inner, is_fixed, FileCache(MIB), "identity")
@@ -385,20 +385,20 @@ def test_resized_cache_keeps_its_order() -> None:
     assert (lru.size_bytes, lru.capacity_bytes) == (9000, 9000)
 
 
-# Who shares
+# Shared caches
 
 
-def test_the_same_root_and_options_share(meter: MeteredStorage) -> None:
+def test_storages_with_equal_root_and_options_share_a_cache(meter: MeteredStorage) -> None:
     meter.create("a", b"content")
-    one = shared_cache_view(meter, everything, {"access_key_id": "x"})
+    first_view = shared_cache_view(meter, everything, {"access_key_id": "x"})
     same = shared_cache_view(MeteredStorage(meter), everything, {"access_key_id": "x", "cache_bytes": "9999999"})
     other = shared_cache_view(meter, everything, {"access_key_id": "y"})
-    assert requests(meter, lambda: one.read("a")) == {"read": 1}
+    assert requests(meter, lambda: first_view.read("a")) == {"read": 1}
     assert requests(meter, lambda: same.read("a")) == {}
     assert requests(meter, lambda: other.read("a")) == {"read": 1}
-    elsewhere = shared_cache_view(MemoryStorage("memory://elsewhere/"), everything, {"access_key_id": "x"})
+    view_of_other_root = shared_cache_view(MemoryStorage("memory://elsewhere/"), everything, {"access_key_id": "x"})
     with pytest.raises(FileMissingError):
-        elsewhere.read("a")
+        view_of_other_root.read("a")
 
 
 def test_private_views_share_only_the_size(meter: MeteredStorage) -> None:
@@ -414,7 +414,7 @@ def test_private_views_share_only_the_size(meter: MeteredStorage) -> None:
     assert MIB / 2 < cache.size_bytes <= MIB
 
 
-def test_zero_turns_it_off(meter: MeteredStorage) -> None:
+def test_size_zero_disables_the_cache(meter: MeteredStorage) -> None:
     options = {"cache_bytes": "0"}
     assert shared_cache_view(meter, everything, options) is meter
     assert private_cache_view(meter, everything, {**options, "cache_folder": "/nowhere"}) is meter
@@ -471,7 +471,7 @@ def test_cache_identity_depends_on_the_environment(monkeypatch: pytest.MonkeyPat
 # Options
 
 
-def test_defaults() -> None:
+def test_default_cache_options() -> None:
     assert CacheOptions.of(ROOT, {}) == CacheOptions(256 * MIB, None, 1024 * MIB)
 
 
@@ -504,7 +504,7 @@ def test_cache_folder_of_the_user_is_private(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_concurrent_reads_and_deletes_leave_a_consistent_cache(meter: MeteredStorage) -> None:
-    """Eight threads on four names: in the end each name reads as the storage has it."""
+    """Eight threads use four names. Afterwards the cache returns the content of the storage."""
     cached = CacheStorage(meter, is_fixed, FileCache(MIB), "identity")
 
     def work(worker: int) -> None:

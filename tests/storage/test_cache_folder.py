@@ -26,13 +26,13 @@ MIB = 1024 * 1024
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def cache_path(tmp_path: Path) -> Path:
     return tmp_path / "parent" / "kept"
 
 
 @pytest.fixture
-def folder(place: Path) -> CacheFolder:
-    return CacheFolder(str(place), MIB)
+def folder(cache_path: Path) -> CacheFolder:
+    return CacheFolder(str(cache_path), MIB)
 
 
 @pytest.fixture
@@ -41,49 +41,49 @@ def meter() -> Iterator[MeteredStorage]:
     drop_memory_root(ROOT)
 
 
-def files(place: Path) -> list[Path]:
-    own = place / "trinitylake-cache"
+def files(cache_path: Path) -> list[Path]:
+    own = cache_path / "trinitylake-cache"
     return sorted(own.iterdir()) if own.exists() else []
 
 
-def disk_bytes(place: Path) -> int:
-    return sum(-(-file.stat().st_size // 4096) * 4096 for file in files(place))
+def disk_bytes(cache_path: Path) -> int:
+    return sum(-(-file.stat().st_size // 4096) * 4096 for file in files(cache_path))
 
 
 def body(number: int, size_bytes: int = 10 * KIB) -> bytes:
     return (f"{number} " * size_bytes)[:size_bytes].encode()
 
 
-# Keeping
+# Cached files
 
 
-def test_cached_file_is_visible_to_other_processes(folder: CacheFolder, place: Path) -> None:
+def test_cached_file_is_visible_to_other_processes(folder: CacheFolder, cache_path: Path) -> None:
     folder.put("identity", "a/b", b"content")
     folder.put("identity", "empty", b"")
-    other = CacheFolder(str(place), MIB)
+    other = CacheFolder(str(cache_path), MIB)
     assert (other.get("identity", "a/b"), other.get("identity", "empty")) == (b"content", b"")
     assert other.get("another", "a/b") is None
     assert other.get("identity", "a") is None
 
 
-def test_cache_folder_is_private_and_contains_no_plain_names(folder: CacheFolder, place: Path) -> None:
+def test_cache_folder_is_private_and_contains_no_plain_names(folder: CacheFolder, cache_path: Path) -> None:
     was = os.umask(0)
     try:
         folder.put("identity", "table-secret-name.binpb", b"content")
     finally:
         os.umask(was)
-    (file,) = files(place)
+    (file,) = files(cache_path)
     assert "secret" not in str(file)
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (place, place / "trinitylake-cache", file)]
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (cache_path, cache_path / "trinitylake-cache", file)]
     assert modes == [0o700, 0o700, 0o600]
 
 
-def test_drop(folder: CacheFolder, place: Path) -> None:
+def test_drop_deletes_the_cached_file(folder: CacheFolder, cache_path: Path) -> None:
     assert folder.drop("identity", "a") is False
     folder.put("identity", "a", b"content")
     assert folder.drop("identity", "a") is True
     assert folder.drop("identity", "a") is False
-    assert (folder.get("identity", "a"), files(place)) == (None, [])
+    assert (folder.get("identity", "a"), files(cache_path)) == (None, [])
 
 
 def flipped(data: bytes) -> bytes:
@@ -105,11 +105,11 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_copies_are_dropped(
-    meter: MeteredStorage, folder: CacheFolder, place: Path, damage: str, caplog: pytest.LogCaptureFixture
+    meter: MeteredStorage, folder: CacheFolder, cache_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     meter.create("a", b"content")
     CacheStorage(meter, _everything, FileCache(0), "identity", folder).read("a")
-    (file,) = files(place)
+    (file,) = files(cache_path)
     file.write_bytes(DAMAGES[damage](file.read_bytes()))
     cached = CacheStorage(meter, _everything, FileCache(0), "identity", folder)
     with meter.measure() as measured:
@@ -120,18 +120,18 @@ def test_damaged_copies_are_dropped(
     ]
 
 
-def test_cached_copy_of_another_file_is_rejected(folder: CacheFolder, place: Path) -> None:
+def test_cached_copy_of_another_file_is_rejected(folder: CacheFolder, cache_path: Path) -> None:
     folder.put("identity", "a", b"content of a")
-    (of_a,) = files(place)
+    (of_a,) = files(cache_path)
     folder.put("identity", "b", b"content of b")
-    (of_b,) = set(files(place)) - {of_a}
+    (of_b,) = set(files(cache_path)) - {of_a}
     of_a.write_bytes(of_b.read_bytes())
     assert (folder.get("identity", "a"), folder.get("identity", "b")) == (None, b"content of b")
 
 
-def test_other_file_at_a_cached_path_is_handled(folder: CacheFolder, place: Path) -> None:
+def test_other_file_at_a_cached_path_is_handled(folder: CacheFolder, cache_path: Path) -> None:
     folder.put("identity", "a", b"content")
-    (file,) = files(place)
+    (file,) = files(cache_path)
     file.unlink()
     file.mkdir()
     assert folder.get("identity", "a") is None
@@ -139,13 +139,13 @@ def test_other_file_at_a_cached_path_is_handled(folder: CacheFolder, place: Path
     assert folder.get("identity", "a") is None
 
 
-def test_removed_cache_folder_is_created_again(folder: CacheFolder, place: Path) -> None:
+def test_removed_cache_folder_is_created_again(folder: CacheFolder, cache_path: Path) -> None:
     folder.put("identity", "a", b"content")
-    for file in files(place):
+    for file in files(cache_path):
         file.unlink()
-    (place / "trinitylake-cache").rmdir()
+    (cache_path / "trinitylake-cache").rmdir()
     assert folder.get("identity", "a") is None
-    folder.put("identity", "a", b"content")  # finds out
+    folder.put("identity", "a", b"content")  # detects that the file was deleted
     folder.put("identity", "a", b"content")
     assert folder.get("identity", "a") == b"content"
 
@@ -153,26 +153,26 @@ def test_removed_cache_folder_is_created_again(folder: CacheFolder, place: Path)
 # Limit
 
 
-def test_least_recently_used_files_are_evicted_at_the_limit(folder: CacheFolder, place: Path) -> None:
-    (place / "trinitylake-cache").mkdir(parents=True, mode=0o700)
-    (place / "trinitylake-cache" / "notes.txt").write_text("somebody else's")
+def test_least_recently_used_files_are_evicted_at_the_limit(folder: CacheFolder, cache_path: Path) -> None:
+    (cache_path / "trinitylake-cache").mkdir(parents=True, mode=0o700)
+    (cache_path / "trinitylake-cache" / "notes.txt").write_text("somebody else's")
     folder.put("identity", "favorite", body(0))
     used_ns: dict[Path, int] = {}
     for number in range(1, 200):
-        for file in files(place):
+        for file in files(cache_path):
             os.utime(file, ns=(0, used_ns.setdefault(file, 10**9 * number)))
-        assert folder.get("identity", "favorite") == body(0)  # its use is noted: the time is long ago
+        assert folder.get("identity", "favorite") == body(0)  # its use is recorded, because the last time is long ago
         folder.put("identity", str(number), body(number))
-        assert disk_bytes(place) <= MIB
+        assert disk_bytes(cache_path) <= MIB
     kept = [number for number in range(1, 200) if folder.get("identity", str(number)) is not None]
     assert len(kept) > 40
     assert kept == list(range(kept[0], 200))
-    assert (place / "trinitylake-cache" / "notes.txt").exists()
+    assert (cache_path / "trinitylake-cache" / "notes.txt").exists()
 
 
-def test_use_of_a_cached_file_is_recorded_once_a_minute(folder: CacheFolder, place: Path) -> None:
+def test_use_of_a_cached_file_is_recorded_once_a_minute(folder: CacheFolder, cache_path: Path) -> None:
     folder.put("identity", "a", b"content")
-    (file,) = files(place)
+    (file,) = files(cache_path)
     for age_s, is_noted in [(30, False), (90, True)]:
         used_s = time.time() - age_s
         os.utime(file, (used_s, used_s))
@@ -180,20 +180,20 @@ def test_use_of_a_cached_file_is_recorded_once_a_minute(folder: CacheFolder, pla
         assert (file.stat().st_mtime > used_s + 1) is is_noted
 
 
-def test_large_files_are_not_kept(folder: CacheFolder, place: Path) -> None:
+def test_large_files_are_not_kept(folder: CacheFolder, cache_path: Path) -> None:
     folder.put("identity", "a", b"x" * (MIB // 16))
-    assert files(place) == []
+    assert files(cache_path) == []
 
 
-def test_small_writes_of_short_processes_are_kept_within_the_limit_too(place: Path) -> None:
+def test_small_writes_of_short_processes_stay_within_the_limit(cache_path: Path) -> None:
     for number in range(600):
-        CacheFolder(str(place), MIB).put("identity", str(number), body(number))
-    assert MIB / 2 < disk_bytes(place) < MIB * 5 / 4
+        CacheFolder(str(cache_path), MIB).put("identity", str(number), body(number))
+    assert MIB / 2 < disk_bytes(cache_path) < MIB * 5 / 4
 
 
-def test_files_of_killed_writers_are_removed(folder: CacheFolder, place: Path) -> None:
+def test_files_of_killed_writers_are_removed(folder: CacheFolder, cache_path: Path) -> None:
     folder.put("identity", "a", b"content")
-    (file,) = files(place)
+    (file,) = files(cache_path)
     old, fresh = (Path(f"{file}.{digit * 32}.tmp") for digit in "ab")
     for path in (old, fresh):
         path.write_bytes(b"half")
@@ -203,7 +203,7 @@ def test_files_of_killed_writers_are_removed(folder: CacheFolder, place: Path) -
     assert (old.exists(), fresh.exists()) == (False, True)
 
 
-# Trouble
+# Errors
 
 
 def test_full_disk_disables_the_cache_folder(
@@ -220,16 +220,16 @@ def test_full_disk_disables_the_cache_folder(
         assert not [file for file in files(small) if file.suffix == ".tmp"]
         with meter.measure() as measured:
             cached.read("0")
-        assert measured.counts.total == 0  # what was kept before is
+        assert measured.counts.total == 0  # earlier files still are
     assert len(caplog.records) == 1
     assert "cannot write to the cache folder" in caplog.text and "continuing without it" in caplog.text
 
 
 def test_writes_to_the_cache_folder_resume_after_a_pause(
-    folder: CacheFolder, place: Path, monkeypatch: pytest.MonkeyPatch
+    folder: CacheFolder, cache_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.mkdir(parents=True)
-    with read_only_modes(place):
+    cache_path.mkdir(parents=True)
+    with read_only_modes(cache_path):
         folder.put("identity", "a", b"content")
     folder.put("identity", "a", b"content")
     assert folder.get("identity", "a") is None
@@ -240,9 +240,9 @@ def test_writes_to_the_cache_folder_resume_after_a_pause(
 
 
 @pytest.mark.parametrize("make_read_only", [mounted_read_only, read_only_modes])
-def test_a_read_only_folder_is_read(
+def test_read_only_cache_folder_is_used(
     folder: CacheFolder,
-    place: Path,
+    cache_path: Path,
     make_read_only: Callable[[Path], object],
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
@@ -253,22 +253,22 @@ def test_a_read_only_folder_is_read(
     try:
         folder.put("identity", "a", b"content")
         folder.put("identity", "b", b"flipped on its way here")
-        os.utime(files(place)[0], (0, 0))
-        os.utime(files(place)[1], (0, 0))
+        os.utime(files(cache_path)[0], (0, 0))
+        os.utime(files(cache_path)[1], (0, 0))
     finally:
         os.seteuid(os.getuid())
-    with make_read_only(place):  # type: ignore[attr-defined]
+    with make_read_only(cache_path):  # type: ignore[attr-defined]
         for _ in range(3):
             folder.put("identity", "c", b"content")
             assert folder.get("identity", "a") == b"content"
-        assert folder.drop("identity", "b") is True  # never handed out again, though it cannot be deleted
+        assert folder.drop("identity", "b") is True  # never returned again, though it cannot be deleted
         assert folder.get("identity", "b") is None
         assert folder.drop("identity", "b") is False
     assert len(caplog.records) == 1
 
 
 def _give_away(tmp_path: Path) -> None:
-    """Let the user that tests without rights run as reach and own the folder."""
+    """Give the folder to the unprivileged user, and make it reachable."""
     for parent in (tmp_path, *tmp_path.parents):
         if parent.stat().st_uid == os.getuid() and parent.stat().st_mode & 0o011 != 0o011:
             parent.chmod(parent.stat().st_mode | 0o011)
@@ -277,23 +277,23 @@ def _give_away(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("obstacle", ["file", "no rights", "open to others", "link"])
 def test_unusable_cache_folders_are_rejected(
-    tmp_path: Path, place: Path, obstacle: str, meter: MeteredStorage, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, cache_path: Path, obstacle: str, meter: MeteredStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place.parent.mkdir()
+    cache_path.parent.mkdir()
     if obstacle == "file":
-        place.write_text("in the way")
+        cache_path.write_text("in the way")
     elif obstacle == "open to others":
-        place.mkdir()
-        (place / "trinitylake-cache").mkdir()
-        (place / "trinitylake-cache").chmod(0o770)
+        cache_path.mkdir()
+        (cache_path / "trinitylake-cache").mkdir()
+        (cache_path / "trinitylake-cache").chmod(0o770)
     elif obstacle == "link":
-        place.mkdir()
+        cache_path.mkdir()
         (tmp_path / "private").mkdir(mode=0o700)
-        (place / "trinitylake-cache").symlink_to(tmp_path / "private")
+        (cache_path / "trinitylake-cache").symlink_to(tmp_path / "private")
     else:
-        place = Path("/proc/nowhere")
+        cache_path = Path("/proc/nowhere")
     meter.create("a", b"content")
-    cached = CacheStorage(meter, _everything, FileCache(0), "identity", CacheFolder(str(place), MIB))
+    cached = CacheStorage(meter, _everything, FileCache(0), "identity", CacheFolder(str(cache_path), MIB))
     assert [cached.read("a"), cached.read("a")] == [b"content"] * 2
     cached.delete("a")
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
@@ -306,11 +306,11 @@ def _everything(path: str) -> bool:
     return True
 
 
-def test_processes_that_race_for_the_same_files(place: Path) -> None:
+def test_concurrent_processes_stay_within_the_limit(cache_path: Path) -> None:
     """Eight processes read and write 60 files in a folder with room for about half of them."""
 
     def work(report: Callable[[str], None]) -> None:
-        folder = CacheFolder(str(place), MIB // 2)
+        folder = CacheFolder(str(cache_path), MIB // 2)
         hits = 0
         for step in range(500):
             number = step * 7919 * (os.getpid() % 97 + 1) % 60
@@ -328,11 +328,11 @@ def test_processes_that_race_for_the_same_files(place: Path) -> None:
     outcomes = [child.finish() for child in children]
     assert [status for status, _ in outcomes] == [0] * 8
     assert sum(int(lines[0]) for _, lines in outcomes) > 300
-    assert disk_bytes(place) <= MIB // 2 * 5 / 4
+    assert disk_bytes(cache_path) <= MIB // 2 * 5 / 4
 
 
 @pytest.mark.parametrize("moment", ["half written", "before the rename"])
-def test_kill_during_writes_loses_no_acknowledged_file(place: Path, moment: str) -> None:
+def test_kill_during_writes_loses_no_acknowledged_file(cache_path: Path, moment: str) -> None:
     def work(report: Callable[[str], None]) -> None:
         whole_write = os.write
 
@@ -348,23 +348,23 @@ def test_kill_during_writes_loses_no_acknowledged_file(place: Path, moment: str)
             posix_files.os.write = half_write  # type: ignore[attr-defined]
         else:
             cache_folder.os.replace = no_rename  # type: ignore[attr-defined]
-        CacheFolder(str(place), MIB).put("identity", "a", body(1))
+        CacheFolder(str(cache_path), MIB).put("identity", "a", body(1))
 
     status, _ = fork(work).finish()
     assert status == -signal.SIGKILL
-    (left,) = files(place)
+    (left,) = files(cache_path)
     assert left.suffix == ".tmp"
-    folder = CacheFolder(str(place), MIB)
+    folder = CacheFolder(str(cache_path), MIB)
     assert folder.get("identity", "a") is None
     folder.put("identity", "a", body(1))
     assert folder.get("identity", "a") == body(1)
 
 
-def test_killed_processes_leave_a_valid_cache_folder(place: Path) -> None:
-    """Whatever a killed process leaves, the next one finds right bytes or none."""
+def test_killed_processes_leave_a_valid_cache_folder(cache_path: Path) -> None:
+    """Whatever a killed process leaves, the next one reads correct bytes or none."""
 
     def work(report: Callable[[str], None]) -> None:
-        folder = CacheFolder(str(place), 100 * MIB)
+        folder = CacheFolder(str(cache_path), 100 * MIB)
         report("ready")
         for step in range(10**6):
             folder.put("identity", str(step % 20), body(step % 20, 60 * KIB))
@@ -375,13 +375,13 @@ def test_killed_processes_leave_a_valid_cache_folder(place: Path) -> None:
         time.sleep(0.002 * round_number)
         os.kill(child.pid, signal.SIGKILL)
         assert child.finish()[0] == -signal.SIGKILL
-        folder = CacheFolder(str(place), 100 * MIB)
+        folder = CacheFolder(str(cache_path), 100 * MIB)
         assert all(folder.get("identity", str(number)) in (None, body(number, 60 * KIB)) for number in range(20))
-    assert CacheFolder(str(place), 100 * MIB).get("identity", "0") == body(0, 60 * KIB)
+    assert CacheFolder(str(cache_path), 100 * MIB).get("identity", "0") == body(0, 60 * KIB)
 
 
-def test_second_process_reads_from_the_cache_folder(meter: MeteredStorage, place: Path) -> None:
-    options = {"cache_folder": str(place), "access_key_id": "AKIAEXAMPLE", "secret_access_key": "very-secret"}
+def test_second_process_reads_from_the_cache_folder(meter: MeteredStorage, cache_path: Path) -> None:
+    options = {"cache_folder": str(cache_path), "access_key_id": "AKIAEXAMPLE", "secret_access_key": "very-secret"}
     meter.create("a", b"content")
 
     def work(report: Callable[[str], None]) -> None:
@@ -391,7 +391,7 @@ def test_second_process_reads_from_the_cache_folder(meter: MeteredStorage, place
         report(str(measured.counts.total))
 
     assert [fork(work).finish() for _ in range(2)] == [(0, ["1"]), (0, ["0"])]
-    everything_written = b"".join(str(file).encode() + file.read_bytes() for file in files(place))
+    everything_written = b"".join(str(file).encode() + file.read_bytes() for file in files(cache_path))
     assert b"AKIAEXAMPLE" not in everything_written and b"very-secret" not in everything_written
 
 

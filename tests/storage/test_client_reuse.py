@@ -24,7 +24,7 @@ OPTIONS = {
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A separate home folder, in which no other test has created a client."""
+    """A separate home folder, so that no client of another test is reused."""
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path
 
@@ -64,7 +64,7 @@ def test_changed_configuration_file_creates_a_new_client(home: Path) -> None:
     assert client() is not second
 
 
-def test_obstore_shares_by_bucket() -> None:
+def test_obstore_clients_are_shared_per_bucket() -> None:
     def stores(root: str) -> object:
         return ObstoreS3Storage(root, OPTIONS)._stores
 
@@ -104,7 +104,7 @@ def test_recently_used_clients_are_cached() -> None:
         1795602030,
     ],
 )
-def test_times_of_answers(text: str | float) -> None:
+def test_response_times_are_parsed(text: str | float) -> None:
     assert response_time(text) == datetime(2026, 11, 25, 10, 20, 30, tzinfo=UTC)
 
 
@@ -114,7 +114,7 @@ def test_invalid_times_are_rejected() -> None:
 
 
 def test_request_on_the_event_loop_thread_raises_an_error() -> None:
-    """An object that is collected there may send one."""
+    """An object that is garbage-collected there may send a request."""
 
     async def answer() -> int:
         return 1

@@ -111,7 +111,7 @@ def test_stopped_process_does_not_block_commits(folder: Path, monkeypatch: pytes
 
 
 def test_interrupted_wait_passes_the_commit_lock_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the place came before the interrupt or comes after it."""
+    """Interrupt before or after the lock is acquired."""
     for comes_first in (False, True):
         holder = Holder(folder)
         waits: list[line_module._Wait] = []
@@ -182,7 +182,7 @@ def test_wrappers_use_the_commit_lock_of_their_storage(folder: Path) -> None:
 
 
 class Passing(StorageWrapper):
-    """Another program, which knows no line."""
+    """Another program, which does not use the lock."""
 
     def commit_lock(self, longest_s: float) -> nullcontext[bool]:
         return nullcontext(False)
@@ -190,7 +190,7 @@ class Passing(StorageWrapper):
 
 @pytest.fixture
 def has_waiter(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when a process found the lock held."""
+    """Set when a process finds the lock held."""
     event, wait = threading.Event(), line_module.CommitLock._wait
 
     def tell(line: line_module.CommitLock, descriptor: int, longest_s: float) -> bool:
@@ -202,7 +202,7 @@ def has_waiter(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_commit_after_waiting_starts_on_the_new_version(folder: Path, has_waiter: threading.Event) -> None:
-    """No attempt is lost to the commits that were before us in line."""
+    """Commits of earlier lock holders use up no attempt."""
     ours: Storage = storage(folder)
     lake = Lakehouse.create(ours.root, storage=ours)
     others = Lakehouse.open(ours.root, storage=Passing(storage(folder)))

@@ -30,15 +30,15 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let requests that the storage repeats be repeated soon."""
+    """Shorten the waits between retries of the storage."""
     monkeypatch.setattr(retry, "FIRST_WAIT_SECONDS", 0.001)
 
 
 @pytest.fixture
 def root(dynalite: DynamoDBServer) -> Iterator[str]:
-    made = dynalite.fresh_root()
-    yield made
-    dynalite.delete_all(made)
+    new_root = dynalite.fresh_root()
+    yield new_root
+    dynalite.delete_all(new_root)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def uploads_of(server: DynamoDBServer, root: str) -> list[str]:
 
 
 def set_age(server: DynamoDBServer, root: str, age_ms: int) -> None:
-    """Let all uploads of a root have begun so long ago."""
+    """Backdate all uploads of a root."""
     for upload in uploads_of(server, root):
         server.client.update_item(
             TableName=server.table,
@@ -84,7 +84,7 @@ def sent(proxy: FaultyProxy) -> list[str]:
         (5 * PART_BYTES - 10, 1000, 2), (5 * PART_BYTES, None, 1), (len(LARGE), None, 0), (7, 0, 0),
     ],
 )  # fmt: skip
-def test_a_range_reads_only_the_parts_that_it_touches(
+def test_range_reads_only_overlapping_parts(
     dynalite: DynamoDBServer, root: str, offset: int, length: int | None, n_parts_read: int
 ) -> None:
     with FaultyProxy(dynalite.endpoint) as proxy:
@@ -135,15 +135,15 @@ def test_item_of_another_program_is_rejected(dynalite: DynamoDBServer, root: str
 
 
 def leave_parts(dynalite: DynamoDBServer, root: str, fails_at: int) -> None:
-    """Let a writer die: from one of its requests on, nothing reaches the server any more."""
+    """Simulate the death of a writer: from one of its requests on, nothing reaches the server."""
     with FaultyProxy(dynalite.endpoint) as proxy:
-        given = {**dynalite.storage_options, "endpoint": proxy.url, "read_timeout_seconds": "5"}
-        dying = DynamoDBStorage(root, given)
-        dying.concurrency = dying._parts._concurrency = 1
-        dying.now_ms()
+        options = {**dynalite.storage_options, "endpoint": proxy.url, "read_timeout_seconds": "5"}
+        dying_storage = DynamoDBStorage(root, options)
+        dying_storage.concurrency = dying_storage._parts._concurrency = 1
+        dying_storage.now_ms()
         proxy.begin(wire.drop_request(fails_at, times=None))
         with pytest.raises(StorageError):
-            dying.create("dead", LARGE)
+            dying_storage.create("dead", LARGE)
 
 
 @pytest.mark.parametrize("fails_at", [2, 4, N_PARTS + 2])
@@ -164,7 +164,7 @@ def test_sweep_deletes_old_parts_of_dead_writers(
 
 
 def test_writer_never_refers_to_parts_that_a_sweep_may_delete() -> None:
-    request_lives_ms = 15 * 60_000  # so long a signature is good
+    request_lives_ms = 15 * 60_000  # lifetime of a signature
     assert MAX_UPLOAD_MS + request_lives_ms < HOUR_MS < ORPHAN_AGE_MS
 
 
@@ -244,8 +244,8 @@ def test_reads_are_strongly_consistent(storage: DynamoDBStorage, monkeypatch: py
     call = storage._requests._call
 
     def watched(method: str, arguments: dict[str, Any]) -> object:
-        given = next(iter(arguments["RequestItems"].values())) if method == "batch_get_item" else arguments
-        seen.append((method, given.get("ConsistentRead")))
+        options = next(iter(arguments["RequestItems"].values())) if method == "batch_get_item" else arguments
+        seen.append((method, options.get("ConsistentRead")))
         return call(method, arguments)
 
     monkeypatch.setattr(storage._requests, "_call", watched)
@@ -270,7 +270,7 @@ def test_roots_of_one_table_do_not_see_each_other(dynalite: DynamoDBServer, root
 
 
 def test_unprocessed_items_of_a_batch_are_retried(storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No server for tests leaves items of a batch, so the answer is cut down here."""
+    """No test server leaves items of a batch unprocessed, so the response is truncated here."""
     storage._next_sweep_s = time.monotonic() + 3600
     names = [f"{number:02}" for number in range(25)]
     storage.create_many({**dict.fromkeys(names, b"x"), "00-large": LARGE})
@@ -282,11 +282,11 @@ def test_unprocessed_items_of_a_batch_are_retried(storage: DynamoDBStorage, monk
         ((table, items),) = arguments["RequestItems"].items()
         keys: list[object] = items["Keys"] if isinstance(items, dict) else items  # type: ignore[assignment]
         asked.append((method, len(keys)))
-        done, left = keys[: (len(keys) + 1) // 2], keys[(len(keys) + 1) // 2 :]
+        processed, left = keys[: (len(keys) + 1) // 2], keys[(len(keys) + 1) // 2 :]
         if isinstance(items, dict):
-            answer = dict(call(method, {"RequestItems": {table: {**items, "Keys": done}}}))
+            answer = dict(call(method, {"RequestItems": {table: {**items, "Keys": processed}}}))
             return {**answer, "UnprocessedKeys": {table: {**items, "Keys": left}} if left else {}}
-        answer = dict(call(method, {"RequestItems": {table: done}}))
+        answer = dict(call(method, {"RequestItems": {table: processed}}))
         return {**answer, "UnprocessedItems": {table: left} if left else {}}
 
     monkeypatch.setattr(storage._requests, "_call", leaving)
@@ -328,8 +328,8 @@ def test_first_create_creates_the_table_if_configured(dynalite: DynamoDBServer) 
     assert table not in dynalite.client.list_tables()["TableNames"], "what only reads makes none"
     others = [pickle.loads(pickle.dumps(storage)) for _ in range(3)]
     calls: list[Callable[[], object]] = []
-    for number, one in enumerate([storage, *others]):
-        calls.append(functools.partial(one.create, str(number), b"x"))
+    for number, other_storage in enumerate([storage, *others]):
+        calls.append(functools.partial(other_storage.create, str(number), b"x"))
     assert run_together(calls) == [None] * 4
     described = dynalite.client.describe_table(TableName=table)["Table"]
     assert described["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
@@ -356,7 +356,7 @@ def test_provisioned_table_is_supported(dynalite: DynamoDBServer) -> None:
     dynalite.client.delete_table(TableName=table)
 
 
-def test_no_credentials(root: str, dynalite: DynamoDBServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported(root: str, dynalite: DynamoDBServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -372,7 +372,7 @@ def test_no_credentials(root: str, dynalite: DynamoDBServer, monkeypatch: pytest
 # --- processes ----------------------------------------------------------------------------------
 
 
-def test_forked_child_continues(storage: DynamoDBStorage) -> None:
+def test_forked_child_uses_the_storage(storage: DynamoDBStorage) -> None:
     storage.create("parent", b"x")
 
     def work(report: object) -> None:

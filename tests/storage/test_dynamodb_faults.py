@@ -1,7 +1,7 @@
 """Wire faults for each operation on DynamoDB, without retries (S7).
 
-An error says whether the request certainly had no effect, or may have had one. A read or list never returns a part, and
-no request is sent twice: a repeated create would meet its own item.
+An error says whether the request certainly had no effect, or may have had one. A read or list never returns a partial
+result, and no request is sent twice: a repeated create would conflict with its own item.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ HIDDEN = (SECRET, TOKEN, "AWS4-HMAC", "Signature=", "__type")
 
 @dataclass(frozen=True)
 class Operation:
-    """A call of the storage, its requests, which of them meets the fault, and whether that one may have an effect."""
+    """A call of the storage, its requests, the number of the faulty one, and whether that one may have an effect."""
 
     call: Callable[[Storage], Any]
     requests: tuple[str, ...]
@@ -87,7 +87,7 @@ def refusal(code: str, status: int = 400, message: str = "injected", **where: An
     return wire.answer(status=status, document=refusal_document(code, message), **where)
 
 
-#: Fault -> what a reading operation raises, what a changing one does.
+#: Fault -> error of a reading operation, error of a changing one.
 FAULTS: dict[str, Row] = {
     **faults_of_any_server(READ_TIMEOUT_S),
     "200 of another server": (wire.answer(status=200), *UNKNOWN),
@@ -106,7 +106,7 @@ FAULTS: dict[str, Row] = {
     "no table": (refusal("ResourceNotFoundException"), StorageError, StorageError),
     "404 of another server": (wire.answer(status=404), StorageError, StorageError),
 }
-#: Operations that go through the same code as others meet one fault of each kind, and no wait.
+#: Operations that share code with others run with one fault of each kind, and without timeouts.
 LIKE_OTHERS = {"read of a range", "stat", "exists", "write", "delete_batch, its look"}
 ONE_OF_EACH_KIND = {"request dropped", "answer dropped", "body cut", "500", "throttled", "not allowed", "no table"}
 
@@ -119,26 +119,26 @@ def proxy(dynalite: DynamoDBServer) -> Iterator[FaultyProxy]:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let requests that the storage repeats be repeated soon."""
+    """Shorten the waits between retries of the storage."""
     monkeypatch.setattr(retry, "FIRST_WAIT_SECONDS", 0.001)
 
 
 @pytest.fixture
 def root(dynalite: DynamoDBServer) -> Iterator[str]:
-    made = dynalite.fresh_root()
-    yield made
-    dynalite.delete_all(made)
+    new_root = dynalite.fresh_root()
+    yield new_root
+    dynalite.delete_all(new_root)
 
 
 def bare(root: str, server: DynamoDBServer, **options: str) -> DynamoDBStorage:
-    """The storage itself, without the retries around it, loaded, and with no sweep due."""
+    """Return the loaded storage without the retries around it, and with no sweep due."""
     storage = DynamoDBStorage(root, {**server.storage_options, **PATIENT, **options})
     storage._next_sweep_s = time.monotonic() + 3600
     return storage
 
 
 def sent(proxy: FaultyProxy) -> tuple[str, ...]:
-    """The operations that reached the proxy."""
+    """Return the operations that reached the proxy."""
     return tuple(exchange.headers["x-amz-target"].rpartition(".")[2] for exchange in proxy.log)
 
 
@@ -147,11 +147,11 @@ def test_every_wire_fault_has_its_documented_effect(
     dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, name: str
 ) -> None:
     operation, direct = OPERATIONS[name], bare(root, dynalite)
-    given = {"endpoint": proxy.url, "secret_access_key": SECRET, "session_token": TOKEN}
-    patient = bare(root, dynalite, **given)
-    hasty = bare(root, dynalite, **given, read_timeout_seconds=str(READ_TIMEOUT_S))
+    common_options = {"endpoint": proxy.url, "secret_access_key": SECRET, "session_token": TOKEN}
+    patient = bare(root, dynalite, **common_options)
+    hasty = bare(root, dynalite, **common_options, read_timeout_seconds=str(READ_TIMEOUT_S))
     for storage in (patient, hasty):
-        assert not RetryStorage(storage).exists("f")  # loads the client and shows the clock
+        assert not RetryStorage(storage).exists("f")  # loads the client and reads the clock
     direct.write("kept", b"kept")
     for fault_name, (fault, when_reading, when_changing) in FAULTS.items():
         if name in LIKE_OTHERS and fault_name not in ONE_OF_EACH_KIND:
@@ -175,14 +175,14 @@ def test_every_wire_fault_has_its_documented_effect(
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
-@pytest.mark.parametrize("fault", [wire.drop_answer(), wire.drop_request(), refusal("ThrottlingException")])
+@pytest.mark.parametrize("fault", [wire.drop_response(), wire.drop_request(), refusal("ThrottlingException")])
 def test_parts_are_resent(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, at: int, fault: WireFault) -> None:
     storage = bare(root, dynalite, endpoint=proxy.url)
     assert not storage.exists("large")
     proxy.begin(replace(fault, at=at))
     storage.create("large", LARGE)
     assert sent(proxy) == ("PutItem",) * 6, "a record, three parts, the item, and one of them once more"
-    for number in (2, 3, 4):  # the first is the item, which the retries around the storage ask for again
+    for number in (2, 3, 4):  # the first is the item, which the retries around the storage resend
         proxy.begin(replace(fault, at=number))
         assert storage.read("large") == LARGE
         assert sent(proxy) == ("GetItem",) * 5
@@ -193,22 +193,22 @@ def test_parts_are_resent(dynalite: DynamoDBServer, proxy: FaultyProxy, root: st
 def test_rejected_large_create_leaves_no_part(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
     storage = bare(root, dynalite, endpoint=proxy.url)
     storage.create("large", LARGE)
-    there = dynalite.items_of(root)
+    keys = dynalite.items_of(root)
     with pytest.raises(FileExistsAlreadyError):
         storage.create("large", b"other" * len(LARGE))
     for refused in (refusal("AccessDeniedException"), refusal("ThrottlingException")):
         proxy.begin(replace(refused, at=5))
         with pytest.raises((StoragePermissionError, ThrottledError)):
             storage.write("large", LARGE[1:])
-    assert dynalite.items_of(root) == there
+    assert dynalite.items_of(root) == keys
     assert storage.read("large") == LARGE
 
 
 def test_large_create_with_a_lost_response(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
-    """Whether or not the item exists, the file is complete or missing, and the parts stay until it is known."""
+    """Whether or not the item exists, the file is complete or missing, and the parts stay until this is known."""
     storage = bare(root, dynalite, endpoint=proxy.url)
     assert not storage.exists("large")
-    proxy.begin(wire.drop_answer(5))
+    proxy.begin(wire.drop_response(5))
     with pytest.raises(AmbiguousWriteError):
         storage.create("large", LARGE)
     assert storage.read("large") == LARGE
@@ -234,7 +234,9 @@ def test_second_page_of_a_listing_is_resent(dynalite: DynamoDBServer, proxy: Fau
         list(storage.list())
 
 
-def test_the_clock(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
+def test_clock_is_requested_once_and_again_after_a_fault(
+    dynalite: DynamoDBServer, proxy: FaultyProxy, root: str
+) -> None:
     for name in ("answer dropped", "head cut", "500", "throttled"):
         check_clock(bare(root, dynalite, endpoint=proxy.url), proxy, FAULTS[name], HIDDEN)
         assert set(sent(proxy)) == {"GetItem"}
@@ -243,7 +245,7 @@ def test_the_clock(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> N
 def test_failed_reads_are_retried(dynalite: DynamoDBServer, proxy: FaultyProxy, root: str) -> None:
     storage = RetryStorage(bare(root, dynalite, endpoint=proxy.url), base_delay_seconds=0.001)
     storage.create("f", BODY)
-    for fault in (wire.cut_body(times=3), wire.cut_head(times=3), wire.drop_answer(times=3)):
+    for fault in (wire.cut_body(times=3), wire.cut_head(times=3), wire.drop_response(times=3)):
         proxy.begin(fault)
         assert storage.read("f") == BODY
         assert [exchange.fault is not None for exchange in proxy.log] == [True, True, True, False]
@@ -254,7 +256,9 @@ TOO_MANY_TABLES = "Subscriber limit exceeded: There is a limit of 256 tables per
 
 
 @pytest.mark.parametrize(("message", "kind"), [(TABLES_AT_ONCE, ThrottledError), (TOO_MANY_TABLES, StorageFullError)])
-def test_quotas_of_tables(dynalite: DynamoDBServer, proxy: FaultyProxy, message: str, kind: type[StorageError]) -> None:
+def test_exceeded_table_quota_maps_to_its_error(
+    dynalite: DynamoDBServer, proxy: FaultyProxy, message: str, kind: type[StorageError]
+) -> None:
     table = f"never-{uuid.uuid4().hex}"
     storage = bare(f"dynamodb://{table}/lake/", dynalite, endpoint=proxy.url, create_table="true")
     proxy.begin(refusal("LimitExceededException", message=message, at=3))
@@ -271,7 +275,7 @@ CAPACITY = ("ProvisionedThroughputExceededException", "RequestLimitExceeded", "T
 def test_commit_above_the_capacity_is_retried(
     dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some refusals cost time. Where they do not end, the commit is refused, and nothing of it shows."""
+    """Temporary rejections only delay a commit. If they continue, the commit fails and has no visible effect."""
     storage = RetryStorage(bare(root, dynalite, endpoint=proxy.url), sleep=lambda seconds: None)
     lake = Lakehouse.create(root, storage=storage)
     proxy.begin(refusal(code, times=4))
@@ -310,7 +314,7 @@ def test_silent_server_times_out(dynalite: DynamoDBServer, proxy: FaultyProxy, r
 def test_large_create_times_out_without_a_response(
     dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of the parts is not sent when one of them got no answer for long."""
+    """No further parts are sent after one of them timed out."""
     monkeypatch.setattr(items, "_retry_listing", functools.partial(retry.retry_listing, longest_s=READ_TIMEOUT_S / 2))
     storage = bare(root, dynalite, endpoint=proxy.url, read_timeout_seconds=str(READ_TIMEOUT_S))
     storage._parts._concurrency = 2
@@ -338,7 +342,7 @@ def test_slow_server_times_out(dynalite: DynamoDBServer, root: str) -> None:
                         connection.sendall(b" ")
                         time.sleep(0.05)
                 except OSError:
-                    return  # the client went away, as it should
+                    return  # the client disconnected, as expected
 
         thread = threading.Thread(target=trickle)
         thread.start()

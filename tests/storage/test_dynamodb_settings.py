@@ -25,7 +25,7 @@ SECRETS = {"access_key_id": "hush-key-id", "secret_access_key": "hush-secret", "
         ("dynamodb://table/a@b:c/", "table", "/a@b:c/"),
     ],
 )
-def test_roots(root: str, table: str, partition: str) -> None:
+def test_root_is_split_into_its_parts(root: str, table: str, partition: str) -> None:
     location = DynamoDBLocation.of(root)
     assert (location.table, location.partition) == (table, partition)
     assert location.key("x/y?a=1") == {"root": {"S": partition}, "path": {"S": "x/y?a=1"}}
@@ -48,7 +48,7 @@ def test_invalid_roots_are_not_shown_in_messages(root: str) -> None:
 
 
 @pytest.mark.parametrize("root", ["dynamodb://table", "dynamodb://table/a", "dynamodb://table/a//b/"])
-def test_roots_that_are_not_normalized(root: str) -> None:
+def test_unnormalized_roots_are_rejected(root: str) -> None:
     with pytest.raises(InvalidLocationError):
         DynamoDBLocation.of(root)
 
@@ -75,7 +75,7 @@ def test_paths_have_at_most_1024_bytes() -> None:
                 refuse(f"{longest}x")
 
 
-def test_fits_respects_the_size_of_an_item() -> None:
+def test_fits_counts_the_size_of_the_whole_item() -> None:
     for path in ("p", "ü" * 512):
         key = DynamoDBLocation.of("dynamodb://table/prefix/").key(path)
         most = MAX_ITEM_BYTES - len(path.encode()) - len("/prefix/rootpathsize_bytesmodified_msbody") - 42
@@ -95,19 +95,19 @@ def test_items_describe_files() -> None:
     assert Upload.of_item(record) == upload
 
 
-def test_options() -> None:
+def test_options_are_validated() -> None:
     settings = DynamoDBSettings.of(StorageOptions({}))
     assert settings == DynamoDBSettings(None, None, 5, 30, False)
-    given = {"endpoint": "http://localhost:8000", "region": "eu-west-1", "create_table": "true", **SECRETS}
-    assert DynamoDBSettings.of(StorageOptions(given)).create_table
-    for wrong, told in (
+    valid_options = {"endpoint": "http://localhost:8000", "region": "eu-west-1", "create_table": "true", **SECRETS}
+    assert DynamoDBSettings.of(StorageOptions(valid_options)).create_table
+    for wrong, message in (
         ({"create_table": "yes"}, "'create_table' must be 'true' or 'false'"),
         ({"endpoint": "http://user:hush@host"}, "without credentials"),
         ({"access_key_id": "hush-key-id"}, "'access_key_id' requires 'secret_access_key'"),
         ({"read_timeout_seconds": "soon"}, "must be a number"),
         ({"addressing_style": "path"}, "unknown storage option 'addressing_style': dynamodb:// supports"),
     ):
-        with pytest.raises(InvalidInputError, match=told) as caught:
+        with pytest.raises(InvalidInputError, match=message) as caught:
             open_storage("dynamodb://table/", wrong)
         assert "hush" not in str(caught.value)
 

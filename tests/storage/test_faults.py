@@ -29,7 +29,7 @@ def local(tmp_path: Path) -> LocalStorage:
     return LocalStorage(f"file://{tmp_path}/lake/", fsync=False)
 
 
-def test_log_and_numbers(local: LocalStorage) -> None:
+def test_requests_are_logged_and_numbered(local: LocalStorage) -> None:
     storage = FaultyStorage(local, concurrency=1)
     storage.create_many({"a": b"", "b": b""})
     storage.exists("c")
@@ -43,7 +43,7 @@ def test_log_and_numbers(local: LocalStorage) -> None:
     )
 
 
-def test_before_and_after_the_effect(local: LocalStorage) -> None:
+def test_fault_occurs_before_or_after_the_effect(local: LocalStorage) -> None:
     storage = FaultyStorage(local, [fail(1, TransientError), fail(2, StorageFullError, "after"), lose_response(3)])
     for name, error, is_there in (("1", TransientError, False), ("2", StorageFullError, True)):
         with pytest.raises(error):
@@ -55,7 +55,7 @@ def test_before_and_after_the_effect(local: LocalStorage) -> None:
     storage.create("2", b"x")
 
 
-def test_faults_of_a_kind_or_path(local: LocalStorage) -> None:
+def test_fault_matches_a_kind_or_path(local: LocalStorage) -> None:
     storage = FaultyStorage(local, [fail(2, TransientError, kind="write", path_part="hint", times=2)])
     storage.write("hint", b"1")
     storage.write("other", b"1")

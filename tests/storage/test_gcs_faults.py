@@ -1,6 +1,6 @@
 """Wire faults for each operation on Google Cloud Storage (``wire_faults.py``).
 
-The emulator rejects no client and is never too busy, so such answers come from the proxy.
+The emulator rejects no client and is never busy, so the proxy sends such responses.
 """
 
 from __future__ import annotations
@@ -56,30 +56,30 @@ def refusal(status: int, reason: str, message: str = "as the test says") -> byte
     return json.dumps({"error": {"code": status, "message": message, "errors": details}}).encode()
 
 
-def told(status: int, reason: str) -> WireFault:
+def error_response(status: int, reason: str) -> WireFault:
     return wire.answer(status=status, document=refusal(status, reason))
 
 
 FAULTS: dict[str, Row] = {
     **faults_of_any_server(READ_TIMEOUT_S),
-    "500": (told(500, "internalError"), *UNKNOWN),
+    "500": (error_response(500, "internalError"), *UNKNOWN),
     "503 after the effect": (
         wire.answer(status=503, document=refusal(503, "backendError"), is_forwarded=True),
         *UNKNOWN,
     ),
-    "408": (told(408, "uploadBrokenConnection"), *UNKNOWN),
-    "429": (told(429, "rateLimitExceeded"), ThrottledError, ThrottledError),
+    "408": (error_response(408, "uploadBrokenConnection"), *UNKNOWN),
+    "429": (error_response(429, "rateLimitExceeded"), ThrottledError, ThrottledError),
     "429 empty": (wire.answer(status=429), ThrottledError, AmbiguousWriteError),
-    "403 slower": (told(403, "userRateLimitExceeded"), ThrottledError, ThrottledError),
-    "403 full": (told(403, "quotaExceeded"), StorageFullError, StorageFullError),
-    "403": (told(403, "forbidden"), StoragePermissionError, StoragePermissionError),
-    "403 held": (told(403, "retentionPolicyNotMet"), StoragePermissionError, StoragePermissionError),
-    "401": (told(401, "authError"), StoragePermissionError, StoragePermissionError),
-    "409": (told(409, "conflict"), TransientError, TransientError),
+    "403 slower": (error_response(403, "userRateLimitExceeded"), ThrottledError, ThrottledError),
+    "403 full": (error_response(403, "quotaExceeded"), StorageFullError, StorageFullError),
+    "403": (error_response(403, "forbidden"), StoragePermissionError, StoragePermissionError),
+    "403 held": (error_response(403, "retentionPolicyNotMet"), StoragePermissionError, StoragePermissionError),
+    "401": (error_response(401, "authError"), StoragePermissionError, StoragePermissionError),
+    "409": (error_response(409, "conflict"), TransientError, TransientError),
     "409 empty": (wire.answer(status=409), *UNKNOWN),
-    "400 who pays": (told(400, "userProjectMissing"), StoragePermissionError, StoragePermissionError),
-    "400": (told(400, "invalid"), StorageError, StorageError),
-    "413": (told(413, "uploadTooLarge"), StorageError, StorageError),
+    "400 who pays": (error_response(400, "userProjectMissing"), StoragePermissionError, StoragePermissionError),
+    "400": (error_response(400, "invalid"), StorageError, StorageError),
+    "413": (error_response(413, "uploadTooLarge"), StorageError, StorageError),
     "501": (wire.answer(status=501), StorageError, StorageError),
     "302": (wire.answer(status=302), StorageError, StorageError),
 }
@@ -99,20 +99,20 @@ def proxy(server: GcsServer) -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def root(server: GcsServer) -> Iterator[str]:
-    made = server.fresh_root()
-    yield made
-    server.delete_all(made)
+    new_root = server.fresh_root()
+    yield new_root
+    server.delete_all(new_root)
 
 
 def bare(root: str, endpoint: str, **options: str) -> Storage:
-    """The storage itself, without the retries around it."""
-    given = {
+    """Return the storage without the retries around it."""
+    storage_options = {
         "endpoint": endpoint,
         "credentials": "anonymous",
         **PATIENT,
         **options,
     }
-    storage = open_storage(root, given)
+    storage = open_storage(root, storage_options)
     assert isinstance(storage, RetryStorage)
     return storage.inner
 
@@ -170,22 +170,22 @@ def test_create_with_a_lost_response_is_ambiguous_and_not_retried(
     server: GcsServer, proxy: FaultyProxy, root: str
 ) -> None:
     storage = RetryStorage(bare(root, proxy.url), base_delay_seconds=0.001)
-    proxy.begin(wire.drop_answer())
+    proxy.begin(wire.drop_response())
     with pytest.raises(AmbiguousWriteError):
         storage.create("new", BODY)
     assert len(proxy.log) == 1
     assert storage.read("new") == BODY
-    proxy.begin(told(429, "rateLimitExceeded"))
+    proxy.begin(error_response(429, "rateLimitExceeded"))
     create_fresh(storage, {"other": BODY})
     assert [exchange.status for exchange in proxy.log] == [429, 200]
-    proxy.begin(wire.drop_answer(times=2))
+    proxy.begin(wire.drop_response(times=2))
     storage.write("new", b"z")
     assert len(proxy.log) == 3
 
 
 @pytest.fixture(scope="module")
 def many(server: GcsServer) -> Iterator[str]:
-    """A root with more files than one page of a listing holds."""
+    """A root with more files than one page of a listing contains."""
     root = server.fresh_root()
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda number: server.put(root, f"{number:04}", b"x"), range(N_MANY)))
@@ -200,7 +200,7 @@ def test_listing_is_complete_or_raises(proxy: FaultyProxy, many: str) -> None:
         behind.check_list(FAULTS[name], everything)
 
 
-def test_the_clock(proxy: FaultyProxy, root: str) -> None:
+def test_clock_is_requested_once_and_again_after_a_fault(proxy: FaultyProxy, root: str) -> None:
     for name in ("answer dropped", "head cut", "500", "403"):
         check_clock(bare(root, proxy.url), proxy, FAULTS[name], HIDDEN)
 
@@ -218,7 +218,7 @@ def test_missing_bucket_is_reported(server: GcsServer) -> None:
 
 def test_missing_bucket_of_the_service_is_reported(proxy: FaultyProxy, root: str) -> None:
     gone = "The specified bucket does not exist."
-    for document in (refusal(404, "notFound", gone), gone.encode()):  # a download is refused by plain text
+    for document in (refusal(404, "notFound", gone), gone.encode()):  # a rejected download has a plain text body
         for name in ("read", "stat", "delete"):
             proxy.begin(wire.answer(status=404, document=document))
             call = OPERATIONS[name].call

@@ -24,7 +24,7 @@ KEY = {"type": "service_account", "private_key": "-----BEGIN-----\nhush-hush-hus
         ("gs://bucket/a@b:c/", "bucket", "a@b:c/"),
     ],
 )
-def test_roots(root: str, bucket: str, prefix: str) -> None:
+def test_root_is_split_into_its_parts(root: str, bucket: str, prefix: str) -> None:
     location = GcsLocation.of(root)
     assert (location.bucket, location.key_prefix) == (bucket, prefix)
     assert location.key("x/y?generation=1#2") == f"{prefix}x/y?generation=1#2"
@@ -47,7 +47,7 @@ def test_invalid_roots_are_not_shown_in_messages(root: str) -> None:
 
 
 @pytest.mark.parametrize("root", ["gs://bucket", "gs://bucket/a", "gs://bucket/a//b/", "gs://bucket/../"])
-def test_roots_that_are_not_normalized(root: str) -> None:
+def test_unnormalized_roots_are_rejected(root: str) -> None:
     with pytest.raises(InvalidLocationError):
         GcsLocation.of(root)
 
@@ -100,7 +100,7 @@ def test_invalid_options_are_not_shown(options: dict[str, str], named: str) -> N
         error = error.__cause__ or error.__context__
 
 
-def test_options() -> None:
+def test_options_are_converted_to_settings() -> None:
     settings = GcsSettings.of(StorageOptions({"endpoint": "http://host:1/", "credentials": json.dumps(KEY)}))
     assert settings.endpoint == "http://host:1"
     assert settings.credentials == KEY

@@ -1,6 +1,6 @@
 """Requests to Google Cloud Storage and its token service on the wire, and invalid responses.
 
-The servers are scripted: the emulator neither asks for a token nor answers as no service would.
+The servers are scripted, because the emulator requires no token and sends no invalid responses.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def service_account(private_key: str, token_uri: str) -> str:
 
 
 def bare(endpoint: str, root: str = ROOT, **options: str) -> Storage:
-    given = {"endpoint": endpoint, "credentials": "anonymous", "read_timeout_seconds": str(SOON_S), **options}
-    storage = open_storage(root, given)
+    storage_options = {"endpoint": endpoint, "credentials": "anonymous", "read_timeout_seconds": str(SOON_S), **options}
+    storage = open_storage(root, storage_options)
     assert isinstance(storage, RetryStorage)
     return storage.inner
 
@@ -133,7 +133,7 @@ def test_anonymous_requests_carry_no_token() -> None:
 
 
 def test_rejected_token_is_a_permission_error(private_key: str) -> None:
-    """The server of tokens knows the account no more; or the service does not take its token."""
+    """The token server no longer knows the account, or the storage service rejects its token."""
     refused = as_json({"error": "invalid_grant", "error_description": "Invalid JWT Signature."}, 400)
     tokens = ScriptedServer(fixed(refused))
     server = ScriptedServer(fixed(as_json({"error": {"code": 401, "message": f"Invalid Credentials {TOKEN}"}}, 401)))
@@ -198,8 +198,8 @@ def test_invalid_account_key_is_rejected() -> None:
     assert_hidden(caught.value, "hush")
 
 
-def test_no_credentials_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gcsfs would ask without any; here that has to be asked for."""
+def test_missing_credentials_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gcsfs falls back to anonymous requests, but here an option must allow them."""
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -235,7 +235,7 @@ def test_every_request_names_the_billing_project() -> None:
 
 
 def batch_response(seen: Seen, statuses: list[int | None], reason: str = "backendError") -> Answer:
-    """An answer as the service gives it: a part for each call, with its own id; None leaves the part out."""
+    """Return a batch response like the service's: one part with an id per call; None omits the part."""
     boundary = seen.headers["Content-Type"].partition("boundary=")[2]
     parts = []
     for number, status in enumerate(statuses):
@@ -291,7 +291,7 @@ def test_invalid_batch_response_is_ambiguous(body: bytes) -> None:
     assert {path: type(error) for path, error in failures.items()} == dict.fromkeys("ab", AmbiguousWriteError)
 
 
-# --- strange answers --------------------------------------------------------------------------------
+# --- invalid responses --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_listing_continues_after_an_empty_page() -> None:
 
 
 def test_read_does_not_load_a_file_above_the_limit() -> None:
-    """By the length that the answer announces, and without one as soon as too much has come."""
+    """By the declared length, or without one as soon as too many bytes have arrived."""
     chunks = b"".join(b"%x\r\n%b\r\n" % (1 << 20, b"x" * (1 << 20)) for _ in range(3)) + b"0\r\n\r\n"
     for answer in (
         Answer(200, b"x" * 1000, announced_bytes=10**12),
@@ -370,7 +370,7 @@ def test_slow_server_times_out() -> None:
 
 
 def test_no_redirect_is_followed() -> None:
-    """It would send a token, or a create for the second time, to an unintended location."""
+    """Following it would send a token, or a second create, to an unintended location."""
     server = ScriptedServer(lambda number, seen: Answer(307, b"", {"Location": f"/elsewhere/{number}"}))
     with server.running():
         storage = bare(server.endpoint)
@@ -381,7 +381,7 @@ def test_no_redirect_is_followed() -> None:
 
 
 def test_upload_may_exceed_the_read_timeout() -> None:
-    body = b"x" * (32 << 20)  # more than the buffers between the two take
+    body = b"x" * (32 << 20)  # more than the buffers between client and server
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> int:
@@ -452,7 +452,7 @@ print(storage.read("child").decode())
 
 
 def test_exit_of_a_forked_child_does_not_affect_its_parent(fake_gcs: GcsServer) -> None:
-    """At the end of an interpreter all its objects are destroyed, but those that belong to its parent."""
+    """At exit an interpreter destroys all its objects, except those that belong to its parent."""
     root = fake_gcs.fresh_root()
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-W", "error", "-c", _AT_ITS_END, root, fake_gcs.endpoint]

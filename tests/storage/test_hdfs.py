@@ -50,9 +50,9 @@ def _user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def root(hdfs: HdfsServer) -> Iterator[str]:
-    made = hdfs.fresh_root()
-    yield made
-    hdfs.delete_all(made)
+    new_root = hdfs.fresh_root()
+    yield new_root
+    hdfs.delete_all(new_root)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def relay(hdfs: HdfsServer) -> Iterator[Relay]:
 
 
 def bare(root: str, **options: str) -> Storage:
-    """The storage itself, without the retries around it."""
+    """Return the storage without the retries around it."""
     storage = open_storage(root, options)
     assert isinstance(storage, RetryStorage)
     return storage.inner
@@ -73,7 +73,7 @@ def through(relay: Relay, root: str, **options: str) -> Storage:
 
 
 def caught(kind: type[StorageError], call: Callable[[], object]) -> str:
-    """Assert that a call raises exactly this error, in one line without a trace of the server."""
+    """Assert that a call raises exactly this error, in one line without a server stack trace."""
     with pytest.raises(kind) as raised:
         call()
     assert type(raised.value) is kind
@@ -109,13 +109,13 @@ def test_invalid_roots_are_rejected(root: str) -> None:
         ({"region": "eu"}, r"unknown storage option 'region': hdfs:// supports .*namenodes"),
     ],
 )
-def test_options_that_are_not_valid(options: dict[str, str], message: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         open_storage("hdfs://host:8020/lake/", options)
 
 
 @pytest.mark.parametrize("namenodes", ["", "a", "a:x", "a:1,b:1", "a:1 " * 17])
-def test_namenodes_that_are_not_valid(namenodes: str) -> None:
+def test_invalid_namenodes_are_rejected(namenodes: str) -> None:
     with pytest.raises(InvalidInputError, match="'namenodes'"):
         open_storage("hdfs://lakes/lake/", {"namenodes": namenodes})
 
@@ -181,7 +181,7 @@ def test_user_without_rights_is_denied(hdfs: HdfsServer, root: str, monkeypatch:
         assert "user=stranger" in caught(StoragePermissionError, call)
 
 
-def test_a_quota_of_names_and_one_of_space(hdfs: HdfsServer, root: str) -> None:
+def test_exceeded_quotas_are_reported(hdfs: HdfsServer, root: str) -> None:
     storage, folder = bare(root), "/" + root.split("/", 3)[3].rstrip("/")
     storage.create("f", b"")
     hdfs.administer("-setQuota", "5", folder)  # the folder, _ops, _ops/tmp, f, and one more
@@ -196,7 +196,7 @@ def test_a_quota_of_names_and_one_of_space(hdfs: HdfsServer, root: str) -> None:
     assert list(storage.list("_ops/tmp/")) == []
 
 
-def test_names_that_are_too_long_or_taken_by_folders(root: str) -> None:
+def test_too_long_and_conflicting_names_are_reported(root: str) -> None:
     storage = bare(root)
     for name in ("x" * 256, "a/" * 4500 + "b"):
         with pytest.raises(InvalidLocationError):
@@ -214,8 +214,8 @@ def test_names_that_are_too_long_or_taken_by_folders(root: str) -> None:
 
 def test_replication_option_sets_the_number_of_replicas(hdfs: HdfsServer, root: str) -> None:
     bare(root, replication="1", fsync="false").create("f", BODY)
-    found = hdfs.call("GET", "/" + root.split("/", 3)[3] + "f", op="GETFILESTATUS")
-    assert found["FileStatus"]["replication"] == 1  # type: ignore[index]
+    status = hdfs.call("GET", "/" + root.split("/", 3)[3] + "f", op="GETFILESTATUS")
+    assert status["FileStatus"]["replication"] == 1  # type: ignore[index]
 
 
 def test_name_service_fails_over_to_the_second_namenode(hdfs: HdfsServer, root: str) -> None:
@@ -246,7 +246,7 @@ def test_name_service_of_hadoop_configuration_works(
     assert bare(root).read("f") == BODY
 
 
-# --- lost answers -------------------------------------------------------------------------------------
+# --- lost responses -------------------------------------------------------------------------------------
 
 
 def test_rename_with_a_lost_response_is_ambiguous(relay: Relay, root: str) -> None:
@@ -254,7 +254,7 @@ def test_rename_with_a_lost_response_is_ambiguous(relay: Relay, root: str) -> No
     for number, step in enumerate((storage.create, storage.write)):
         name = f"f{number}"
         step(f"before-{number}", BODY)
-        relay.begin(RelayFault(b"rename2", "drop_answer"))
+        relay.begin(RelayFault(b"rename2", "drop_response"))
         assert "may have taken effect" in caught(AmbiguousWriteError, lambda: step(name, BODY))  # noqa: B023
         assert relay.n_hits == 1
         assert storage.read(name) == BODY
@@ -293,11 +293,11 @@ def test_name_service_does_not_repeat_a_rename(relay: Relay, root: str) -> None:
     service = f"hdfs://lakes/{root.split('/', 3)[3]}"
     storage = bare(service, namenodes=f"{relay.address} {relay.address}")
     storage.create("f", BODY)
-    for number, action in enumerate(("drop_answer", "drop_request")):
+    for number, action in enumerate(("drop_response", "drop_request")):
         relay.begin(RelayFault(b"rename2", action))  # type: ignore[arg-type]
         caught(AmbiguousWriteError, lambda: storage.create(f"g{number}", BODY))  # noqa: B023
         assert relay.n_hits == 1
-        assert storage.exists(f"g{number}") == (action == "drop_answer")
+        assert storage.exists(f"g{number}") == (action == "drop_response")
 
 
 def test_rename_of_a_missing_temporary_file_is_ambiguous() -> None:
@@ -306,14 +306,14 @@ def test_rename_of_a_missing_temporary_file_is_ambiguous() -> None:
     assert type(error) is AmbiguousWriteError
 
 
-@pytest.mark.parametrize("action", ["drop_answer", "drop_request"])
+@pytest.mark.parametrize("action", ["drop_response", "drop_request"])
 def test_rename_to_a_stopped_server_is_ambiguous(relay: Relay, root: str, action: str) -> None:
     storage = through(relay, root)
     storage.create("f", BODY)
     relay.begin(RelayFault(b"rename2", action))  # type: ignore[arg-type]
     relay.refuse()
     caught(AmbiguousWriteError, lambda: storage.create("g", BODY))
-    assert bare(root).exists("g") == (action == "drop_answer")
+    assert bare(root).exists("g") == (action == "drop_response")
 
 
 def test_rename_without_a_response_times_out(relay: Relay, root: str) -> None:
@@ -355,7 +355,7 @@ def test_reads_and_deletes_with_lost_responses_are_transient(relay: Relay, root:
 def test_commit_with_a_lost_response_is_committed_once(relay: Relay, root: str) -> None:
     lake = Lakehouse.create(f"hdfs://{relay.address}/{root.split('/', 3)[3]}", {"cache_bytes": "0"})
     for number in range(4):
-        relay.begin(RelayFault(b"rename2", "drop_answer", times=1 + number))
+        relay.begin(RelayFault(b"rename2", "drop_response", times=1 + number))
         with lake.transaction() as txn:
             txn.create_namespace(f"ns{number}")
         assert relay.n_hits > 0
@@ -376,7 +376,7 @@ def test_forked_child_is_rejected_and_its_parent_continues(root: str) -> None:
 
 
 def test_forked_child_does_not_wait_when_it_drops_a_client(root: str) -> None:
-    """A client that is destroyed waits for its threads. In the child there are none."""
+    """A destroyed client waits for its threads, which do not exist in the child."""
     used = [open_storage(root)]
     used[0].create("f", BODY)
 
@@ -391,7 +391,7 @@ def test_forked_child_does_not_wait_when_it_drops_a_client(root: str) -> None:
 
 
 def test_forked_child_does_not_wait_for_an_abandoned_client(root: str) -> None:
-    """Its parent would destroy it with the next garbage, as it is part of a cycle. The child must not."""
+    """The parent would destroy it in the next garbage collection, because it is part of a cycle. The child must not."""
     storage = bare(root)
     assert isinstance(storage, HdfsStorage)
     storage.create("f", BODY)
@@ -458,6 +458,6 @@ def test_clock_is_never_ahead_and_refreshes_every_two_minutes() -> None:
 
 
 def test_redirect_of_a_listing_is_not_followed(hdfs: HdfsServer) -> None:
-    """A server that is killed removes nothing: what it unpacks goes with its folder when the tests end."""
+    """A killed server removes nothing; its unpacked files are deleted with its folder when the tests end."""
     assert list(hdfs.log.parent.glob(f"data-*/{JAVA_FOLDER}/Jetty_*"))
     assert not list(Path(tempfile.gettempdir()).glob(f"Jetty_*_{hdfs.http_port}_*"))

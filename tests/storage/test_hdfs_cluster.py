@@ -1,4 +1,4 @@
-"""HDFS while servers stop and restart. Each test has a separate cluster."""
+"""HDFS during stops and restarts of servers. Each test has a separate cluster."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from trinitylake_ops.storage import RetryStorage, Storage, open_storage
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(900)]
 
 PATIENCE_S = 300.0
-#: One more than a file has replicas. Of three, the NameNode would go on to give out one that is gone.
+#: One more than the replicas of a file. With three, the NameNode would keep choosing the stopped one.
 N_DATANODES = 4
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HdfsCluster]:
     monkeypatch.setenv("HADOOP_USER_NAME", SUPERUSER)
-    made = HdfsCluster(tmp_path, tmp_path / "log", n_datanodes=N_DATANODES)
-    made.start()
-    yield made
-    made.stop()
+    new_cluster = HdfsCluster(tmp_path, tmp_path / "log", n_datanodes=N_DATANODES)
+    new_cluster.start()
+    yield new_cluster
+    new_cluster.stop()
 
 
 class Committer(threading.Thread):
-    """Commits one namespace after the other until it is stopped, and records the names of acknowledged commits."""
+    """Commits one namespace after another until it is stopped, and records acknowledged ones."""
 
     def __init__(self, root: str, prefix: str):
         super().__init__()
@@ -55,7 +55,7 @@ class Committer(threading.Thread):
             try:
                 with self._lake.transaction() as txn:
                     txn.create_namespace(name)
-            except ObjectExistsError:  # a commit whose outcome was unknown did land
+            except ObjectExistsError:  # a commit with unknown outcome had succeeded
                 assert self.n_failures
             except (StorageError, CommitAttemptsExhaustedError, CommitOutcomeUnknownError):
                 self.n_failures += 1

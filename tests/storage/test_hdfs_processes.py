@@ -29,9 +29,9 @@ LONG_MS = 2 * 24 * 3_600_000
 @pytest.fixture
 def root(hdfs: HdfsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("HADOOP_USER_NAME", SUPERUSER)
-    made = hdfs.fresh_root()
-    yield made
-    hdfs.delete_all(made)
+    new_root = hdfs.fresh_root()
+    yield new_root
+    hdfs.delete_all(new_root)
 
 
 class Worker:
@@ -89,7 +89,7 @@ def check_round(storage: Storage, name: str, outcomes: list[str], n_bytes: int) 
 def test_concurrent_creates_of_32_threads_have_one_winner(root: str, n_bytes: int, n_rounds: int) -> None:
     storage = open_storage(root)
     for number in range(n_rounds):
-        name = f"round-{number}/name"  # the folder is raced for, too
+        name = f"round-{number}/name"  # creating the folder is also a race
 
         def create(racer: int, name: str = name) -> str:
             try:
@@ -127,7 +127,7 @@ def test_concurrent_creates_of_8_processes_have_one_winner(
 
 @pytest.mark.parametrize("workers", [("commit", 2)], indirect=True, ids=[""])
 @pytest.mark.parametrize("n_commits", [20, pytest.param(200, marks=LONG)])
-def test_two_processes_of_many_commits_each_lose_nothing(root: str, workers: list[Worker], n_commits: int) -> None:
+def test_two_processes_lose_no_commit(root: str, workers: list[Worker], n_commits: int) -> None:
     for worker in workers:
         worker.ask(str(n_commits))
     assert max(int(worker.answer()) for worker in workers) == 2 * n_commits
@@ -138,7 +138,7 @@ def test_two_processes_of_many_commits_each_lose_nothing(root: str, workers: lis
     check_lake(lake)
 
 
-def test_a_lakehouse_from_end_to_end(root: str) -> None:
+def test_lakehouse_end_to_end(root: str) -> None:
     storage = open_storage(root)
     clock = AgingStorage(storage, storage.now_ms())
     lake = Lakehouse.create(root, storage=clock)

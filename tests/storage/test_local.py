@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.own_time import give_own_time
+from tests.module_time import replace_time_functions
 from tests.storage.file_systems import file_size_limit, mounted_read_only, read_only_modes, small_disk
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
@@ -57,13 +57,13 @@ def tree(folder: Path) -> set[str]:
     ["", "/tmp/x/", "file:/x/", "file://x/", "file://host/x/", "file:///x", "file:///x//", "file:///a/../b/",
      "file:///./", "file:///nul\0/", "FILE:///x/", "memory://x/"],
 )  # fmt: skip
-def test_invalid_roots_are_refused(root: str) -> None:
+def test_invalid_roots_are_rejected(root: str) -> None:
     with pytest.raises(InvalidLocationError) as caught:
         LocalStorage(root)
     assert any(word in str(caught.value) for word in ("form file://", "file:///FOLDER/", "segments", "NUL"))
 
 
-def test_root_is_literal_and_made_on_demand(tmp_path: Path) -> None:
+def test_root_is_literal_and_created_on_demand(tmp_path: Path) -> None:
     storage = LocalStorage(f"file://{tmp_path}/a%20b/#c/d?e/")
     assert list(storage.list()) == []
     assert not storage.exists("x")
@@ -73,7 +73,7 @@ def test_root_is_literal_and_made_on_demand(tmp_path: Path) -> None:
     assert (tmp_path / "a%20b" / "#c" / "d?e" / "%41").read_bytes() == b"x"
 
 
-# --- whole file or none -----------------------------------------------------------------------
+# --- atomic writes -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -130,7 +130,7 @@ def test_fsync_of_file_folder_and_new_parents(
     synced.clear()
     storage.write("a/b/name", b"y")
     assert len(synced) == 2  # the file and its folder
-    # A folder that another process has made may not be on the device yet.
+    # A folder that another process created may not be on the device yet.
     synced.clear()
     LocalStorage(storage.root).create("a/b/other", b"z")
     assert str(folder / "a") in synced
@@ -228,7 +228,7 @@ def test_file_system_without_links_and_exclusive_renames_is_rejected(
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_removed_folders_are_made_again(
+def test_removed_folders_are_recreated(
     storage: LocalStorage, folder: Path, write: Callable[[LocalStorage, str, bytes], None]
 ) -> None:
     for removed in ("a/b", "a", "_ops/tmp", "_ops", "."):
@@ -267,7 +267,7 @@ def test_conflicts_of_files_and_folders_are_reported(
     assert tree(folder) == {"file"}
 
 
-def test_too_long_a_name(storage: LocalStorage, folder: Path) -> None:
+def test_too_long_name_is_rejected(storage: LocalStorage, folder: Path) -> None:
     operations: list[Callable[[], object]] = [
         lambda: storage.create("x" * 256, b""),
         lambda: storage.write("x" * 256, b""),
@@ -307,7 +307,7 @@ def test_list_yields_no_links_pipes_or_undecodable_names(storage: LocalStorage, 
         storage.stat("pipe")
 
 
-def test_root_behind_a_link(tmp_path: Path) -> None:
+def test_root_may_be_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "true").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "true")
     storage = LocalStorage(f"file://{tmp_path}/link/lake/")
@@ -316,7 +316,7 @@ def test_root_behind_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "true" / "lake" / "a" / "b").exists()
 
 
-def test_list_streams(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_is_lazy(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
         storage.write(f"{number}/name", b"")
     n_scans = 0
@@ -334,7 +334,7 @@ def test_list_streams(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) ->
     assert len(list(files)) == 49
 
 
-def test_file_and_folder_that_vanish_during_a_listing(storage: LocalStorage, folder: Path) -> None:
+def test_listing_ignores_deleted_files_and_folders(storage: LocalStorage, folder: Path) -> None:
     for number in range(20):
         storage.write(f"flat/{number}", b"")
         storage.write(f"deep/{number}/name", b"")
@@ -348,7 +348,7 @@ def test_file_and_folder_that_vanish_during_a_listing(storage: LocalStorage, fol
     assert list(deep) == []
 
 
-# --- errors of the system ---------------------------------------------------------------------
+# --- system errors ---------------------------------------------------------------------
 
 
 def refuse_all_writes(storage: LocalStorage) -> None:
@@ -370,7 +370,7 @@ def refuse_all_writes(storage: LocalStorage) -> None:
     assert [file.path for file in storage.list()] == ["a/old"]
 
 
-def test_read_only_mount(open_folder: Path) -> None:
+def test_read_only_mount_rejects_writes(open_folder: Path) -> None:
     storage = LocalStorage(f"file://{open_folder}/")
     storage.create("a/old", b"old")
     with mounted_read_only(open_folder):
@@ -378,7 +378,7 @@ def test_read_only_mount(open_folder: Path) -> None:
     assert tree(open_folder) == {"a/old"}
 
 
-def test_read_only_modes(open_folder: Path) -> None:
+def test_read_only_folder_rejects_writes(open_folder: Path) -> None:
     storage = LocalStorage(f"file://{open_folder}/")
     storage.create("a/old", b"old")
     with read_only_modes(open_folder):
@@ -386,7 +386,7 @@ def test_read_only_modes(open_folder: Path) -> None:
     assert tree(open_folder) == {"a/old"}
 
 
-def test_unreadable_folder_and_file(open_folder: Path) -> None:
+def test_unreadable_folder_and_file_are_reported(open_folder: Path) -> None:
     storage = LocalStorage(f"file://{open_folder}/")
     storage.create("a/old", b"old")
     storage.create("closed/name", b"old")
@@ -418,12 +418,12 @@ def fill_up(storage: LocalStorage, folder: Path) -> None:
     assert storage.read("a/new") == b"small"
 
 
-def test_full_disk(storage: LocalStorage, folder: Path) -> None:
+def test_full_disk_is_reported(storage: LocalStorage, folder: Path) -> None:
     with small_disk(folder, size_bytes=1 << 20):
         fill_up(storage, folder)
 
 
-def test_limit_of_file_size(storage: LocalStorage, folder: Path) -> None:
+def test_exceeded_file_size_limit_is_reported(storage: LocalStorage, folder: Path) -> None:
     with file_size_limit(1 << 20):
         fill_up(storage, folder)
 
@@ -505,7 +505,7 @@ def test_write_fails_if_clocks_of_machine_and_files_differ(
     lake = Lakehouse.create(root, storage=LocalStorage(root, fsync=fsync))
     background.drain()
     before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    give_own_time(monkeypatch, posix_files, time_ns=lambda: time.time_ns() + ahead_s * 10**9)
+    replace_time_functions(monkeypatch, posix_files, time_ns=lambda: time.time_ns() + ahead_s * 10**9)
     with pytest.raises(StorageError), lake.transaction() as txn:
         txn.create_namespace("n")
     monkeypatch.undo()

@@ -27,7 +27,7 @@ def root(folder: Path) -> str:
 
 @pytest.fixture
 def strict(tmp_path: Path) -> LocalStorage:
-    """A storage behind a link, which follows none below its root, with links of all kinds in it."""
+    """A storage whose root is behind a link, with links of all kinds below it, which are not followed."""
     folder = tmp_path / "disk" / "lake"
     (folder / "a" / "b").mkdir(parents=True)
     (folder / "a" / "b" / "file").write_bytes(b"0123")
@@ -56,7 +56,7 @@ def test_no_link_below_the_root_is_followed(strict: LocalStorage) -> None:
         strict.stat("file-link")
 
 
-def test_links_are_followed_by_default_and_the_choice_goes_along(strict: LocalStorage) -> None:
+def test_links_are_followed_by_default_and_pickles_keep_the_option(strict: LocalStorage) -> None:
     assert LocalStorage(strict.root).read("a/folder-link/file") == b"secret"
     assert open_storage(strict.root, {}).read("file-link") == b"secret"
     for other in (pickle.loads(pickle.dumps(strict)), open_storage(strict.root, {"file.follow_links": "false"})):
@@ -65,7 +65,7 @@ def test_links_are_followed_by_default_and_the_choice_goes_along(strict: LocalSt
 
 
 def test_files_behind_links_are_not_deleted_or_written(strict: LocalStorage, tmp_path: Path) -> None:
-    """Also where a folder became a link after it was listed."""
+    """This includes a folder that became a link after it was listed."""
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for path in ("a/folder-link/file", "a/inner-link/file"):
         for refused in (
@@ -99,7 +99,7 @@ def test_no_operation_leaks_a_file_descriptor(strict: LocalStorage) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_roots_within_each_other(tmp_path: Path) -> None:
+def test_nested_roots_see_their_own_files(tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "lake")
     (tmp_path / "lake" / "up").symlink_to(tmp_path)
@@ -143,19 +143,19 @@ def test_remove_empty_folders_keeps_other_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("levels", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["file", "dangling link"])
 def test_root_that_is_not_a_folder_is_reported(tmp_path: Path, kind: str, levels: int) -> None:
-    place = tmp_path / "place"
-    lakehouse = Lakehouse.create(root(place.joinpath(*"ab"[:levels])))
+    parent = tmp_path / "place"
+    lakehouse = Lakehouse.create(root(parent.joinpath(*"ab"[:levels])))
     background.drain()
-    shutil.rmtree(place)
+    shutil.rmtree(parent)
     if kind == "file":
-        place.write_bytes(b"")
+        parent.write_bytes(b"")
     else:
-        place.symlink_to(tmp_path / "missing")
+        parent.symlink_to(tmp_path / "missing")
     for read in (lambda: Lakehouse.open(lakehouse.root).snapshot(), lambda: list(LocalStorage(lakehouse.root).list())):
-        with pytest.raises(StorageError, match=str(place)):
+        with pytest.raises(StorageError, match=str(parent)):
             read()
 
 
-def test_a_root_without_a_folder_has_no_lakehouse(tmp_path: Path) -> None:
+def test_root_without_a_folder_has_no_lakehouse(tmp_path: Path) -> None:
     with pytest.raises(LakehouseNotFoundError):
         Lakehouse.open(root(tmp_path / "missing" / "lake")).snapshot()

@@ -66,7 +66,7 @@ def test_concurrent_creates_of_8_processes_have_one_winner(tmp_path: Path) -> No
         storage = LocalStorage(root)
         all_winners = []
         for round_number in range(N_ROUNDS):
-            name = f"round-{round_number}/name"  # the folder is raced for, too
+            name = f"round-{round_number}/name"  # creating the folder is also a race
             moment = time.monotonic_ns() + 2_000_000
             for worker in workers:
                 ask(worker, f"{name} {moment}\n")

@@ -12,7 +12,7 @@ from trinitylake_ops.errors import InvalidLocationError
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 
 
-def test_same_name_same_files() -> None:
+def test_roots_of_the_same_name_share_files() -> None:
     first, second = MemoryStorage("memory://same/"), MemoryStorage("memory://same/")
     first.create("a", b"x")
     assert second.read("a") == b"x"
@@ -24,7 +24,7 @@ def test_same_name_same_files() -> None:
     drop_memory_root("memory://same/")
 
 
-def test_root_below_a_root() -> None:
+def test_nested_roots_share_files() -> None:
     outer, inner = MemoryStorage("memory://nested/"), MemoryStorage("memory://nested/a/b/")
     inner.create("c", b"x")
     outer.create("a/bc", b"y")
@@ -36,12 +36,12 @@ def test_root_below_a_root() -> None:
 
 
 @pytest.mark.parametrize("root", ["", "memory://", "memory:///", "memory:///a/", "memory://x", "memory://x/../", "x/"])
-def test_invalid_roots_are_refused(root: str) -> None:
+def test_invalid_roots_are_rejected(root: str) -> None:
     with pytest.raises(InvalidLocationError):
         MemoryStorage(root)
 
 
-def test_other_process_has_its_own_files() -> None:
+def test_other_process_has_separate_files() -> None:
     MemoryStorage("memory://mine/").create("a", b"x")
     code = "from trinitylake_ops.storage import MemoryStorage; print(list(MemoryStorage('memory://mine/').list()))"
     shown = subprocess.run(

@@ -31,14 +31,14 @@ def memory() -> Iterator[MemoryStorage]:
 
 
 class InParallel(StorageWrapper):
-    """Uses threads, which the storage in memory does not ask for."""
+    """A memory storage that uses threads for parallel requests."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
         self.concurrency = 8
 
 
-def test_single_requests(memory: MemoryStorage) -> None:
+def test_each_method_counts_its_requests(memory: MemoryStorage) -> None:
     meter = MeteredStorage(memory)
     meter.create("a", b"12345")
     meter.write("a", b"123")
@@ -87,8 +87,8 @@ def test_many_methods_are_one_round_trip_in_any_stacking_order(
     storage.read_available(list(files))
     storage.delete_many(list(files))
     expected = {"create": n_files, "read": 2 * n_files, "delete": n_files}
-    for one in meters:
-        assert one.snapshot() == RequestCounts(expected, 4, bytes_read=6 * n_files, bytes_written=3 * n_files)
+    for each_meter in meters:
+        assert each_meter.snapshot() == RequestCounts(expected, 4, bytes_read=6 * n_files, bytes_written=3 * n_files)
 
 
 def test_many_methods_without_files_send_nothing(memory: MemoryStorage) -> None:
@@ -122,7 +122,7 @@ def test_each_operation_passes_each_wrapper_once(memory: MemoryStorage) -> None:
     assert [request.kind for request in inner.log] == ["create", "create", "stat", "list", "delete", "delete"]
 
 
-def test_measured_block_difference_and_reset(memory: MemoryStorage) -> None:
+def test_counts_can_be_measured_subtracted_and_reset(memory: MemoryStorage) -> None:
     meter = MeteredStorage(memory)
     meter.create("a", b"12")
     with meter.measure() as measured:

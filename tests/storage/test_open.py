@@ -21,7 +21,7 @@ from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 @pytest.mark.parametrize(
     ("options", "fsync"), [(None, True), ({}, True), ({"fsync": "true"}, True), ({"fsync": "false"}, False)]
 )
-def test_local(tmp_path: Path, options: dict[str, str] | None, fsync: bool) -> None:
+def test_local_root_opens_a_local_storage(tmp_path: Path, options: dict[str, str] | None, fsync: bool) -> None:
     storage = open_storage(f"file://{tmp_path}/lake/", options)
     assert isinstance(storage, RetryStorage)
     assert isinstance(storage.inner, LocalStorage)
@@ -30,14 +30,14 @@ def test_local(tmp_path: Path, options: dict[str, str] | None, fsync: bool) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_memory() -> None:
+def test_memory_root_opens_a_memory_storage() -> None:
     storage = open_storage("memory://opened/")
     assert isinstance(storage, RetryStorage)
     assert isinstance(storage.inner, MemoryStorage)
 
 
 @pytest.mark.parametrize(("client", "kind"), [(None, S3Storage), ("s3fs", S3Storage), ("obstore", ObstoreS3Storage)])
-def test_s3(client: str | None, kind: type[Storage]) -> None:
+def test_s3_root_opens_an_s3_storage(client: str | None, kind: type[Storage]) -> None:
     options = {"endpoint": "http://127.0.0.1:9", "access_key_id": "id", "secret_access_key": "hush"}
     storage = open_storage("s3://bucket/lake/", {**options, **({"client": client} if client else {})})
     assert isinstance(storage, RetryStorage)
@@ -48,7 +48,7 @@ def test_s3(client: str | None, kind: type[Storage]) -> None:
 
 
 @pytest.mark.parametrize("root", ["abfss://box@account.dfs.core.windows.net/lake/", "az://box/lake/"])
-def test_azure(root: str) -> None:
+def test_azure_root_opens_an_azure_storage(root: str) -> None:
     options = {"account_name": "account", "account_key": "aHVzaA==", "endpoint": "http://127.0.0.1:9/account"}
     storage = open_storage(root, options)
     assert isinstance(storage, RetryStorage)
@@ -59,7 +59,7 @@ def test_azure(root: str) -> None:
 
 
 @pytest.mark.parametrize("root", ["file:///nowhere/", "memory://opened/", "s3://bucket/"])
-def test_options_of_the_cache_go_with_every_root(root: str) -> None:
+def test_cache_options_are_valid_for_every_root(root: str) -> None:
     assert open_storage(root, {"cache_bytes": "1", "cache_folder": "cache", "cache_folder_bytes": "2"}).root == root
 
 
@@ -94,7 +94,7 @@ def test_unknown_schemes_are_rejected(root: str) -> None:
 @pytest.mark.parametrize(
     "root", ["file:///x", "file://host/x/", "file:///a/../", "memory:///", "memory://x", "s3://bucket"]
 )
-def test_roots_that_are_not_normalized(root: str) -> None:
+def test_unnormalized_roots_are_rejected(root: str) -> None:
     with pytest.raises(InvalidLocationError):
         open_storage(root)
 
@@ -127,7 +127,7 @@ def test_roots_that_are_not_normalized(root: str) -> None:
         ("s3://bucket/", {"secret_access_key": "hush"}, r"'secret_access_key' requires 'access_key_id'"),
     ],
 )
-def test_bad_options(root: str, options: dict[str, str], message: str) -> None:
+def test_invalid_options_are_rejected(root: str, options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message) as caught:
         open_storage(root, options)
     assert "hush" not in str(caught.value)

@@ -43,9 +43,17 @@ def test_every_credential_is_hidden_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "variable", sorted({one for option in SECRETS for one in option.environment if not one.endswith("CREDENTIALS")})
+    "variable",
+    sorted(
+        {
+            environment_name
+            for option in SECRETS
+            for environment_name in option.environment
+            if not environment_name.endswith("CREDENTIALS")
+        }
+    ),
 )
-def test_the_variable_of_every_credential_is_hidden(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_of_every_credential_is_hidden(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "environments-secret")
     assert StorageOptions().redact("an environments-secret") == "an ***"
 
@@ -71,7 +79,7 @@ def test_option_whose_name_contradicts_is_secret_is_rejected(name: str, *, secre
     ],
     ids=lambda value: value.kind.name if isinstance(value, Option) else "",
 )
-def test_values(option: Option, right: str, value: object, wrong: list[str]) -> None:
+def test_option_values_are_converted(option: Option, right: str, value: object, wrong: list[str]) -> None:
     assert option.value({"a": right}) == value
     assert option.value({}) is None
     for text in wrong:
@@ -84,7 +92,7 @@ def test_redaction_takes_the_longest_credential_first() -> None:
     assert StorageOptions({"session_token": ""}).redact("text") == "text"
 
 
-def test_parts_of_credentials_are_redacted_too() -> None:
+def test_parts_of_credentials_are_redacted() -> None:
     text = "the-other-key= sig=the-signature%3D or the-signature= of AccountName=a"
     assert StorageOptions(OPTIONS).redact(text) == "*** sig=*** or *** of AccountName=a"
 
@@ -97,7 +105,7 @@ def test_invalid_option_names_are_rejected_and_not_shown(name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"region": 1}, {1: "region"}, {"access_key_id": b"the-key"}])
-def test_only_strings(options: dict[str, str]) -> None:
+def test_options_that_are_not_strings_are_rejected(options: dict[str, str]) -> None:
     with pytest.raises(InvalidInputError) as caught:
         StorageOptions(options)
     assert "the-key" not in str(caught.value)
@@ -112,7 +120,7 @@ def test_only_strings(options: dict[str, str]) -> None:
         ("endpoint=http://127.0.0.1:1/?a=b, region=", {"endpoint": "http://127.0.0.1:1/?a=b", "region": ""}),
     ],
 )
-def test_options_as_text(text: str, options: dict[str, str]) -> None:
+def test_options_text_is_parsed(text: str, options: dict[str, str]) -> None:
     assert StorageOptions.parse(text) == options
 
 
@@ -141,13 +149,13 @@ def test_assignments_in_text_are_redacted(text: str, shown: str) -> None:
     assert redact_assignments(text) == shown
 
 
-def test_credentials_of_the_environment_are_redacted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_of_the_environment_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "environments-secret")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     assert StorageOptions().redact("an environments-secret x") == "an *** x", "a short one stands in any text"
 
 
-def test_options_with_a_scheme_are_for_roots_of_that_scheme() -> None:
+def test_options_with_a_scheme_apply_to_its_roots() -> None:
     options = StorageOptions({"region": "here", "s3.region": "there", "s3.endpoint": "http://x", "gs.project": "p"})
     assert dict(options.of_scheme("s3")) == {"region": "there", "endpoint": "http://x"}
     assert dict(options.of_scheme("gs", is_own=False)) == {"project": "p"}
@@ -188,7 +196,7 @@ WRONG_VALUES = (
     ],
 )
 def test_message_hides_long_and_unusual_values(root: str, name: str, value: str) -> None:
-    """It may be a credential that was given to the wrong option."""
+    """It may be a credential that was passed to the wrong option."""
     with pytest.raises(InvalidInputError) as caught:
         open_storage(root, {name: value})
     assert "its-secret" not in str(caught.value)

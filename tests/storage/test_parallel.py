@@ -20,7 +20,7 @@ def test_run_parallel_returns_results_in_order() -> None:
     barrier = threading.Barrier(4)
 
     def meet(number: int) -> int:
-        barrier.wait(timeout=10)  # ends only when four calls run at once
+        barrier.wait(timeout=10)  # returns only when four calls run concurrently
         time.sleep(0.001 * (4 - number))
         return number * number
 
@@ -93,7 +93,7 @@ def test_interrupted_caller_waits_for_running_calls() -> None:
     assert len(ended) == 1
 
 
-def test_nested_calls_in_a_crowded_pool_end() -> None:
+def test_nested_calls_end_in_a_full_pool() -> None:
     def outer(number: int) -> int:
         return sum(run_parallel(lambda inner: inner, range(8), 8)) + number
 
@@ -104,7 +104,7 @@ def test_nested_calls_in_a_crowded_pool_end() -> None:
 def test_forked_child_starts_its_own_threads() -> None:
     run_parallel(str, range(8), 4)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # what newer versions of Python say of any fork
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer versions of Python warn about any fork
         child = os.fork()
     if child == 0:
         barrier = threading.Barrier(2)
@@ -113,7 +113,7 @@ def test_forked_child_starts_its_own_threads() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_round_is_that_of_the_call() -> None:
+def test_parallel_calls_share_a_round_trip() -> None:
     assert current_round_trip() is None
     first = run_parallel(in_one_round_trip(lambda number: current_round_trip()), range(6), 3)
     second = run_parallel(in_one_round_trip(lambda number: current_round_trip()), range(6), 3)
@@ -160,7 +160,7 @@ def test_run_parallel_does_not_wait_for_queued_threads() -> None:
     assert last.result() is threading.current_thread()
     assert last.is_done
     go_on.set()
-    assert all(one.result() for one in crowd)
+    assert all(future.result() for future in crowd)
 
 
 def test_forked_child_repeats_a_started_call() -> None:
@@ -173,7 +173,7 @@ def test_forked_child_repeats_a_started_call() -> None:
     started = Started(call)
     assert begun.wait(timeout=30)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # what newer versions of Python say of any fork
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer versions of Python warn about any fork
         child = os.fork()
     if child == 0:
         signal.alarm(10)

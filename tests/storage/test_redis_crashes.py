@@ -27,7 +27,7 @@ N_WRITERS = 4
 
 
 class Writers:
-    """Threads that commit until their server is gone, and what was acknowledged to them."""
+    """Threads that commit until their server is killed, and the acknowledged commits."""
 
     def __init__(self, lake: Lakehouse, turn: int):
         self.acknowledged: dict[str, int] = {}
@@ -48,7 +48,7 @@ class Writers:
                 self.uncertain.add(name)
                 return
             except TrinityLakeError:
-                return  # the server is gone; nothing of this commit landed
+                return  # the server was killed; this commit had no effect
             assert txn.committed_version is not None
             self.acknowledged[name] = txn.committed_version
 
@@ -61,7 +61,7 @@ class Writers:
 @pytest.mark.parametrize("kind", ["redis", "valkey"])
 @pytest.mark.parametrize("n_kills", [2, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
 def test_acknowledged_commits_survive_kills_of_the_server(redis_folder: Path, kind: Kind, n_kills: int) -> None:
-    """With ``appendfsync always`` there is nothing else to lose: neither a commit nor an entry of the index."""
+    """With ``appendfsync always`` no commit and no entry of the index is lost."""
     with running(RedisServer(kind, redis_folder)) as server:
         root = server.fresh_root()
         options = SOON if kind == "redis" else {**SOON, "durability": "waitaof"}
@@ -69,7 +69,7 @@ def test_acknowledged_commits_survive_kills_of_the_server(redis_folder: Path, ki
         acknowledged: dict[str, int] = {}
         uncertain: set[str] = set()
         for turn in range(n_kills):
-            # Without the waits of retries, which would go on until the server is back.
+            # Without retries, which would wait until the server is back.
             writers = Writers(Lakehouse(RedisStorage(root, options)), turn)
             before = len(acknowledged)
             try:
@@ -82,9 +82,9 @@ def test_acknowledged_commits_survive_kills_of_the_server(redis_folder: Path, ki
             assert len(acknowledged) > before
             server.start()
             lake = Lakehouse.open(root, options)
-            found = set(lake.snapshot().namespaces())
-            assert set(acknowledged) <= found, "each acknowledged commit is there"
-            assert found - set(acknowledged) <= uncertain, "what nobody was told of may be there"
+            committed = set(lake.snapshot().namespaces())
+            assert set(acknowledged) <= committed, "each acknowledged commit is there"
+            assert committed - set(acknowledged) <= uncertain, "what nobody was told of may be there"
             for version in set(acknowledged.values()):
                 assert lake.snapshot(version).version == version
         storage = RedisStorage(root)
@@ -106,7 +106,7 @@ def test_killed_server_without_synced_file_loses_writes(redis_folder: Path) -> N
 
 
 def test_promotion_of_a_lagging_replica_is_detected(redis_folder: Path) -> None:
-    """What was lost shows as missing. A name is never read with other bytes, but for those of a new commit."""
+    """Lost files are missing. A name never has other bytes, except those of a new commit."""
     primary = RedisServer("redis", redis_folder / "primary")
     replica = RedisServer("redis", redis_folder / "replica")
     with running(primary), running(replica), RedisProxy(primary.port) as address:
@@ -116,7 +116,7 @@ def test_promotion_of_a_lagging_replica_is_detected(redis_folder: Path) -> None:
         with lake.transaction() as txn:
             txn.create_namespace("copied")
         wait_until(lambda: replica.admin.dbsize() == primary.admin.dbsize())
-        replica.admin.replicaof("127.0.0.1", 1)  # the link is cut: it lags from now on
+        replica.admin.replicaof("127.0.0.1", 1)  # the connection is cut, so it lags from now on
         for name in ("lost1", "lost2"):
             with lake.transaction() as txn:
                 txn.create_namespace(name)
@@ -127,9 +127,9 @@ def test_promotion_of_a_lagging_replica_is_detected(redis_folder: Path) -> None:
         primary.kill()
         replica.admin.replicaof("NO", "ONE")
         address.target = replica.port
-        address.hang_up()
+        address.close_connections()
 
-        # A reader that knew version 3, one that did not, and one that holds the version.
+        # A reader that knows version 3, one that does not, and one that has the version open.
         assert lake.latest_version() == 1
         assert Lakehouse.open(root, SOON).snapshot().namespaces() == ["copied"]
         fresh = RedisStorage(root, SOON)
@@ -167,7 +167,7 @@ def test_commits_that_waited_for_the_replica_survive_its_promotion(redis_folder:
                 txn.create_namespace(f"ns{number:02}")
         assert address.names().count("WAIT") > 20
 
-        replica.stall()  # it confirms nothing now
+        replica.stall()  # it confirms no writes now
         storage = RedisStorage(root, options)
         with pytest.raises(AmbiguousWriteError):
             storage.create("unconfirmed", b"x")
@@ -180,7 +180,7 @@ def test_commits_that_waited_for_the_replica_survive_its_promotion(redis_folder:
         primary.kill()
         replica.admin.replicaof("NO", "ONE")
         address.target = replica.port
-        address.hang_up()
+        address.close_connections()
         again = Lakehouse.open(root, SOON)
         assert again.snapshot().namespaces() == [f"ns{number:02}" for number in range(20)]
         check_lake(again)
@@ -215,7 +215,7 @@ def test_read_confirms_a_write_with_a_lost_wait_response(redis_folder: Path) -> 
         root = f"redis://127.0.0.1:{proxy.port}/0/lake/"
         storage = open_storage(root, {**SOON, "wait_replicas": "1"})
         storage.create("first", b"x")
-        proxy.begin(RedisFault("drop_answer", is_named("WAIT")))
+        proxy.begin(RedisFault("drop_response", is_named("WAIT")))
         with pytest.raises(AmbiguousWriteError):
             storage.create("second", b"x")
         proxy.begin()
@@ -227,5 +227,5 @@ def test_read_confirms_a_write_with_a_lost_wait_response(redis_folder: Path) -> 
         assert proxy.names() == ["EVAL"], "once confirmed, it costs nothing more"
 
 
-def test_settings_of_the_tests_are_those_of_the_documentation() -> None:
+def test_test_settings_equal_the_documented_settings() -> None:
     assert DURABLE == ("--appendonly", "yes", "--appendfsync", "always")

@@ -26,7 +26,7 @@ EVERY_SECOND = ("--appendonly", "yes", "--appendfsync", "everysec")
 
 @contextmanager
 def refusing(server: RedisServer, message: str, kind: type[StorageError] = StorageError) -> Iterator[dict[str, str]]:
-    """Give options to fill in, and assert that a write with them is refused and writes nothing, while reads work."""
+    """Yield options to fill in. Then assert that a write with them is rejected without effect, while reads work."""
     options: dict[str, str] = {}
     yield options
     storage = RedisStorage(server.fresh_root(), options)
@@ -74,7 +74,9 @@ def test_everysec_accepts_a_server_that_syncs_each_second(redis_folder: Path) ->
         RedisStorage(server.fresh_root(), {"durability": "everysec"}).create("name", b"x")
         RedisStorage(server.fresh_root(), {"durability": "assured"}).create("name", b"x")
         server.admin.flushall()
-        if server.admin.execute_command("COMMAND INFO", "waitaof")[0] is not None:  # as of 7.2: it becomes an older one
+        if (
+            server.admin.execute_command("COMMAND INFO", "waitaof")[0] is not None
+        ):  # 7.2 and later: emulate an older one
             server.kill()
             server.settings = (*EVERY_SECOND, "--rename-command", "WAITAOF", "")
             server.start()
@@ -109,7 +111,7 @@ def test_durability_check_sends_one_request_per_connection(server: RedisServer) 
             storage.create(str(number), b"x")
             storage.write(str(number), b"y")
         assert proxy.names() == ["EVAL"] * 38
-        proxy.hang_up()
+        proxy.close_connections()
         proxy.begin()
         assert storage.read("7") == b"y"
         assert proxy.names() == ["HELLO", "EVAL"], "a reader is not asked for permission to see settings"
@@ -140,9 +142,9 @@ def test_waitaof_makes_valkey_durable(tmp_path: Path) -> None:
 
 
 def test_unconfirmed_file_is_confirmed_before_it_is_read(tmp_path: Path) -> None:
-    """Reading a name back decides whether an uncertain create landed: so the read waits, too."""
+    """Reading a name back decides whether an ambiguous create succeeded, so the read also waits."""
     with running(RedisServer("valkey", tmp_path / "valkey", EVERY_SECOND)) as server:
-        server.admin.config_set("appendfsync", "no")  # nothing is synced any more
+        server.admin.config_set("appendfsync", "no")  # nothing is synced from here on
         root = server.fresh_root()
         storage = RedisStorage(root, {"durability": "waitaof", "read_timeout_seconds": "1"})
         with pytest.raises(AmbiguousWriteError):
@@ -159,7 +161,7 @@ def test_unconfirmed_file_is_confirmed_before_it_is_read(tmp_path: Path) -> None
         assert not storage._unconfirmed
 
 
-def test_too_few_replicas_are_noticed_before_the_write(server: RedisServer) -> None:
+def test_too_few_replicas_are_detected_before_the_write(server: RedisServer) -> None:
     with refusing(
         server, "has 0 replicas at the moment, and the option 'wait_replicas' requires 1", TransientError
     ) as options:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lakes import left_over_paths
+from tests.lakes import unreferenced_paths
 from tests.processes import fork
 from tests.redis_proxy import RedisFault, RedisProxy, is_create, is_delete, is_list, is_named, is_read, is_write
 from tests.servers.daemons import free_port
@@ -33,7 +33,7 @@ from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.redis.storage import RedisStorage
 
 SOON = {"connect_timeout_seconds": "0.5", "read_timeout_seconds": "0.5"}
-#: Commands of the handshake and of the check, which are no requests of ours.
+#: Commands of the handshake and of the durability check, which are not storage requests.
 OF_CONNECTION = {"HELLO", "INFO", "CONFIG"}
 
 
@@ -49,16 +49,16 @@ def root(proxy: RedisProxy, redis_server: RedisServer) -> str:
 
 
 def asked(proxy: RedisProxy) -> int:
-    """How many requests were sent since the proxy began."""
+    """Return the number of requests since the proxy was reset."""
     return len([name for name in proxy.names() if name not in OF_CONNECTION])
 
 
-# Lost answers
+# Lost responses
 
 
 def test_create_with_a_lost_response_is_ambiguous_and_sent_once(proxy: RedisProxy, root: str) -> None:
     storage = open_storage(root)
-    for action, is_there in (("drop_answer", True), ("drop_request", False)):
+    for action, is_there in (("drop_response", True), ("drop_request", False)):
         name = f"by-{action}"
         proxy.begin(RedisFault(action, is_create))
         with pytest.raises(AmbiguousWriteError, match=f"cannot create '{name}' .* no complete response"):
@@ -74,10 +74,10 @@ def test_writes_and_deletes_are_retried_after_a_lost_response(proxy: RedisProxy,
         (is_delete, lambda of: of.delete("name")),
         (is_delete, lambda of: of.delete_batch(["name", "other"])),
     ):
-        proxy.begin(RedisFault("drop_answer", is_change))
+        proxy.begin(RedisFault("drop_response", is_change))
         with pytest.raises(AmbiguousWriteError):
             change(bare)
-        proxy.begin(RedisFault("drop_answer", is_change, times=2))
+        proxy.begin(RedisFault("drop_response", is_change, times=2))
         change(storage)
         assert asked(proxy) == 3
     assert list(storage.list()) == []
@@ -86,7 +86,7 @@ def test_writes_and_deletes_are_retried_after_a_lost_response(proxy: RedisProxy,
 def test_reads_with_lost_responses_are_retried(proxy: RedisProxy, root: str) -> None:
     bare, storage = RedisStorage(root), open_storage(root)
     storage.create_many({f"many/{number:04}": b"x" for number in range(1001)})
-    for concerns, read in (
+    for matches, read in (
         (is_read, lambda of: of.read("many/0000")),
         (is_named("ZRANGEBYLEX"), lambda of: of.stat("many/0000").size_bytes),
         (
@@ -96,13 +96,13 @@ def test_reads_with_lost_responses_are_retried(proxy: RedisProxy, root: str) -> 
         (is_list, lambda of: len(list(of.list("many/")))),
     ):
         wanted = read(storage)
-        for action in ("drop_answer", "drop_request"):
-            proxy.begin(RedisFault(action, concerns))
+        for action in ("drop_response", "drop_request"):
+            proxy.begin(RedisFault(action, matches))
             with pytest.raises(TransientError):
                 read(bare)
-            proxy.begin(RedisFault(action, concerns, times=2))
+            proxy.begin(RedisFault(action, matches, times=2))
             assert read(storage) == wanted
-    proxy.begin(RedisFault("drop_answer", is_list, at=2, times=2))
+    proxy.begin(RedisFault("drop_response", is_list, at=2, times=2))
     assert len(list(storage.list("many/"))) == 1001, "a later page is repeated"
     storage.delete_many([f"many/{number:04}" for number in range(1001)])
 
@@ -115,7 +115,7 @@ def test_commit_with_a_lost_response_finds_its_root(proxy: RedisProxy, root: str
     n_creates = sum(map(is_create, proxy.log))
     assert n_creates >= 2
     names = ["ns1"]
-    for action in ("drop_answer", "drop_request"):
+    for action in ("drop_response", "drop_request"):
         for at in range(1, n_creates + 1):
             names.append(f"ns{len(names) + 1}")
             proxy.begin(RedisFault(action, is_create, at))
@@ -123,16 +123,16 @@ def test_commit_with_a_lost_response_finds_its_root(proxy: RedisProxy, root: str
                 txn.create_namespace(names[-1])
             assert txn.committed_version == len(names)
     assert lake.snapshot().namespaces() == sorted(names)
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
-def test_silent_server_ends_in_bounded_time(proxy: RedisProxy, root: str) -> None:
+def test_silent_server_times_out(proxy: RedisProxy, root: str) -> None:
     storage = RedisStorage(root, SOON)
     storage.create("before", b"x")
-    proxy.begin(RedisFault("keep_silent", lambda _: True, times=None))
+    proxy.begin(RedisFault("never_respond", lambda _: True, times=None))
     for call, kind in (
         (lambda: storage.read("before"), TransientError),
-        (lambda: storage.create("name", b"x"), UnreachableError),  # the check of the new connection got no answer
+        (lambda: storage.create("name", b"x"), UnreachableError),  # the check of the new connection got no response
     ):
         started_s = time.monotonic()
         with pytest.raises(kind, match=r"\(timeout\)|Timeout"):
@@ -140,19 +140,19 @@ def test_silent_server_ends_in_bounded_time(proxy: RedisProxy, root: str) -> Non
         assert time.monotonic() - started_s < 3
 
 
-def test_tls_to_a_port_without_it_ends_soon(redis_server: RedisServer) -> None:
-    """A handshake waited as long as an answer may take, and five times: two and a half minutes."""
+def test_tls_to_a_port_without_tls_fails_quickly(redis_server: RedisServer) -> None:
+    """Five handshakes with the timeout of a response would take two and a half minutes."""
     root = redis_server.fresh_root().replace("redis://", "rediss://")
     for options in ({}, {"cluster": "true"}):
         storage = open_storage(root, {"connect_timeout_seconds": "1", "read_timeout_seconds": "300", **options})
-        for _ in range(3):  # a server answers if it takes a part of the handshake for a line
+        for _ in range(3):  # a line-based server responds if part of the handshake looks like a line
             with pytest.raises(StorageError, match=r"redis://") as caught:
                 storage.read("name")
             assert not isinstance(caught.value, TransientError), "it would be tried again"
 
 
 class Lines(threading.Thread):
-    """A server of lines, as Redis is where no byte of a handshake ends one. It keeps what it was told."""
+    """A line-based server, like Redis if no byte of a handshake ends a line. It records what it receives."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -170,7 +170,7 @@ class Lines(threading.Thread):
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(ConnectionError):  # the client may hang up
+        with connection, contextlib.suppress(ConnectionError):  # the client may disconnect
             while data := connection.recv(4096):
                 if data.startswith(b"PING"):
                     self.lines.append(data)
@@ -204,7 +204,7 @@ def test_handshake_without_a_response_is_transient() -> None:
             RedisStorage(root, {"connect_timeout_seconds": "0.3"}).read("name")
 
 
-def test_an_unreachable_server_ends_at_once(tmp_path: Path) -> None:
+def test_unreachable_server_fails_at_once(tmp_path: Path) -> None:
     storage = RedisStorage(f"redis://127.0.0.1:{free_port()}/0/lake/", SOON)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         silent = RedisStorage(f"redis://127.0.0.1:{listener.getsockname()[1]}/0/lake/", SOON)
@@ -217,7 +217,7 @@ def test_an_unreachable_server_ends_at_once(tmp_path: Path) -> None:
             assert time.monotonic() - started_s < 5
 
 
-# Refusals
+# Rejections
 
 
 @pytest.mark.parametrize(
@@ -245,16 +245,16 @@ def test_each_error_response_maps_to_its_error(
 ) -> None:
     storage = RedisStorage(root)
     storage.write("there", b"x")
-    for concerns, call in (
+    for matches, call in (
         (is_create, lambda: storage.create("name", b"x")),
         (is_read, lambda: storage.read("there")),
     ):
-        proxy.begin(RedisFault("answer", concerns, error=b"-" + reply.encode() + b"\r\n"))
+        proxy.begin(RedisFault("answer", matches, error=b"-" + reply.encode() + b"\r\n"))
         with pytest.raises(kind) as caught:
             call()
         assert type(caught.value) is kind
         assert "\n" not in str(caught.value)
-        call()  # the connection is as good as before, with no answer left in it
+        call()  # the connection is usable, without an unread response
         proxy.begin()
     assert storage.read("name") == b"x"
 
@@ -267,7 +267,9 @@ def test_error_of_a_cluster_node_names_the_option(proxy: RedisProxy, root: str) 
         RedisStorage(root, {"cluster": "true"}).read("name")
 
 
-def test_wrong_credentials_and_missing_rights(redis_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_credentials_and_missing_permissions_are_reported(
+    redis_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running(RedisServer("redis", redis_folder)) as server:
         server.admin.acl_setuser("reader", enabled=True, passwords=["+read-word"], keys=["*"],
                                  commands=["+@all", "-@write", "+eval", "-set"])  # fmt: skip
@@ -336,7 +338,7 @@ def test_full_server_rejects_writes_and_accepts_deletes(redis_folder: Path) -> N
         storage.create("again", b"x")
 
 
-def test_too_many_clients(redis_folder: Path) -> None:
+def test_too_many_clients_are_reported(redis_folder: Path) -> None:
     with running(RedisServer("redis", redis_folder)) as server:
         server.admin.config_set("maxclients", 1)
         with pytest.raises((ThrottledError, UnreachableError)):
@@ -357,7 +359,7 @@ def test_invalid_entries_of_the_index_are_reported(redis_server: RedisServer) ->
         storage.read("name")
 
 
-# Processes, clusters
+# Processes and clusters
 
 
 def test_forked_child_creates_its_own_connections(redis_server: RedisServer) -> None:
@@ -402,7 +404,7 @@ def test_cluster_redirects_are_followed(redis_folder: Path) -> None:
             storage.create(next(iter(storage.list())).path, b"x")
 
 
-def test_the_rights_that_the_documentation_names_are_enough(redis_folder: Path) -> None:
+def test_documented_permissions_suffice(redis_folder: Path) -> None:
     reader = ["eval", "time", "exists", "strlen", "get", "getrange", "zrangebylex", "select"]
     writer = [*reader, "set", "unlink", "zadd", "zrem", "info", "config|get"]
     with running(RedisServer("redis", redis_folder)) as server:
@@ -453,7 +455,7 @@ def test_cluster_fails_over_to_a_replica(redis_folder: Path) -> None:
 
 
 def port_of(slot: int, node: RedisServer) -> int | None:
-    """Where a slot is, by what a node of the cluster knows."""
+    """Return the primary of a slot according to a node of the cluster."""
     for first, last, primary, *_ in node.admin.execute_command("CLUSTER SLOTS"):  # type: ignore[union-attr]
         if first <= slot <= last:
             return int(primary[1])
@@ -461,14 +463,14 @@ def port_of(slot: int, node: RedisServer) -> int | None:
 
 
 def joined_replica(nodes: list[RedisServer], primary_id: str, folder: Path) -> RedisServer:
-    """Return a new node of a cluster that has a copy of one of its primaries."""
+    """Add a replica of one of the primaries to a cluster and return it."""
     replica = RedisServer("redis", folder, (*nodes[0].settings[:-1], str(free_port()))).start()
     bus = nodes[0].settings[-1]
     replica.admin.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port, bus)
 
     def knows_all() -> bool:
-        told = [node.admin.execute_command("CLUSTER INFO") for node in (*nodes, replica)]
-        return all(int(one["cluster_known_nodes"]) == len(nodes) + 1 for one in told)  # type: ignore[index]
+        cluster_infos = [node.admin.execute_command("CLUSTER INFO") for node in (*nodes, replica)]
+        return all(int(cluster_info["cluster_known_nodes"]) == len(nodes) + 1 for cluster_info in cluster_infos)  # type: ignore[index]
 
     wait_until(knows_all)
     wait_until(lambda: primary_id.encode() in str(replica.admin.execute_command("CLUSTER NODES")).encode())

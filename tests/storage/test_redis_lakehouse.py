@@ -30,7 +30,7 @@ def rows_of(lake: Lakehouse) -> list[int]:
     return sorted(ids)
 
 
-def test_a_lakehouse_from_creation_to_purge(redis_server: RedisServer) -> None:
+def test_lakehouse_end_to_end(redis_server: RedisServer) -> None:
     aging = Aging.on(open_storage(redis_server.fresh_root()))
     lake = aging.lake
     append_rows(lake)
@@ -82,7 +82,7 @@ def test_table_in_another_folder_is_registered(redis_server: RedisServer) -> Non
     assert rows_of(lake) == [1, 2, 3]
 
 
-def test_capacity_of_a_commit(redis_server: RedisServer) -> None:
+def test_commit_sends_its_documented_requests(redis_server: RedisServer) -> None:
     """Documented in docs/storages/README.md."""
     with RedisProxy(redis_server.port) as proxy:
         root = redis_server.fresh_root().replace(str(redis_server.port), str(proxy.port))
@@ -102,7 +102,7 @@ def test_capacity_of_a_commit(redis_server: RedisServer) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority ``ca.pem``, and ``server.pem`` and ``client.pem`` of it, each with its key."""
+    """A folder with the authority ``ca.pem`` and its ``server.pem`` and ``client.pem``, each with a key."""
     folder = tmp_path_factory.mktemp("certificates")
 
     def openssl(*arguments: str) -> None:
@@ -119,7 +119,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_tls_with_certificates_of_both_sides(redis_folder: Path, certificates: Path) -> None:
+def test_tls_verifies_server_and_client_certificates(redis_folder: Path, certificates: Path) -> None:
     port = free_port()
     settings = (
         *DURABLE, "--tls-port", str(port), "--tls-cert-file", f"{certificates}/server.crt",
@@ -142,6 +142,6 @@ def test_tls_with_certificates_of_both_sides(redis_folder: Path, certificates: P
             assert "key" not in str(caught.value).lower()
 
 
-def test_tls_options_need_a_root_by_tls() -> None:
+def test_tls_options_require_a_tls_root() -> None:
     with pytest.raises(InvalidInputError, match="rediss://"):
         RedisStorage("redis://127.0.0.1/0/lake/", {"tls_client_pem_file": "/x.pem"})

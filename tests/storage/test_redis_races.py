@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.lakes import check_version, left_over_paths
+from tests.lakes import check_version, unreferenced_paths
 from tests.processes import fork
-from tests.races import round_of_threads, rounds_of_processes
+from tests.races import race_processes, race_threads
 from tests.servers.redis import RedisServer
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.storage import Storage, open_storage
@@ -42,17 +42,17 @@ def storage(server: RedisServer) -> Storage:
 def test_concurrent_creates_of_32_threads_have_one_winner(storage: Storage, n_rounds: dict[int, int]) -> None:
     for size_bytes, times in n_rounds.items():
         for _ in range(times):
-            round_of_threads(storage, f"race/{uuid.uuid4().hex}", size_bytes)
+            race_threads(storage, f"race/{uuid.uuid4().hex}", size_bytes)
 
 
 @pytest.mark.parametrize("n_rounds", [pytest.param(SHORT, id="short"), pytest.param(FULL, id="full", marks=LONG)])
 def test_concurrent_creates_of_8_processes_have_one_winner(storage: Storage, n_rounds: dict[int, int]) -> None:
     names = {f"race/{uuid.uuid4().hex}": size for size, times in n_rounds.items() for _ in range(times)}
-    rounds_of_processes(storage, names)
+    race_processes(storage, names)
 
 
 @pytest.mark.parametrize("n_commits", [20, pytest.param(200, marks=LONG)])
-def test_two_processes_of_commits_lose_nothing(server: RedisServer, n_commits: int) -> None:
+def test_two_processes_lose_no_commit(server: RedisServer, n_commits: int) -> None:
     lake = Lakehouse.create(server.fresh_root(), order=8)
 
     def committer(worker: int) -> Callable[[Report], None]:
@@ -74,4 +74,4 @@ def test_two_processes_of_commits_lose_nothing(server: RedisServer, n_commits: i
     assert all(infos[int(version)].members == (transaction_id,) for version, transaction_id in acknowledged.items())
     for version in range(0, 2 * n_commits, 13):
         assert len(check_version(lake, version).namespaces()) == version
-    assert left_over_paths(lake) == set(), "attempts that lost a race left no file"
+    assert unreferenced_paths(lake) == set(), "attempts that lost a race left no file"

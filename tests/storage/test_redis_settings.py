@@ -21,7 +21,7 @@ def settings(root: str = "redis://host/0/lake/", **options: str) -> RedisSetting
     return RedisSettings.of(StorageOptions(options), RedisLocation.of(root))
 
 
-def test_the_parts_of_a_root() -> None:
+def test_root_is_split_into_its_parts() -> None:
     location = RedisLocation.of(ROOT)
     assert (location.host, location.port, location.database, location.name, location.folder, location.is_tls) == (
         "host", 6380, 3, "lake", "below/", False,
@@ -48,7 +48,7 @@ def test_invalid_roots_are_not_shown(root: str) -> None:
 
 
 def test_root_with_a_query_is_rejected() -> None:
-    """Why the prefix is a path: normalization appends a slash, so a query would end up as a folder."""
+    """The prefix is a path because normalization appends a slash, so a query would become a folder."""
     assert normalize_root_uri("redis://host/0?prefix=lake") == "redis://host/0?prefix=lake/"
     assert normalize_root_uri("redis://host:6379/0/lake") == "redis://host:6379/0/lake/"
 
@@ -68,7 +68,7 @@ def test_root_with_a_query_is_rejected() -> None:
         ({"region": "here"}, "unknown storage option 'region'"),
     ],
 )
-def test_options_that_are_not_valid(options: dict[str, str], message: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         open_storage("redis://host/0/lake/", options)
 
@@ -87,21 +87,21 @@ def test_credentials_come_from_one_source(monkeypatch: pytest.MonkeyPatch) -> No
     assert StorageOptions().redact("said hidden-there") == "said ***"
 
 
-def test_the_password_is_never_shown() -> None:
+def test_password_is_never_shown() -> None:
     storage = RedisStorage(ROOT, {"username": "me", "password": "hidden-word"})
     assert "hidden-word" not in repr(storage) + repr(storage.options)
     assert "hidden-word" not in redact_assignments("password=hidden-word,username=me")
     assert pickle.loads(pickle.dumps(storage)).options == storage.options
 
 
-def test_wait_commands_of_writes() -> None:
+def test_durability_option_sets_the_wait_command() -> None:
     assert settings().wait is None
     assert settings(wait_replicas="2", read_timeout_seconds="10").wait == ("WAIT", 2, 8000)
     assert settings(durability="waitaof", wait_replicas="1", read_timeout_seconds="1").wait == ("WAITAOF", 1, 1, 800)
     assert settings(volatile="true").wait is None
 
 
-def test_limits_of_paths_and_files() -> None:
+def test_too_long_paths_and_too_large_files_are_rejected() -> None:
     storage = RedisStorage("redis://127.0.0.1:1/0/lake/")
     with pytest.raises(InvalidLocationError, match=f"limit of {MAX_PATH_BYTES} bytes"):
         storage.read("x" * (MAX_PATH_BYTES + 1))
@@ -131,5 +131,5 @@ def test_server_time_is_requested_once_a_minute() -> None:
     assert (clock.now_ms(ask), n_asked) == (529_994, 1), "it never leads"
     local_ms, server_ms = local_ms + 30_001, 560_500.0
     assert (clock.now_ms(ask), n_asked) == (560_500, 2)
-    server_ms, local_ms = 100_000.0, 1.0  # another machine's clock, after a fork onto it
+    server_ms, local_ms = 100_000.0, 1.0  # the clock of another machine, after a failover to it
     assert (clock.now_ms(ask), n_asked) == (100_000, 3)

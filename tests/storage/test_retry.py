@@ -35,7 +35,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class Setup:
-    """A storage with one file, faults around it, and retries around those, without waiting."""
+    """A storage with one file, wrapped in faults and in retries without waits."""
 
     def __init__(self, root: str, *plan: Fault, attempts: int = 5):
         memory = MemoryStorage(root)
@@ -86,7 +86,7 @@ def test_permanent_failures_are_not_retried(root: str, kind: str, error: type[St
 
 @pytest.mark.parametrize("error", [ThrottledError, TransientError])
 def test_create_is_sent_once(root: str, error: type[StorageError]) -> None:
-    """Its caller decides whether it may be sent again."""
+    """The caller decides whether to resend it."""
     setup = Setup(root, fail(1, error))
     with pytest.raises(error):
         setup.storage.create("new", b"x")
@@ -175,6 +175,6 @@ def test_retry_delays_grow_randomly_up_to_a_limit(root: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"attempts": 0}, {"base_delay_seconds": -1.0}, {"max_delay_seconds": -1.0}])
-def test_bad_settings(root: str, bad: dict[str, float]) -> None:
+def test_invalid_settings_are_rejected(root: str, bad: dict[str, float]) -> None:
     with pytest.raises(InvalidInputError):
         RetryStorage(MemoryStorage(root), **bad)  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ FAULTS: dict[str, Row] = {
     **faults_in_xml(CODES),
     "409": (wire.answer(status=409, code="ConditionalRequestConflict"), TransientError, TransientError),
 }
-NO_BODY = {"stat", "exists", "create", "write", "delete"}  # their answers have none that could be cut
+NO_BODY = {"stat", "exists", "create", "write", "delete"}  # their responses have no body to truncate
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +77,9 @@ def client(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def root(server: S3Server) -> Iterator[str]:
-    made = server.fresh_root()
-    yield made
-    server.delete_all(made)
+    new_root = server.fresh_root()
+    yield new_root
+    server.delete_all(new_root)
 
 
 @pytest.fixture
@@ -94,14 +94,14 @@ def wire_at(root: str, proxy: FaultyProxy, server: S3Server, client: str) -> Wir
 
 
 def bare(root: str, server: S3Server, client: str, **options: str) -> Storage:
-    """The storage itself, without the retries around it."""
-    given = {
+    """Return the storage without the retries around it."""
+    all_options = {
         **server.storage_options,
         "client": client,
         **PATIENT,
         **options,
     }
-    storage = open_storage(root, given)
+    storage = open_storage(root, all_options)
     assert isinstance(storage, RetryStorage)
     return storage.inner
 
@@ -110,14 +110,14 @@ def bare(root: str, server: S3Server, client: str, **options: str) -> Storage:
 def test_every_wire_fault_has_its_documented_effect(server: S3Server, behind: Wire, root: str, name: str) -> None:
     operation = OPERATIONS[name]
     for storage in (behind.patient, behind.hasty):
-        assert not RetryStorage(storage).exists("f")  # loads the client, which takes longer than any request
+        assert not RetryStorage(storage).exists("f")  # loads the client, which is slower than any request
     for fault_name, (fault, when_reading, when_changing) in FAULTS.items():
         server.delete_all(root)
         for path in ("f", "g"):
             _put(server, root, path)
         expected = when_changing if operation.changes_files else when_reading
         if expected is ThrottledError and operation.method == "HEAD":
-            expected = TransientError  # there is no reason without a body
+            expected = TransientError  # without a body there is no reason
         if fault_name == "body cut" and name in NO_BODY:
             expected = None
         behind.check_fault(fault, operation, expected)
@@ -141,7 +141,7 @@ def _put(server: S3Server, root: str, path: str) -> None:
 
 @pytest.fixture(scope="module")
 def many(server: S3Server) -> Iterator[str]:
-    """A root with more files than one page of a listing holds."""
+    """A root with more files than one page of a listing contains."""
     root = server.fresh_root()
     bucket, _, prefix = root.removeprefix("s3://").partition("/")
     with ThreadPoolExecutor(8) as pool:
@@ -158,7 +158,9 @@ def test_listing_is_complete_or_raises(server: S3Server, proxy: FaultyProxy, cli
         behind.check_list(FAULTS[name], everything)
 
 
-def test_the_clock(server: S3Server, proxy: FaultyProxy, client: str, root: str) -> None:
+def test_clock_is_requested_once_and_again_after_a_fault(
+    server: S3Server, proxy: FaultyProxy, client: str, root: str
+) -> None:
     for name in ("answer dropped", "head cut", "500", "403"):
         check_clock(bare(root, server, client, endpoint=proxy.url), proxy, FAULTS[name], HIDDEN)
 
@@ -166,7 +168,7 @@ def test_the_clock(server: S3Server, proxy: FaultyProxy, client: str, root: str)
 def test_truncated_reads_are_retried(server: S3Server, proxy: FaultyProxy, client: str, root: str) -> None:
     _put(server, root, "f")
     storage = RetryStorage(bare(root, server, client, endpoint=proxy.url), base_delay_seconds=0.001)
-    for fault in (wire.cut_body(times=3), wire.cut_head(times=3), wire.drop_answer(times=3)):
+    for fault in (wire.cut_body(times=3), wire.cut_head(times=3), wire.drop_response(times=3)):
         proxy.begin(fault)
         assert storage.read("f") == BODY
         assert [exchange.fault is not None for exchange in proxy.log] == [True, True, True, False]
@@ -175,7 +177,9 @@ def test_truncated_reads_are_retried(server: S3Server, proxy: FaultyProxy, clien
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_expired_credentials(server: S3Server, proxy: FaultyProxy, client: str, root: str, name: str) -> None:
+def test_expired_credentials_are_reported(
+    server: S3Server, proxy: FaultyProxy, client: str, root: str, name: str
+) -> None:
     token = "session-token-of-this-test"
     storage = bare(root, server, client, endpoint=proxy.url, session_token=token)
     proxy.begin(wire.answer(status=400, code="ExpiredToken", times=None))
@@ -184,15 +188,15 @@ def test_expired_credentials(server: S3Server, proxy: FaultyProxy, client: str, 
     wire_faults.assert_clear(caught.value, (*HIDDEN, token, server.secret_access_key, server.access_key_id))
     with pytest.raises(StoragePermissionError):
         storage.read("f")
-    with pytest.raises(StorageError):  # an answer to HEAD has no body that could say more
+    with pytest.raises(StorageError):  # a response to HEAD has no body with details
         storage.stat("f")
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_wrong_bucket_and_credentials(server: S3Server, client: str, root: str, name: str) -> None:
+def test_wrong_bucket_and_credentials_are_reported(server: S3Server, client: str, root: str, name: str) -> None:
     call = OPERATIONS[name].call
     no_bucket = bare("s3://no-such-bucket-of-mine/lake/", server, client)
-    if OPERATIONS[name].method == "HEAD":  # no body either: nothing tells a missing bucket from a missing file
+    if OPERATIONS[name].method == "HEAD":  # no body: a missing bucket looks like a missing file
         assert outcome(lambda: no_bucket.exists("f"), HIDDEN) == (None, False)
     else:
         kind, error = outcome(lambda: call(no_bucket), HIDDEN)

@@ -61,7 +61,7 @@ def always(answer: Answer | Drop | Silence) -> Script:
 
 
 def storage_at(server: ScriptedServer, kind: type[S3Storage] = ObstoreS3Storage, **options: str) -> S3Storage:
-    given = {
+    default_options = {
         "endpoint": server.endpoint,
         "region": "us-east-1",
         "access_key_id": ACCESS_KEY_ID,
@@ -69,7 +69,7 @@ def storage_at(server: ScriptedServer, kind: type[S3Storage] = ObstoreS3Storage,
         "connect_timeout_seconds": "30",  # a slow machine must not cause timeouts
         "read_timeout_seconds": "30",
     }
-    return kind("s3://bucket/lake/", {**given, **options})
+    return kind("s3://bucket/lake/", {**default_options, **options})
 
 
 def failure(call: Callable[[], object]) -> TrinityLakeError:
@@ -110,10 +110,10 @@ def test_read_rejects_a_file_above_the_limit_by_its_length() -> None:
 def test_status_and_code_are_read_from_the_dump() -> None:
     error = GenericError(ANSWERED.format(url="http://host/bucket/k"))
     assert status_and_code(error) == (409, "ConditionalRequestConflict")
-    made = typed_error(request(), error, "http://host")
-    assert type(made) is TransientError
-    assert 'said "so" by ***' in str(made)
-    assert ACCESS_KEY_ID not in str(made)
+    mapped_error = typed_error(request(), error, "http://host")
+    assert type(mapped_error) is TransientError
+    assert 'said "so" by ***' in str(mapped_error)
+    assert ACCESS_KEY_ID not in str(mapped_error)
 
 
 def test_names_and_responses_cannot_imitate_the_debug_dump() -> None:
@@ -122,7 +122,7 @@ def test_names_and_responses_cannot_imitate_the_debug_dump() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "operation", "kind", "said"),
+    ("lines", "operation", "kind", "text_in_message"),
     [
         (
             (
@@ -171,20 +171,20 @@ def test_names_and_responses_cannot_imitate_the_debug_dump() -> None:
         (("    source: Metadata {",), Request.CREATE, AmbiguousWriteError, "is invalid"),
     ],
 )
-def test_meaning_of_a_missing_response(
-    lines: tuple[str, ...], operation: Request, kind: type[StorageError], said: str
+def test_missing_response_maps_to_its_error(
+    lines: tuple[str, ...], operation: Request, kind: type[StorageError], text_in_message: str
 ) -> None:
-    made = typed_error(request(operation), GenericError(dump(*lines)), "http://host")
-    assert type(made) is kind
-    assert said in str(made)
-    assert "Debug" not in str(made)
+    mapped_error = typed_error(request(operation), GenericError(dump(*lines)), "http://host")
+    assert type(mapped_error) is kind
+    assert text_in_message in str(mapped_error)
+    assert "Debug" not in str(mapped_error)
 
 
 def test_missing_credentials_are_reported() -> None:
     error = UnauthenticatedError(f"for path External AWS credential provider: RuntimeError: {SECRET}")
-    made = typed_error(request(), error, "http://host")
-    assert type(made) is StoragePermissionError
-    assert SECRET not in str(made)
+    mapped_error = typed_error(request(), error, "http://host")
+    assert type(mapped_error) is StoragePermissionError
+    assert SECRET not in str(mapped_error)
 
 
 # --- on the wire ---------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_create_is_sent_once(answer: Answer | Drop | Silence, kind: type[Storage
     with ScriptedServer(script).running() as server:
         timeout_seconds = "1.5" if isinstance(answer, Silence) else "30"
         storage = storage_at(server, read_timeout_seconds=timeout_seconds)
-        storage.stat("warm")  # the connection is kept, and breaks while it is used again
+        storage.stat("warm")  # the connection is reused and breaks during the reuse
         assert type(failure(lambda: storage.create("a", b"x"))) is kind
     assert [seen.method for seen in server.requests] == ["HEAD", "PUT"]
 
@@ -304,8 +304,8 @@ def test_listing_omits_folder_objects() -> None:
 
 @pytest.mark.parametrize("size_bytes", [5, 0])
 @pytest.mark.parametrize("is_paged", [False, True])
-def test_a_folder_object_does_not_repeat_the_file_of_its_name(size_bytes: int, is_paged: bool) -> None:
-    """Between "a" and "a/" other keys may sort, so that a page ends between them."""
+def test_folder_object_does_not_duplicate_a_file(size_bytes: int, is_paged: bool) -> None:
+    """Other keys may sort between "a" and "a/", so that a page ends between them."""
     keys = [("lake/a", size_bytes), ("lake/a-b", 3), ("lake/a/", 0), ("lake/a/b", 3)]
 
     def script(number: int, seen: Seen) -> Answer:
@@ -318,8 +318,8 @@ def test_a_folder_object_does_not_repeat_the_file_of_its_name(size_bytes: int, i
         return sized_listing(keys[:2], next_token="more")
 
     with ScriptedServer(script).running() as server:
-        found = sorted((file.path, file.size_bytes) for file in storage_at(server).list())
-    assert found == [("a", size_bytes), ("a-b", 3), ("a/b", 3)]
+        paths = sorted((file.path, file.size_bytes) for file in storage_at(server).list())
+    assert paths == [("a", size_bytes), ("a-b", 3), ("a/b", 3)]
 
 
 def test_empty_files_are_tracked_only_until_their_folder_was_listed() -> None:
@@ -340,14 +340,14 @@ def test_listing_continues_with_s3fs_after_a_key_that_obstore_rejects() -> None:
 def test_listing_by_a_name_prefix_starts_at_the_prefix(prefix: str) -> None:
     names = ["lake/+", f"lake/{prefix}", f"lake/{prefix}x", "lake/\U0010fffe"]
     with ScriptedServer(always(listing(*names))).running() as server:
-        found = [file.path for file in storage_at(server).list(prefix)]
-    assert found == [prefix, f"{prefix}x"]
+        paths = [file.path for file in storage_at(server).list(prefix)]
+    assert paths == [prefix, f"{prefix}x"]
     assert "start-after=" in server.requests[0].path or prefix == "a/ b"
 
 
 @pytest.mark.parametrize("is_paged", [False, True])
 def test_unsorted_listing_is_rejected_by_obstore_and_read_by_s3fs(is_paged: bool) -> None:
-    """Directory buckets list objects unsorted: a part of the listing would look complete."""
+    """Directory buckets list objects unsorted, so a partial listing would seem complete."""
     keys = [("lake/c", 3), ("lake/a", 3), ("lake/b", 3)]
 
     def script(number: int, seen: Seen) -> Answer:
@@ -360,8 +360,8 @@ def test_unsorted_listing_is_rejected_by_obstore_and_read_by_s3fs(is_paged: bool
     with ScriptedServer(script).running() as server:
         with pytest.raises(StorageError, match="'client'"):
             list(storage_at(server).list())
-        found = [file.path for file in storage_at(server, S3Storage).list()]
-    assert found == ["c", "a", "b"]
+        paths = [file.path for file in storage_at(server, S3Storage).list()]
+    assert paths == ["c", "a", "b"]
 
 
 # --- s3fs takes over -----------------------------------------------------------------------------
@@ -393,7 +393,7 @@ def test_delete_batch_reports_failures_by_file() -> None:
     assert {path: type(error) for path, error in failures.items()} == {"b": StoragePermissionError}
 
 
-def test_text_and_pickle() -> None:
+def test_text_hides_credentials_and_pickle_keeps_them() -> None:
     storage = ObstoreS3Storage("s3://bucket/lake/", {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET})
     assert ACCESS_KEY_ID not in repr(storage)
     assert SECRET not in repr(storage)
@@ -403,7 +403,7 @@ def test_text_and_pickle() -> None:
 
 
 def test_server_time_is_requested_in_parallel_to_the_first_read() -> None:
-    """Answers through obstore show no date: the time is requested in parallel, without an additional round trip."""
+    """Responses through obstore show no date, so the time is requested in parallel without an additional round trip."""
     asked, met = threading.Event(), []
 
     def script(_: int, seen: Seen) -> Answer:

@@ -17,7 +17,7 @@ from trinitylake_ops.storage.s3.settings import S3Location, S3Settings
         ("s3://bucket/a@b:c/", "bucket", "a@b:c/"),
     ],
 )
-def test_roots(root: str, bucket: str, key_prefix: str) -> None:
+def test_root_is_split_into_its_parts(root: str, bucket: str, key_prefix: str) -> None:
     location = S3Location.of(root)
     assert (location.bucket, location.key_prefix) == (bucket, key_prefix)
     assert location.key("x/y?versionId=1") == f"{key_prefix}x/y?versionId=1"
@@ -43,7 +43,7 @@ def test_invalid_roots_are_not_shown_in_messages(root: str) -> None:
 @pytest.mark.parametrize(
     "root", ["s3://bucket", "s3://bucket/a", "s3://bucket/a//b/", "s3://bucket/../", "s3://bucket/\0/"]
 )
-def test_roots_that_are_not_normalized(root: str) -> None:
+def test_unnormalized_roots_are_rejected(root: str) -> None:
     with pytest.raises(InvalidLocationError):
         S3Location.of(root)
 
@@ -66,15 +66,15 @@ def test_listed_keys_without_valid_paths_are_ignored(key: str) -> None:
     assert S3Location.of("s3://bucket/p/").path(key) is None
 
 
-def test_settings() -> None:
+def test_options_are_converted_to_settings() -> None:
     assert S3Settings.of(StorageOptions()) == S3Settings(None, None, 5, 30, "auto")
-    given = {
+    valid_options = {
         "endpoint": "https://host:9000",
         "region": "eu-1",
         "addressing_style": "path",
         "read_timeout_seconds": "0.5",
     }
-    assert S3Settings.of(StorageOptions(given)) == S3Settings("https://host:9000", "eu-1", 5, 0.5, "path")
+    assert S3Settings.of(StorageOptions(valid_options)) == S3Settings("https://host:9000", "eu-1", 5, 0.5, "path")
     S3Settings.of(StorageOptions({"access_key_id": "a", "secret_access_key": "b", "session_token": "c"}))
 
 
@@ -109,7 +109,7 @@ def test_invalid_options_are_rejected(options: dict[str, str], message: str) -> 
 
 @pytest.mark.parametrize("name", ["connect_timeout_seconds", "read_timeout_seconds"])
 @pytest.mark.parametrize("value", ["1e20", "1e308", "86401"])
-def test_times_beyond_a_day_are_refused(name: str, value: str) -> None:
+def test_durations_above_one_day_are_rejected(name: str, value: str) -> None:
     with pytest.raises(InvalidInputError, match=f"{name}.*from 0.001 to 86400"):
         S3Settings.of(StorageOptions({name: value}))
 

@@ -112,7 +112,7 @@ def test_each_operation_is_one_request() -> None:
 @pytest.mark.parametrize("broken", [Drop(), Answer(announced_bytes=50, body=b"<Err", status=500)], ids=["drop", "cut"])
 @pytest.mark.parametrize("known_connection", [False, True])
 def test_request_with_a_lost_response_is_not_resent(broken: Answer | Drop, known_connection: bool) -> None:
-    """The HTTP library would repeat a PUT or DELETE by itself, and s3fs and botocore what they think passes."""
+    """By default the HTTP library resends PUT and DELETE, and s3fs and botocore resend what they consider transient."""
     first = [Answer(body=b"abc")] if known_connection else []
     operations: list[tuple[Callable[[S3Storage], object], type[StorageError]]] = [
         (lambda storage: storage.create("a", b"x"), AmbiguousWriteError),
@@ -153,7 +153,7 @@ def test_server_errors_of_a_create_are_ambiguous(status: int) -> None:
         (Answer(200, announced_bytes=10, body=b"x"), AmbiguousWriteError, "no complete response"),
     ],
 )
-def test_responses_to_a_create(answer: Answer, kind: type[StorageError], message: str) -> None:
+def test_each_create_response_maps_to_its_error(answer: Answer, kind: type[StorageError], message: str) -> None:
     with ScriptedServer(always(answer)).running() as server:
         error = failure(lambda: storage_at(server).create("a", b"x"))
         assert type(error) is kind
@@ -174,7 +174,7 @@ def test_redirects_are_not_followed_with_the_body(status: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["silent", "trickling"])
-def test_time_is_bounded(kind: str) -> None:
+def test_slow_responses_time_out(kind: str) -> None:
     trickle = Answer(body=b"x" * 1000, headers=MODIFIED, trickle_seconds=0.05)
     with ScriptedServer(always(Silence() if kind == "silent" else trickle)).running() as server:
         storage = storage_at(server, connect_timeout_seconds="0.5", read_timeout_seconds="0.5")
@@ -243,7 +243,7 @@ def test_response_without_a_length_is_read_up_to_the_limit() -> None:
         assert type(failure(lambda: storage.read("a", limit_bytes=2 << 20))) is CorruptFileError
 
 
-def test_ranges_past_the_end_and_of_length_zero() -> None:
+def test_empty_ranges_require_an_existing_file() -> None:
     with ScriptedServer(always(s3_error(416, "InvalidRange"))).running() as server:
         assert storage_at(server).read("a", offset=99) == b""
     with ScriptedServer(always(Answer(404))).running() as server:
@@ -360,7 +360,7 @@ def test_now_ms_uses_the_date_of_responses() -> None:
         assert type(failure(storage_at(server).now_ms)) is StoragePermissionError
 
 
-def test_credentials_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedServer(always(Answer())).running() as server:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "FROMTHEENVIRONMENT")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -371,7 +371,7 @@ def test_credentials_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     assert "FROMTHEENVIRONMENT" in request.headers["Authorization"]
 
 
-def test_no_credentials_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -385,7 +385,7 @@ def test_no_credentials_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.requests == []
 
 
-def test_reprs_and_pickles() -> None:
+def test_repr_hides_credentials_and_pickle_keeps_them() -> None:
     storage = S3Storage("s3://bucket/lake/", {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET})
     assert SECRET not in repr(storage)
     assert ACCESS_KEY_ID not in repr(storage)
@@ -412,7 +412,7 @@ FORKS = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # 
 @FORKS
 @pytest.mark.parametrize("process_id_is_reused", [False, True])
 def test_forked_child_creates_its_own_client(monkeypatch: pytest.MonkeyPatch, process_id_is_reused: bool) -> None:
-    """Also one that gets the process id of a dead ancestor."""
+    """This includes a child that gets the process id of a dead ancestor."""
     if process_id_is_reused:
         process_id = os.getpid()
         monkeypatch.setattr(os, "getpid", lambda: process_id)
@@ -444,6 +444,6 @@ def test_destroyed_storage_closes_its_connections() -> None:
             gc.collect()
             deadline = time.monotonic() + 10
             while threading.active_count() > n_threads and time.monotonic() < deadline:
-                time.sleep(0.01)  # each open connection has a thread of the server
+                time.sleep(0.01)  # the server has a thread for each open connection
             assert threading.active_count() <= n_threads + 1, "the client's loop may have started meanwhile"
     assert [str(warning.message) for warning in caught if "nclosed" in str(warning.message)] == []

@@ -1,4 +1,4 @@
-"""Schemes that other packages add by entry points."""
+"""Schemes that other packages register by entry points."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_lakehouse_uses_a_storage_of_another_package(tmp_path: Path) -> None:
     assert environment_of(root) == ("SHELF_USER",)
 
 
-def test_its_options_are_checked_and_its_credentials_hidden() -> None:
+def test_options_of_another_package_are_checked_and_credentials_hidden() -> None:
     with pytest.raises(InvalidInputError, match="shelf://"):
         open_storage("shelf://x/", {"fast": "true"})
     with pytest.raises(InvalidInputError, match="'slow' must be 'true' or 'false'"):
@@ -101,27 +101,27 @@ def test_message_lists_known_schemes() -> None:
 
 
 @pytest.mark.parametrize("scheme", OWN_SCHEMES.values(), ids=OWN_SCHEMES)
-def test_the_documentation_has_every_scheme_and_what_it_takes_of_the_environment(scheme: Scheme) -> None:
+def test_documentation_lists_every_scheme_and_its_environment_variables(scheme: Scheme) -> None:
     page = (Path(__file__).parents[2] / "docs" / "storages" / "README.md").read_text()
     assert f"{scheme.name}://" in page
     assert [variable for variable in scheme.environment if f"`{variable}`" not in page] == []
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("azure.endpoint", "the part before the dot must be a scheme, for example file, memory, s3"),
         ("s3.endpont", r"unknown storage option 'endpont': s3:// supports"),
         ("gs.fsync", r"unknown storage option 'fsync': gs:// supports"),
     ],
 )
-def test_unknown_option_of_another_scheme_is_rejected(tmp_path: Path, name: str, said: str) -> None:
-    with pytest.raises(InvalidInputError, match=said) as caught:
+def test_unknown_option_of_another_scheme_is_rejected(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message) as caught:
         open_storage(f"file://{tmp_path}/", {name: "nobody-may-see-this"})
     assert "nobody-may-see-this" not in str(caught.value)
 
 
-def test_options_for_roots_of_other_packages_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_options_of_other_schemes_are_passed_unchanged(tmp_path: Path) -> None:
     assert open_storage(f"file://{tmp_path}/", {"shelf.slow": "true"}).root == f"file://{tmp_path}/"
 
 

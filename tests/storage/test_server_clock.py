@@ -18,7 +18,7 @@ YEAR_MS = 365 * 86_400_000.0
 
 
 class World:
-    """A local clock and a server whose clock is ahead of it by so much, and gets that much faster ahead."""
+    """A local clock, and a server whose clock is ahead by an offset and a drift."""
 
     def __init__(self, drift: float = 0.0) -> None:
         self.local_ms = 5_000.0
@@ -84,7 +84,7 @@ def test_clock_follows_a_drifting_server_without_steps(drift: float, pause_ms: f
 
 @given(st.permutations(range(6)))
 def test_clock_accepts_responses_in_any_order(order: list[int]) -> None:
-    """Threads tell of their answers later than these came, and not in that order."""
+    """Threads record their responses later than they arrived, and in another order."""
     world = World(drift=MAX_DRIFT)
     answers = []
     for _ in order:
@@ -139,7 +139,7 @@ def test_responses_without_a_date_are_ignored(date: str | None) -> None:
     assert -1_003 <= world.error_ms() <= 0
 
 
-def test_the_local_clock_runs_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_clock_advances_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     with_sleep_ns = {time.CLOCK_BOOTTIME: 7_000_000_000}
     monkeypatch.setattr(time, "clock_gettime_ns", with_sleep_ns.__getitem__)
     monkeypatch.setattr(time, "monotonic_ns", lambda: 2_000_000_000)
@@ -158,7 +158,7 @@ def test_failed_time_request_raises_its_error() -> None:
 
 @pytest.mark.parametrize("ahead_ms", [-3_602_000.0, 3_602_000.0, -80 * YEAR_MS, 80 * YEAR_MS])
 def test_date_that_is_wrong_by_hours_is_rejected(ahead_ms: float) -> None:
-    """A version that got such a time would push all later ones there."""
+    """A version with such a time would force later versions to have later times."""
     world = World()
     world.wall_ahead_ms = ahead_ms
     with pytest.raises(StorageError):

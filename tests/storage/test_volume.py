@@ -20,19 +20,19 @@ from trinitylake_ops.errors import FileMissingError, StoragePermissionError
 from trinitylake_ops.storage import FileInfo, open_storage
 
 N_LISTED = 100_000
-N_LISTED_SOON = 20_000  # of a test run, where more take long
+N_LISTED_SOON = 20_000  # in a normal test run, because more take long
 N_DELETED = 10_000
 N_PER_REQUEST = 1_000
 CLIENTS = ["s3fs", "obstore"]
 MIB = 1 << 20
-#: What a list may hold at once, beyond its first pages: a page or two of answers, not 100,000 files of four objects.
+#: Memory that a listing may use beyond its first pages: one or two pages, not 100,000 files of four objects.
 MAX_GROWTH_OBJECTS = 60_000
 MAX_GROWTH_BYTES = 10 * MIB
 MOST_LISTINGS = 3
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process, that of clients in other languages included."""
+    """Return the memory of this process, including that of native clients."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -40,9 +40,9 @@ def resident_bytes() -> int:
 
 
 def check_flat_listing(listing: Callable[[], Iterator[FileInfo]], n_listed: int = N_LISTED) -> None:
-    """Go through so many files and watch the memory of the process.
+    """Iterate over a listing and check the memory growth of the process.
 
-    What other threads of the process take meanwhile counts, too. A list that keeps its files grows each time.
+    Memory of other threads also counts, so it is measured repeatedly: a listing that keeps its files grows each time.
     """
     grown_bytes = [_growth_bytes(listing(), n_listed)]
     while grown_bytes[-1] >= MAX_GROWTH_BYTES and len(grown_bytes) < MOST_LISTINGS:
@@ -65,7 +65,7 @@ def _growth_bytes(files: Iterator[FileInfo], n_listed: int) -> int:
 
 
 @pytest.mark.parametrize("n_listed", [N_LISTED_SOON, pytest.param(N_LISTED, marks=pytest.mark.soak)])
-def test_listing_many_local_files(tmp_path: Path, n_listed: int) -> None:
+def test_listing_many_local_files_uses_constant_memory(tmp_path: Path, n_listed: int) -> None:
     for folder in (tmp_path / "flat" / str(number) for number in range(n_listed // 1000)):
         folder.mkdir(parents=True)
         for number in range(1000):
@@ -75,7 +75,7 @@ def test_listing_many_local_files(tmp_path: Path, n_listed: int) -> None:
 
 
 def page(seen: Seen, n_listed: int) -> Answer:
-    """One page of a list of so many objects; the token is the index of the first one."""
+    """Return one page of a listing; the token is the index of the first object."""
     query = parse_qs(urlsplit(seen.path).query)
     first = int(query.get("continuation-token", ["0"])[0])
     last = min(first + N_PER_REQUEST, n_listed)
@@ -101,8 +101,8 @@ def page(seen: Seen, n_listed: int) -> Answer:
         pytest.param("s3fs", N_LISTED, marks=pytest.mark.soak),
     ],
 )
-def test_listing_many_objects(client: str, n_listed: int) -> None:
-    """The server only deals out pages: real ones take minutes to hold so many objects (see ``make soak``)."""
+def test_listing_many_objects_uses_constant_memory(client: str, n_listed: int) -> None:
+    """The scripted server only generates pages, because filling a real one takes minutes (see ``make soak``)."""
     with ScriptedServer(lambda number, seen: page(seen, n_listed)).running() as server:
         options = {
             "endpoint": server.endpoint, "client": client, "region": "us-east-1",
@@ -119,7 +119,7 @@ def test_listing_many_objects(client: str, n_listed: int) -> None:
 @pytest.mark.soak
 @pytest.mark.debian_packages
 @pytest.mark.timeout(3600)
-def test_listing_100_000_objects_of_a_real_server(radosgw: S3Server) -> None:
+def test_listing_a_real_server_uses_constant_memory(radosgw: S3Server) -> None:
     root = radosgw.fresh_root()
     filling = open_storage(root, {**radosgw.storage_options, "client": "obstore"})
     for start in range(0, N_LISTED, N_DELETED):
@@ -133,7 +133,7 @@ def test_listing_100_000_objects_of_a_real_server(radosgw: S3Server) -> None:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A server of moto with 20,000 files in its bucket, half of them for each client, and its log of requests."""
+    """A moto server with 20,000 files in its bucket, half of them for each client, and its request log."""
     folder = tmp_path_factory.mktemp("moto")
     daemons = Daemons(folder / "log")
     try:

@@ -1,7 +1,7 @@
 """Effects of wire faults on storages with HTTP servers, without retries (S7).
 
-An error says whether the request certainly had no effect, or may have had one. A read or list never returns a part. No
-client repeats a request by itself: a repeated create would meet its own file.
+An error says whether the request certainly had no effect, or may have had one. A read or list never returns a partial
+result. No client repeats a request by itself, because a repeated create would conflict with its own file.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.storage import RetryStorage, Storage
 
 BODY = bytes(range(256)) * 400
-#: How long requests may take where no fault makes them wait: a slow machine must not cause timeouts.
+#: Timeout of requests without a delaying fault. It is long, so that a slow machine causes no timeouts.
 PATIENCE_S = 20.0
 PATIENT = {"connect_timeout_seconds": str(PATIENCE_S), "read_timeout_seconds": str(PATIENCE_S)}
 
 Outcome = type[StorageError] | None
-#: A fault, what a reading operation raises, and what a changing one does.
+#: A fault, the error of a reading operation, and the error of a changing one.
 Row = tuple[WireFault, Outcome, Outcome]
 UNKNOWN = (TransientError, AmbiguousWriteError)
-#: How long a server on a busy machine may take to store what a client gave up.
+#: Time for a server on a busy machine to store the file of a create that the client abandoned.
 _SETTLED_S = 60.0
-_WAITS = ("hold_request", "delay_answer")
+_WAITS = ("hold_request", "delay_response")
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A call of the storage, its method on the wire, and whether it may have an effect."""
+    """A call of the storage, its HTTP method, and whether it may have an effect."""
 
     call: Callable[[Storage], Any]
     method: str
@@ -63,12 +63,12 @@ def operations(stat_method: str = "HEAD", write_method: str = "PUT") -> dict[str
 
 
 def faults_of_any_server(read_timeout_s: float) -> dict[str, Row]:
-    """Return the faults that mean the same of every server: those of the wire, and answers without a word."""
+    """Return the faults that mean the same for every server: network faults, and responses without a body."""
     return {
         "request dropped": (wire.drop_request(), *UNKNOWN),
-        "answer dropped": (wire.drop_answer(), *UNKNOWN),
+        "answer dropped": (wire.drop_response(), *UNKNOWN),
         "request held back": (wire.hold_request(), *UNKNOWN),
-        "answer late": (wire.delay_answer(seconds=2 * read_timeout_s), *UNKNOWN),
+        "answer late": (wire.delay_response(seconds=2 * read_timeout_s), *UNKNOWN),
         "head cut": (wire.cut_head(), *UNKNOWN),
         "body cut": (wire.cut_body(), *UNKNOWN),
         "500 empty": (wire.answer(status=500), *UNKNOWN),
@@ -77,7 +77,7 @@ def faults_of_any_server(read_timeout_s: float) -> dict[str, Row]:
 
 
 def faults_in_xml(codes: Mapping[str, str]) -> dict[str, Row]:
-    """Return the answers that services with documents in XML share, by the code that each has for them.
+    """Return the error responses that services with XML documents share, with the codes of a service.
 
     ``codes`` are those of ``error``, ``after the effect``, ``slower`` and ``denied``.
     """
@@ -96,13 +96,13 @@ def faults_in_xml(codes: Mapping[str, str]) -> dict[str, Row]:
 
 
 def is_wait(fault: WireFault) -> bool:
-    """Whether a fault is one that only a time-out ends."""
+    """Whether only a timeout ends a fault."""
     return fault.action in _WAITS
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A storage behind a proxy, at which faults happen. ``hidden`` are texts that no error may show."""
+    """A storage behind a proxy that injects faults. ``hidden`` are texts that no error may show."""
 
     proxy: FaultyProxy
     patient: Storage
@@ -110,47 +110,47 @@ class Wire:
     hidden: tuple[str, ...]
 
     def storage(self, fault: WireFault) -> Storage:
-        """Return the storage with a short time-out only where the fault is a wait."""
+        """Return the storage, with a short timeout only if the fault is a delay."""
         return self.hasty if is_wait(fault) else self.patient
 
     def check_fault(self, fault: WireFault, operation: Operation, expected: Outcome) -> None:
-        """Assert that an operation meets a fault with one request, and that the proxy is itself again."""
+        """Assert that an operation with a fault sends one request and has the expected outcome. Reset the proxy."""
         self.proxy.begin(fault)
         started = time.monotonic()
-        kind, found = outcome(functools.partial(operation.call, self.storage(fault)), self.hidden)
-        assert kind is expected, found
+        kind, result = outcome(functools.partial(operation.call, self.storage(fault)), self.hidden)
+        assert kind is expected, result
         assert time.monotonic() - started < PATIENCE_S / 2
         assert [exchange.method for exchange in self.proxy.log] == [operation.method], "sent once"
         self.proxy.release()
         self.proxy.begin()
 
     def check_list(self, row: Row, everything: Sequence[str]) -> None:
-        """Assert that a list of two pages is whole or raises, at a fault of its first and of its second page.
+        """Assert that a listing of two pages is complete or raises, with a fault at either page.
 
-        The first page is left to the retries around the storage; a later one only the storage can ask for again.
+        The retries around the storage resend the first page; only the storage can resend a later one.
         """
         fault, expected, _ = row
         storage = self.storage(fault)
         is_passing = expected in (TransientError, ThrottledError)
         for page, tried in ((1, RetryStorage(storage, base_delay_seconds=0.001)), (2, storage)):
             self.proxy.begin(replace(fault, at=page))
-            kind, found = outcome(lambda tried=tried: [info.path for info in tried.list()], self.hidden)  # type: ignore[misc]
+            kind, result = outcome(lambda tried=tried: [info.path for info in tried.list()], self.hidden)  # type: ignore[misc]
             assert self.proxy.log[page - 1].fault is not None
             if is_passing:
-                assert (kind, found) == (None, list(everything)), page
+                assert (kind, result) == (None, list(everything)), page
                 assert len(self.proxy.log) == 3, page
             else:
-                assert kind is expected, (page, found)
+                assert kind is expected, (page, result)
                 assert len(self.proxy.log) == page, page
 
 
 def was_sent(fault: WireFault) -> bool:
-    """Whether a request that met a fault reached the server at last."""
+    """Whether a request with a fault eventually reached the server."""
     return fault.action not in ("drop_request", "answer") or fault.is_forwarded
 
 
 def assert_stored_if_sent(is_stored: Callable[[], bool], fault: WireFault, message: str) -> None:
-    """Assert that a file exists if its request reached the server, which may store it after the client gave up."""
+    """Assert that a file exists if its request reached the server, possibly after the client gave up."""
     until = time.monotonic() + _SETTLED_S
     while was_sent(fault) and not is_stored() and time.monotonic() < until:
         time.sleep(0.05)
@@ -158,20 +158,20 @@ def assert_stored_if_sent(is_stored: Callable[[], bool], fault: WireFault, messa
 
 
 def outcome(call: Callable[[], Any], hidden: Iterable[str]) -> tuple[Outcome, Any]:
-    """Return what a call raised, with its error, or None and what it returned. A batch reports failures by file."""
+    """Return the error class and error of a call, or None and its result. A batch reports failures by file."""
     try:
-        found = call()
+        result = call()
     except StorageError as error:
         assert_clear(error, hidden)
         return type(error), error
-    if isinstance(found, dict) and found:
-        assert set(found) == {"f", "g"}
-        return type(found["f"]), found["f"]
-    return None, found
+    if isinstance(result, dict) and result:
+        assert set(result) == {"f", "g"}
+        return type(result["f"]), result["f"]
+    return None, result
 
 
 def assert_clear(error: Exception, hidden: Iterable[str]) -> None:
-    """Assert that an error is one short line without secrets and documents of the server, and has no cause that has."""
+    """Assert that an error and its causes are short, without secrets or server documents."""
     message = str(error)
     assert error.__cause__ is None
     assert message
@@ -182,11 +182,11 @@ def assert_clear(error: Exception, hidden: Iterable[str]) -> None:
 
 
 def check_clock(storage: Storage, proxy: FaultyProxy, row: Row, hidden: Iterable[str]) -> None:
-    """Assert that a storage that has seen no time yet asks once for it, and again after a fault."""
+    """Assert that a storage without a known time requests it once, and again after a fault."""
     fault, expected, _ = row
     proxy.begin(fault)
-    kind, found = outcome(storage.now_ms, hidden)
-    assert kind is expected, found
+    kind, result = outcome(storage.now_ms, hidden)
+    assert kind is expected, result
     assert len(proxy.log) == 1
     assert abs(storage.now_ms() - time.time() * 1000) < 5_000
 
@@ -207,7 +207,7 @@ def check_closed_port(opened: Callable[[str], Storage], call: Callable[[Storage]
 def check_silent_server(
     opened: Callable[[str], Storage], operation: Operation, read_timeout_s: float, hidden: Iterable[str]
 ) -> None:
-    """Assert that a server that never answers costs the time-out. ``opened`` opens the storage at an address."""
+    """Assert that a server that never responds causes a timeout. ``opened`` opens the storage at an address."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.clock import ClockStorage
-from tests.environments import modules_beyond, run_without
+from tests.environments import extra_modules_of, run_without
 from tests.faults import FaultyStorage, fail
 from tests.operations.changes import create
 from tests.processes import fork
@@ -162,7 +162,7 @@ def test_the_engine_tells_without_any_library(root: str) -> None:
         "os.environ['OPENLINEAGE_URL'] = 'http://127.0.0.1:1'\nnow = datetime.now(UTC)\n"
         "send_publication('r', 1, Origin('SPARK', 'j', 'r', now, now), [], [])"
     )
-    ran = run_without(modules_beyond([]), program, root)
+    ran = run_without(extra_modules_of([]), program, root)
     assert (ran.returncode, ran.stdout) == (0, "1 []\n")
     assert "it is part of the extra 'lineage'; run pip install 'trinitylake-ops[lineage]'" in ran.stderr
 

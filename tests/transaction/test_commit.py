@@ -10,7 +10,7 @@ import pytest
 
 from tests.clock import ClockStorage
 from tests.faults import Fault, FaultyStorage, fail, lose_response
-from tests.lakes import Lakes, check_lake, left_over_paths, listed, objects, seal, table
+from tests.lakes import Lakes, check_lake, listed, objects, seal, table, unreferenced_paths
 from tests.transaction.groups import commit_waiting
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
@@ -63,7 +63,7 @@ def assert_committed_once(lake: Lakehouse, version: int) -> None:
     assert len(lake.snapshot().tables("new")) == 30
     members = [member for info in lake.history() for member in info.members]
     assert len(members) == len(set(members)) == version
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
     check_lake(lake)
 
 
@@ -286,7 +286,7 @@ def test_expired_transaction_fails(filled_lake: Lakehouse) -> None:
     with pytest.raises(TransactionExpiredError, match="txn_ttl_millis"):
         late.commit()
     assert not filled_lake.snapshot().has_namespace("late")
-    assert left_over_paths(filled_lake) == set()
+    assert unreferenced_paths(filled_lake) == set()
 
 
 def test_latest_time_to_live_applies(filled_lake: Lakehouse) -> None:
@@ -297,7 +297,7 @@ def test_latest_time_to_live_applies(filled_lake: Lakehouse) -> None:
     clock.time_ms += 1_001
     with pytest.raises(TransactionExpiredError):
         txn.commit()
-    assert left_over_paths(filled_lake) == set()
+    assert unreferenced_paths(filled_lake) == set()
 
 
 class _SleepingStorage(ClockStorage):
@@ -433,7 +433,7 @@ def test_one_of_two_concurrent_creates_succeeds(lakes: Lakes) -> None:
         Lakehouse.create(storage.root, storage=first)
     lake = lakes.watch(Lakehouse.open(storage.root, storage=storage))
     assert lake.snapshot().definition.properties == {"by": "the other"}
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 class _CreateFirst(StorageWrapper):

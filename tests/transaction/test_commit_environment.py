@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.clock import ClockStorage
-from tests.lakes import Lakes, left_over_paths, table
+from tests.lakes import Lakes, table, unreferenced_paths
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     CommitConflictError,
@@ -29,7 +29,7 @@ def test_commit_fails_when_clock_is_out_of_range(lakes: Lakes) -> None:
     with pytest.raises(StorageError), late.transaction() as txn:
         txn.create_namespace("n")
     assert lake.latest_version() == 0
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def test_create_fails_when_clock_is_out_of_range() -> None:
@@ -59,7 +59,7 @@ def test_directory_at_next_root_is_reported(lakes: Lakes, tmp_path: Path) -> Non
     with pytest.raises(StorageError) as caught:
         _create(lake)
     assert caught.value.path == root_path(1)
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def _create(lake: Lakehouse) -> None:
@@ -170,4 +170,4 @@ def test_clock_failure_between_attempts_leaves_no_files(lakes: Lakes) -> None:
     with pytest.raises(TransactionExpiredError):
         txn.commit()
     assert lake.snapshot().namespaces() == ["m"]
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()

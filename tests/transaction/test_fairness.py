@@ -11,7 +11,7 @@ import pytest
 
 from tests.clock import AgingStorage, ClockStorage, ManualClock, TickingClock
 from tests.faults import FaultyStorage, fail
-from tests.lakes import Lakes, left_over_paths, listed, table
+from tests.lakes import Lakes, listed, table, unreferenced_paths
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.file_names import SLOT_REQUEST_PREFIX, new_slot_request_path, parse_slot_request_path
@@ -98,7 +98,7 @@ def test_writer_requests_slot_after_repeated_conflicts(lakes: Lakes, monkeypatch
     ((path,),) = slot_requests
     assert parse_slot_request_path(path) is not None
     assert _slot_requests(lake.storage) == set()
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def test_writer_requests_no_slot_after_few_conflicts(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,7 +441,7 @@ def test_commits_succeed_without_pacing(lakes: Lakes, monkeypatch: pytest.Monkey
     assert sorted(versions) == list(range(version + 1, version + 1 + len(writers) * n_changes))
     assert len(writers[0].snapshot().namespaces()) == 1 + len(versions)
     assert not [request for request in storage.log if request.path.startswith(SLOT_REQUEST_PREFIX)]
-    assert left_over_paths(writers[0]) == set()
+    assert unreferenced_paths(writers[0]) == set()
 
 
 def test_background_work_cannot_fail_a_commit(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.clock import ClockStorage
 from tests.faults import FaultyStorage, fail
-from tests.lakes import Lakes, left_over_paths, table
+from tests.lakes import Lakes, table, unreferenced_paths
 from tests.request_budgets import budget
 from tests.transaction.groups import (
     Hooked,
@@ -77,7 +77,7 @@ def test_waiting_transactions_share_one_version(filled_lake: Lakehouse) -> None:
         ("create-table", "ns.d"), ("alter-table", "ns.a"), ("drop-table", "ns.b"),
     ]  # fmt: skip
     assert [member.id for member in info.transactions] == list(info.members)
-    assert left_over_paths(filled_lake) == set()
+    assert unreferenced_paths(filled_lake) == set()
 
 
 def test_commit_info_of_each_member_is_kept(filled_lake: Lakehouse) -> None:
@@ -112,7 +112,7 @@ def test_conflicting_group_member_fails_alone(filled_lake: Lakehouse) -> None:
     assert (second.base_version, second.latest_version) == (1, 2)
     assert "table ns.a: we wrote it, a concurrent commit changed it" in second.conflicts
     assert filled_lake.snapshot().table("ns", "a").properties == {"other": "yes"}
-    assert left_over_paths(filled_lake) == set()
+    assert unreferenced_paths(filled_lake) == set()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_first_of_two_conflicting_members_succeeds(filled_lake: Lakehouse, work:
     assert isinstance(second, CommitConflictError)
     assert (second.base_version, second.latest_version) == (1, 2)
     assert filled_lake.latest_version() == 2
-    assert left_over_paths(filled_lake) == set()
+    assert unreferenced_paths(filled_lake) == set()
 
 
 def test_serializable_member_shares_no_version_with_its_reads(filled_lake: Lakehouse) -> None:
@@ -241,7 +241,7 @@ def test_expired_group_member_fails_alone(lakes: Lakes) -> None:
     assert isinstance(second, TransactionExpiredError)
     assert "began 160 ms ago" in str(second)
     assert lake.snapshot().tables("ns") == ["a", "c"]
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def test_all_expired_group_members_fail(lakes: Lakes) -> None:
@@ -260,7 +260,7 @@ def test_all_expired_group_members_fail(lakes: Lakes) -> None:
     assert [type(outcome) for outcome in outcomes] == [TransactionExpiredError] * 2
     assert ["began 111 ms ago" in str(outcomes[0]), "began 101 ms ago" in str(outcomes[1])] == [True, True]
     assert lake.latest_version() == 0
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def test_all_group_members_get_unknown_outcome(lakes: Lakes) -> None:

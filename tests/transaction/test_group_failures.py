@@ -10,7 +10,7 @@ import pytest
 
 from tests.clock import ManualClock
 from tests.faults import FaultyStorage, fail
-from tests.lakes import Lakes, left_over_paths, listed, table
+from tests.lakes import Lakes, listed, table, unreferenced_paths
 from tests.transaction.groups import (
     LONGEST_WAIT_S,
     Committing,
@@ -100,7 +100,7 @@ def test_later_member_has_its_own_attempts(lakes: Lakes) -> None:
         hasty.commit(max_attempts=2)
     assert others[0].version() == 4
     assert lake.snapshot().tables("ns") == ["other1", "other2", "patient"]
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def test_unreadable_barrier_fails_old_transactions_only(lakes: Lakes) -> None:
@@ -111,7 +111,7 @@ def test_unreadable_barrier_fails_old_transactions_only(lakes: Lakes) -> None:
     assert version == 2
     assert isinstance(refused, StoragePermissionError)
     assert lake.snapshot().tables("ns") == ["young"]
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def unreadable(path: str) -> None:
@@ -130,7 +130,7 @@ def test_outcome_is_known_when_no_root_was_sent(lakes: Lakes) -> None:
     storage.before_read = lambda _: None
     assert not roots
     assert lake.latest_version() == 1
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 class _LateRunner(background.ThreadRunner):
@@ -175,7 +175,7 @@ def test_interrupted_member_blocks_no_other_and_leaves_no_files(lakes: Lakes) ->
         if lake.snapshot().tables("ns"):
             break
         assert isinstance(outcome, Interrupted)
-        assert left_over_paths(lake) == set()
+        assert unreferenced_paths(lake) == set()
         assert not storage.exists(ADDED)
     assert at_line > 5, "the lines were met"
 
@@ -206,7 +206,7 @@ def test_interrupted_waiting_transaction_deletes_its_files(lakes: Lakes, monkeyp
     is_waiting.set()
     assert first.version() == 2
     background.drain()
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
     assert not storage.inner.exists(ADDED)
 
 
@@ -227,7 +227,7 @@ def test_unreadable_latest_version_after_slot_does_not_fail_commit(lakes: Lakes,
     manual_clock.during_pause = withdraw_request
     assert txn.commit() == 2
     storage.before_read = lambda _: None
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def test_versions_of_own_process_do_not_count_as_contention(lakes: Lakes) -> None:

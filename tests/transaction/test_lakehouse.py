@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.clock import ClockStorage
-from tests.lakes import Lakes, left_over_paths, listed, seal, table
+from tests.lakes import Lakes, listed, seal, table, unreferenced_paths
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     CommitConflictError,
@@ -467,7 +467,7 @@ def test_settings_change_in_separate_commits(lake: Lakehouse) -> None:
         with pytest.raises(InvalidDefinitionError):
             lake.alter_definition(**fields)
     assert lake.latest_version() == 1
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def test_concurrent_settings_merge_by_field_and_map_key(lake: Lakehouse) -> None:
@@ -490,7 +490,7 @@ def test_concurrent_settings_merge_by_field_and_map_key(lake: Lakehouse) -> None
     assert merged.properties == {"keep": "1", "same": "2", "ours": "1", "theirs": "1"}
     assert (merged.txn_ttl_millis, merged.minimum_versions_to_keep, len(merged.exports)) == (5, 9, 1)
     assert merged.unknown_fields == b"\xc0\xb8\x02\x07"
-    assert left_over_paths(lake) == set(), "the definition written before the merge is gone"
+    assert unreferenced_paths(lake) == set(), "the definition written before the merge is gone"
 
 
 def test_equal_concurrent_setting_needs_no_commit(lake: Lakehouse) -> None:
@@ -499,7 +499,7 @@ def test_equal_concurrent_setting_needs_no_commit(lake: Lakehouse) -> None:
         txn.alter_definition(replace(txn.definition, txn_ttl_millis=50_000))
     assert theirs.commit() == 1
     assert ours.commit() == 1
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 @pytest.mark.parametrize(
@@ -533,7 +533,7 @@ def test_conflicting_settings_are_rejected(lake: Lakehouse, ours: Any, theirs: A
     other.commit()
     with pytest.raises(CommitConflictError, match=message):
         mine.commit()
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def test_unknown_system_rows_are_kept() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.lakes import Lakes, left_over_paths, table
+from tests.lakes import Lakes, table, unreferenced_paths
 from tests.operations.test_folding_file_systems import RemoteExecutor
 from tests.request_budgets import budget
 from tests.transaction.groups import commit_together, creates, simulate_high_latency
@@ -65,7 +65,7 @@ def test_second_object_with_same_name_is_rejected(
     with pytest.raises(ObjectExistsError):
         commit_each(lake, second)
     assert names(lake.snapshot()) == before
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 @pytest.mark.parametrize(("first", "second"), [(add_view, add_table), (add_table, add_view)])
@@ -88,7 +88,7 @@ def test_transaction_that_conflicts_with_concurrent_commit_fails(
     with pytest.raises(ObjectExistsError):
         txn.commit()
     assert names(lake.snapshot()) == names(other.snapshot())
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
@@ -108,7 +108,7 @@ def test_waiting_transactions_commit_in_order(
     assert isinstance(outcomes[1], ObjectExistsError)
     assert [type(outcome) for outcome in (outcomes[0], outcomes[2])] == [int, int]
     assert lake.snapshot().tables("other") == ["t"]
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
@@ -120,7 +120,7 @@ def test_group_member_with_taken_name_fails_alone(lakes: Lakes, monkeypatch: pyt
     outcomes = commit_together(lake, [creates("a"), add_table, creates("b")])
     assert isinstance(outcomes[1], ObjectExistsError)
     assert names(lake.snapshot()) == (["a", "b"], ["v"])
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def test_name_can_be_reused_after_drop_in_same_transaction(lake: Lakehouse) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.lakes import left_over_paths, objects, table
+from tests.lakes import objects, table, unreferenced_paths
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import CommitConflictError, NamespaceNotEmptyError
 from trinitylake_ops.transaction.transaction import Transaction
@@ -205,7 +205,7 @@ def test_compatible_commits_are_serialized(filled_lake: Lakehouse, ours: Work, t
     assert final_objects == (objects(filled_lake.snapshot(2)).keys() | final_objects) - _dropped(filled_lake, 2, 3)
     for change in filled_lake.diff(1, 2):
         assert change not in filled_lake.diff(2, 3), "our commit leaves theirs alone"
-    assert left_over_paths(filled_lake) == set(), "the files of the first attempt are gone"
+    assert unreferenced_paths(filled_lake) == set(), "the files of the first attempt are gone"
 
 
 def _dropped(lake: Lakehouse, before: int, after: int) -> set[tuple[str, ...]]:
@@ -224,7 +224,7 @@ def test_conflicts_name_object_and_both_sides(
     assert line in str(caught.value)
     assert (caught.value.base_version, caught.value.latest_version) == (1, 2)
     assert filled_lake.latest_version() == 2
-    assert left_over_paths(filled_lake) == set()
+    assert unreferenced_paths(filled_lake) == set()
 
 
 @pytest.mark.parametrize(("ours", "theirs", "line"), SERIALIZABLE_ONLY.values(), ids=SERIALIZABLE_ONLY.keys())
@@ -259,7 +259,7 @@ def test_transaction_is_rebased_until_it_commits(filled_lake: Lakehouse) -> None
     mine.require(lambda latest: _intrude(filled_lake, latest))
     assert mine.commit() == 6
     assert {"mine", "theirs-1", "theirs-2", "theirs-3", "theirs-4"} <= set(filled_lake.snapshot().tables("ns"))
-    assert left_over_paths(filled_lake) == set()
+    assert unreferenced_paths(filled_lake) == set()
 
 
 def _intrude(lake: Lakehouse, latest: Snapshot) -> None:
@@ -281,7 +281,7 @@ def test_preconditions_are_checked_on_every_rebase(filled_lake: Lakehouse) -> No
         other.create_table("empty", "t", table())
     with pytest.raises(NamespaceNotEmptyError):
         txn.commit()
-    assert left_over_paths(filled_lake) == set()
+    assert unreferenced_paths(filled_lake) == set()
     with pytest.raises(NamespaceNotEmptyError):
         filled_lake.transaction().require(namespace_is_empty)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lakes import left_over_paths, objects, seal, table
+from tests.lakes import objects, seal, table, unreferenced_paths
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -141,7 +141,7 @@ def test_fence_keeps_all_content(lake: Lakehouse) -> None:
     assert lake.resolve_commit(2, UNKNOWN_ID, fence=True) == "lost"
     assert objects(lake.snapshot(2)) == before
     assert lake.snapshot(2).root.children == lake.snapshot(1).root.children != []
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
     assert operations.verify(lake).findings == ()
 
 

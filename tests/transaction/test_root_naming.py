@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults import FaultyStorage, fail
 from tests.lakes import Lakes, listed, objects, table
-from tests.older_lakes import copy_renamed
+from tests.older_lakehouses import copy_in_older_form
 from tests.request_budgets import budget
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
@@ -69,7 +69,7 @@ def naming(request: pytest.FixtureRequest) -> RootNaming:
 @pytest.fixture
 def other(original: Lakehouse, storage: MemoryStorage, naming: RootNaming, lakes: Lakes) -> MemoryStorage:
     """The lakehouse in each naming. Its invariants are checked after the test."""
-    copy_renamed(original, storage, naming)
+    copy_in_older_form(original, storage, naming)
     lakes.watch(Lakehouse(storage))
     return storage
 
@@ -131,7 +131,7 @@ def test_correct_hint_takes_two_round_trips_with_known_naming(other: MemoryStora
 def test_naming_is_found_after_oldest_roots_were_deleted(
     original: Lakehouse, storage: MemoryStorage, naming: RootNaming, hint: bytes | None
 ) -> None:
-    copy_renamed(original, storage, naming)
+    copy_in_older_form(original, storage, naming)
     times_ms = [original.snapshot(version).created_at_ms for version in range(LATEST + 1)]
     for version in range(4):
         storage.delete(naming.path(version))
@@ -222,7 +222,7 @@ def assert_rejected(storage: MemoryStorage, own: RootNaming, stray_path: str) ->
 def test_open_rejects_mixed_namings_at_version_0_or_hint(
     original: Lakehouse, storage: MemoryStorage, own: RootNaming, stray: RootNaming
 ) -> None:
-    copy_renamed(original, storage, own)
+    copy_in_older_form(original, storage, own)
     Lakehouse.open(storage.root)
     for version in (0, LATEST):
         storage.write(stray.path(version), storage.read(own.path(version)))
@@ -244,7 +244,7 @@ def test_open_rejects_mixed_namings_at_version_0_or_hint(
 def test_mixed_namings_at_other_versions_fail_listing_and_verify(
     original: Lakehouse, storage: MemoryStorage, own: RootNaming, stray: RootNaming
 ) -> None:
-    copy_renamed(original, storage, own)
+    copy_in_older_form(original, storage, own)
     storage.write(stray.path(4), storage.read(own.path(4)))
     lake = Lakehouse.open(storage.root)
     report = operations.verify(lake)
@@ -267,7 +267,7 @@ def test_versions_beyond_largest_are_rejected(original: Lakehouse, storage: Memo
             Lakehouse.open(storage.root)
     storage.delete(HINT_PATH)
     storage.delete(path_beyond_largest)
-    copy_renamed(original, storage, naming)
+    copy_in_older_form(original, storage, naming)
     storage.write(path_beyond_largest, storage.read(naming.path(3)))
     lake = Lakehouse.open(storage.root)
     (finding,) = operations.verify(lake).findings
@@ -288,13 +288,13 @@ def test_gap_is_found_in_every_naming(other: MemoryStorage, naming: RootNaming, 
 
 def test_lakehouse_replaced_by_one_with_another_naming_is_found(original: Lakehouse, storage: MemoryStorage) -> None:
     """For example after a restore from a copy. Open lakehouses continue to work."""
-    copy_renamed(original, storage, OTHERS[0])
+    copy_in_older_form(original, storage, OTHERS[0])
     lake = Lakehouse.open(storage.root)
     for path in listed(storage):
         storage.delete(path)
     with pytest.raises(LakehouseNotFoundError):
         lake.latest_version()
-    copy_renamed(original, storage, OTHERS[2])
+    copy_in_older_form(original, storage, OTHERS[2])
     assert lake.latest_version() == LATEST
     assert lake.files.roots.naming == OTHERS[2]
 
@@ -306,7 +306,7 @@ def test_long_names_never_exceed_root_size_limit(storage: MemoryStorage, lakes: 
     extra_bytes = 2 * (len(naming.path(0)) - len(ROOT_NAMING.path(0)))
     smallest = smallest_node_file_limit_bytes(lakes.memory(**sizes).snapshot().definition)
     limit_bytes = smallest + extra_bytes
-    copy_renamed(lakes.memory("small", node_file_max_size_bytes=limit_bytes, **sizes), storage, naming)
+    copy_in_older_form(lakes.memory("small", node_file_max_size_bytes=limit_bytes, **sizes), storage, naming)
     lake = lakes.watch(Lakehouse.open(storage.root))
     with lake.transaction() as txn:
         txn.create_namespace("n" * 8)

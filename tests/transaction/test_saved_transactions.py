@@ -10,7 +10,7 @@ import pytest
 
 from tests.clock import ClockStorage
 from tests.faults import FaultyStorage, fail, lose_response
-from tests.lakes import Lakes, left_over_paths, seal, table
+from tests.lakes import Lakes, seal, table, unreferenced_paths
 from tests.processes import fork
 from trinitylake_ops import Lakehouse, TableDef, operations
 from trinitylake_ops.errors import (
@@ -82,7 +82,7 @@ def test_saved_transaction_is_resumed_in_another_process(filled_lake: Lakehouse)
     info = next(filled_lake.history())
     assert (info.operation, info.message, info.run_id) == ("publish", "all of it", "run-1")
     assert (info.members, info.properties) == ((transaction_id,), {"k": "v"})
-    assert left_over_paths(filled_lake) == set(), "its file is gone, too"
+    assert unreferenced_paths(filled_lake) == set(), "its file is gone, too"
 
 
 def test_reads_before_save_conflict_after_resume(filled_lake: Lakehouse) -> None:
@@ -115,7 +115,7 @@ def test_saved_transaction_can_be_saved_again_and_dropped(filled_lake: Lakehouse
     with pytest.raises(TransactionNotFoundError):
         filled_lake.resume_transaction(second.id)
     assert filled_lake.latest_version() == 1
-    assert left_over_paths(filled_lake) == set()
+    assert unreferenced_paths(filled_lake) == set()
 
 
 def test_transaction_resumed_twice_is_committed_once(filled_lake: Lakehouse) -> None:
@@ -127,7 +127,7 @@ def test_transaction_resumed_twice_is_committed_once(filled_lake: Lakehouse) -> 
     assert second.commit() == 2, "its own version"
     assert filled_lake.latest_version() == 3
     assert filled_lake.snapshot().table("new", "made").properties == {"n": "changed since"}
-    assert left_over_paths(filled_lake) == set()
+    assert unreferenced_paths(filled_lake) == set()
 
 
 @pytest.mark.parametrize("undo", ["drop", "rollback"])
@@ -295,7 +295,7 @@ def test_other_processes_stage_definitions(filled_lake: Lakehouse) -> None:
     assert resumed.commit() == 2
     assert filled_lake.snapshot().table("ns", "t").id == current.id
     assert filled_lake.snapshot().table("ns", "fresh").properties == {"by": "executor"}
-    assert left_over_paths(filled_lake) == set()
+    assert unreferenced_paths(filled_lake) == set()
 
 
 def test_invalid_staged_definitions_are_rejected(lakes: Lakes) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.lakes import Lakes, check_lake, left_over_paths, listed, objects, table
+from tests.lakes import Lakes, check_lake, listed, objects, table, unreferenced_paths
 from trinitylake_ops import Lakehouse, TableDef
 from trinitylake_ops.errors import (
     CommitAttemptsExhaustedError,
@@ -177,7 +177,7 @@ def test_rejected_change_leaves_transaction_unchanged(
         assert len(str(caught.value).splitlines()) == 1
     assert txn.committed_version == 1, "nothing changed, so nothing was committed"
     assert objects(filled_lake.snapshot()) == before
-    assert left_over_paths(filled_lake) == set()
+    assert unreferenced_paths(filled_lake) == set()
 
 
 def test_snapshots_raise_same_errors_as_transactions(filled_lake: Lakehouse) -> None:
@@ -211,7 +211,7 @@ def test_commit_info_without_room_is_rejected_without_files(lake: Lakehouse) -> 
                 txn.create_namespace(f"n{length}")
         except InvalidInputError:
             assert lake.latest_version() == before
-            assert left_over_paths(lake) == set()
+            assert unreferenced_paths(lake) == set()
         else:
             assert next(lake.history(1)).message == "x" * length
     assert 0 < lake.latest_version() < len(lengths)
@@ -324,7 +324,7 @@ def test_two_hundred_tables_are_created_and_dropped_in_transactions(lakes: Lakes
         txn.drop_namespace("ns", cascade=True)
     assert lake.snapshot().namespaces() == []
     assert lake.snapshot(1).tables("ns") == sorted(names), "older versions stay as they were"
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 # Threads
@@ -363,7 +363,7 @@ def test_concurrent_threads_lose_no_commit(lakes: Lakes) -> None:
     members = [member for info in lake.history() for member in info.members]
     assert len(members) == len(set(members)) == 49
     assert 1 + 48 / 4 <= lake.latest_version() <= 49, "those who waited together went together"
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def test_concurrent_threads_on_one_table_conflict_or_commit(lakes: Lakes) -> None:
@@ -397,5 +397,5 @@ def test_commit_fails_after_max_attempts(filled_lake: Lakehouse) -> None:
     with pytest.raises(CommitAttemptsExhaustedError):
         txn.commit(max_attempts=1)
     assert filled_lake.snapshot().namespaces() == ["free", "ns", "theirs"]
-    assert left_over_paths(filled_lake) == set()
+    assert unreferenced_paths(filled_lake) == set()
     check_lake(filled_lake)

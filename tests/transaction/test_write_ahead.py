@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.faults import FaultyStorage, fail
-from tests.lakes import Lakes, left_over_paths, table
+from tests.lakes import Lakes, table, unreferenced_paths
 from tests.request_budgets import StorageKind, budget
 from tests.transaction.groups import (
     LONGEST_WAIT_S,
@@ -63,7 +63,7 @@ def test_waiting_transaction_has_written_its_files(lakes: Lakes) -> None:
     transactions = create_in_transactions(lake, "a", "b", "c")
     assert commit_waiting(lake, transactions, lambda: observed.append(definitions(storage))) == [2, 2, 2]
     assert observed == [3]
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 @pytest.mark.local_only("a disk")
@@ -101,7 +101,7 @@ def test_local_leader_with_unwritable_files_fails_alone(lakes: Lakes, error: typ
     assert type(outcome) is error
     assert joined[0].version() == 2
     assert lake.snapshot().tables("ns") == ["other"]
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def test_member_with_unwritable_files_fails_alone(lakes: Lakes) -> None:
@@ -114,7 +114,7 @@ def test_member_with_unwritable_files_fails_alone(lakes: Lakes) -> None:
     assert first == 2
     assert isinstance(second, StoragePermissionError)
     assert lake.snapshot().tables("ns") == ["a"]
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
     assert not inner.exists("tables/x/metadata/0.json")
 
 
@@ -168,7 +168,7 @@ def test_new_members_join_after_conflict(lakes: Lakes) -> None:
     assert first.commit() == 3
     assert others[0].version() == 3
     assert lake.snapshot().tables("ns") == ["elsewhere", "first", "second"]
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def test_transaction_with_later_base_waits_for_next_group(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def test_group_skips_current_leader(lakes: Lakes) -> None:
     assert others[0].version() == 6
     assert lake.snapshot().tables("ns") == ["contested", "member", "next"]
     assert lake.snapshot().table("ns", "next").id == next_leader.table("ns", "next").id
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()
 
 
 def test_process_does_not_conflict_with_itself(lakes: Lakes) -> None:
@@ -321,4 +321,4 @@ def test_known_naming_does_not_apply_to_replaced_lakehouse(lakes: Lakes) -> None
         txn.create_table("ns", "second", table())
     assert lake.latest_version() == 3
     assert lake.snapshot().tables("ns") == ["first", "second"]
-    assert left_over_paths(lake) == set()
+    assert unreferenced_paths(lake) == set()

@@ -1,4 +1,4 @@
-"""Lakehouses as other writers left them, made from ours: another naming of the roots, another form of the nodes."""
+"""Lakehouses of older or other writers, built from ours: other root names and another form of nodes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from trinitylake_ops.format.keys import PREVIOUS_ROOT, ROLLBACK_FROM_ROOT
 from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.storage import Storage
 
-#: How a root that holds no children may look at most.
+#: The oldest form of a root without children.
 OLDEST_FORM = NodeFormVariant("value", has_pnode=False, has_null_row=False, txn="string", definition_key="lakehouse")
 
 
-def copy_renamed(lake: Lakehouse, storage: Storage, naming: RootNaming, form: NodeFormVariant = OLDEST_FORM) -> None:
-    """Copy a lakehouse into an empty storage, its roots in that naming and, where they can be, in that form."""
+def copy_in_older_form(
+    lake: Lakehouse, storage: Storage, naming: RootNaming, form: NodeFormVariant = OLDEST_FORM
+) -> None:
+    """Copy a lakehouse into an empty storage with other root names and, if a root supports it, another form."""
     lake.close()
     for info in lake.storage.list():
         data, path = lake.storage.read(info.path), info.path

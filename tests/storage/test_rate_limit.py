@@ -27,7 +27,7 @@ def test_threads_share_the_rate(tmp_path: Path) -> None:
     assert time.monotonic() - begun_s >= 19 / 50
 
 
-def test_flush_ignores_later_work(tmp_path: Path) -> None:
+def test_request_after_a_pause_does_not_wait(tmp_path: Path) -> None:
     paced = PacedStorage(local_storage(tmp_path), 20)
     paced.exists("a")
     time.sleep(0.1)

@@ -104,7 +104,7 @@ def test_responses_map_to_typed_errors(
     [(500, "InternalError"), (500, None), (502, None), (503, None), (503, "503"), (504, None), (599, "New"),
      (400, "RequestTimeout"), (408, None)],
 )  # fmt: skip
-def test_ambiguous_responses_of_creates(status: int, code: str | None) -> None:
+def test_unclear_create_responses_are_ambiguous(status: int, code: str | None) -> None:
     assert {type(error_for(operation, status, code)) for operation in WRITES} == {AmbiguousWriteError}
     assert {type(error_for(operation, status, code)) for operation in READS} == {TransientError}
 
@@ -121,7 +121,7 @@ def test_missing_response_is_ambiguous_or_transient() -> None:
     assert kinds(TransportFailure.NOT_TRUSTED, [*WRITES, *READS]) == {StorageError}
 
 
-def test_ranges_beyond_the_end() -> None:
+def test_range_beyond_the_end_maps_to_its_error() -> None:
     assert is_range_beyond_end(416, None)
     assert is_range_beyond_end(None, "InvalidRange")
     assert not is_range_beyond_end(404, "NoSuchKey")

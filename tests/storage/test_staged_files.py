@@ -21,7 +21,7 @@ from trinitylake_ops.storage import LocalStorage
 
 
 class Waits:
-    """The system calls that bring something to the device, in their order, and those that give a name."""
+    """Records fsync and link calls in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self._lock = threading.Lock()
@@ -87,9 +87,9 @@ def test_interrupt_during_staging_leaves_no_file(
     true_call, data = getattr(os, call), b"prepared"
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
-        made = true_call(*arguments, **options)
+        result = true_call(*arguments, **options)
         if call == "open":
-            os.close(made)
+            os.close(result)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -133,7 +133,7 @@ def test_without_fsync_nothing_is_staged(folder: Path) -> None:
 
 
 def test_commit_syncs_three_times(storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New files and the next root's bytes; their folders, new ones too; the root's name. Each in one round."""
+    """Three rounds: new files and the next root's bytes; their folders, including new ones; the root's name."""
     lake = Lakehouse.create(storage.root, storage=storage)
     with lake.transaction() as txn:
         txn.create_namespace("a")
@@ -164,7 +164,7 @@ def test_unfinished_commit_leaves_no_temporary_file(storage: LocalStorage, folde
 
 
 def test_commits_continue_after_removal_of_the_temporary_folder(storage: LocalStorage, folder: Path) -> None:
-    """A restore that copies files alone leaves it out, and so does who removes empty folders."""
+    """A restore that copies only files omits the folder, as does removing empty folders."""
     lake = Lakehouse.create(storage.root, storage=storage)
     for number in range(4):
         with lake.transaction() as txn:
@@ -199,7 +199,7 @@ def test_create_succeeds_after_failed_staging(
     assert list((folder / "_ops/tmp").iterdir()) == []
 
 
-# Notes that need not be safe
+# Best-effort writes
 
 
 def test_best_effort_write_overwrites_and_creates_no_folder(storage: LocalStorage, folder: Path) -> None:

@@ -125,7 +125,7 @@ def test_pages_contain_files_without_folders() -> None:
         blob("lake/&amp;%41"),
     ]
     found, marker = page_of(_PAGE.format(blobs="".join(blobs), marker="next").encode())
-    assert [one.name for one in found] == ["lake/a", "lake/unmarked", "lake/\ufffe%25", "lake/&%41"]
+    assert [blob_entry.name for blob_entry in found] == ["lake/a", "lake/unmarked", "lake/\ufffe%25", "lake/&%41"]
     assert (found[0].size_bytes, found[0].last_modified_ms) == (3, 1_795_521_601_000)
     assert marker == "next"
     assert page_of(_PAGE.format(blobs="", marker="").encode()) == ([], None)

@@ -1,4 +1,4 @@
-"""The contract as other packages run it on their storages."""
+"""The contract as other packages run it for their storages."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from trinitylake_ops.storage import LocalStorage, Storage
 from trinitylake_ops.storage.contract import plugin
 from trinitylake_ops.storage.contract.__main__ import main
 
-_MODULE = "tests.contract.test_contract_of_others"
+_MODULE = "tests.contract.test_contract_runner"
 
 
-def sound(folder: Path) -> Storage:
-    """A storage that keeps the contract."""
+def correct_storage(folder: Path) -> Storage:
+    """Return a storage that meets the contract."""
     return LocalStorage(f"file://{folder}/shelf/", fsync=False)
 
 
-class _Careless(LocalStorage):
-    """Creates check first and then write."""
+class _OverwritingStorage(LocalStorage):
+    """A storage whose create is a write, which overwrites."""
 
     def create(self, path: str, data: bytes) -> None:
         self.write(path, data)
 
 
-def careless(folder: Path) -> Storage:
-    """A storage whose create overwrites."""
-    return _Careless(f"file://{folder}/shelf/", fsync=False)
+def overwriting_storage(folder: Path) -> Storage:
+    """Return a storage whose create overwrites."""
+    return _OverwritingStorage(f"file://{folder}/shelf/", fsync=False)
 
 
-no_function = 7
+not_a_function = 7
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -44,15 +44,15 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_contract_passes_for_a_correct_storage() -> None:
-    ran = _run(f"{_MODULE}:sound", "-q", "-p", "no:cacheprovider", "-k", "create_then_read or range")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert " passed" in ran.stdout
+    completed = _run(f"{_MODULE}:correct_storage", "-q", "-p", "no:cacheprovider", "-k", "create_then_read or range")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert " passed" in completed.stdout
 
 
 def test_contract_fails_for_an_incorrect_storage() -> None:
-    ran = _run(f"{_MODULE}:careless", "-q", "-p", "no:cacheprovider", "-k", "test_create")
-    assert ran.returncode == 1
-    assert "test_create_fails_if_the_file_exists" in ran.stdout
+    completed = _run(f"{_MODULE}:overwriting_storage", "-q", "-p", "no:cacheprovider", "-k", "test_create")
+    assert completed.returncode == 1
+    assert "test_create_fails_if_the_file_exists" in completed.stdout
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_contract_fails_for_an_incorrect_storage() -> None:
     [
         ("nowhere:f", "--storage nowhere:f: No module named 'nowhere'"),
         (f"{_MODULE}:nothing", "has no attribute 'nothing'"),
-        (f"{_MODULE}:no_function", "not a function"),
+        (f"{_MODULE}:not_a_function", "not a function"),
         (None, "the option --storage MODULE:FACTORY is required"),
     ],
 )
@@ -77,10 +77,10 @@ def test_invalid_arguments_are_rejected(name: str | None, message: str) -> None:
 
 
 def test_invalid_factory_fails_with_one_line() -> None:
-    ran = _run("nowhere:f")
-    assert ran.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "--storage nowhere:f: No module named 'nowhere'" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    completed = _run("nowhere:f")
+    assert completed.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "--storage nowhere:f: No module named 'nowhere'" in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 def test_usage_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from trinitylake_ops.storage.paths import check_path
 from trinitylake_ops.storage.redis.server import file_info
 from trinitylake_ops.storage.s3.errors import error_from_response as s3_error
 
-MOST_DIGITS = b"1" * 5_000  # Python makes no number of them
+MOST_DIGITS = b"1" * 5_000  # Python does not parse longer numbers
 NESTED = b"[" * 50_000
 PAGE = (
     b'<?xml version="1.0"?><EnumerationResults><Blobs><Blob><Name>a/b</Name><Properties><Last-Modified>'
@@ -58,7 +58,7 @@ def changed(sample: bytes) -> st.SearchStrategy[bytes]:
 @example(b"\xff\x001 1")
 @example(b"a//b\x001 1")
 @example(b"../a\x001 1")
-def test_entries_of_the_index_of_redis(member: bytes) -> None:
+def test_arbitrary_redis_index_entries_are_parsed_or_rejected(member: bytes) -> None:
     found = file_info(member, "folder/")
     if found is not None:
         assert isinstance(found, FileInfo)
@@ -71,7 +71,7 @@ def test_entries_of_the_index_of_redis(member: bytes) -> None:
 @example(PAGE.replace(b"Tue, 24 Nov 2026", b"Tue, 24 Nov 0000"))
 @example(PAGE.replace(b"GMT", b"-0000"))
 @example(b"<a>" * 20_000)
-def test_pages_of_azure(document: bytes) -> None:
+def test_arbitrary_azure_pages_are_parsed_or_rejected(document: bytes) -> None:
     try:
         blobs, _ = page_of(document)
     except ValueError:
@@ -84,7 +84,7 @@ def test_pages_of_azure(document: bytes) -> None:
 @example(NESTED)
 @example(b'{"error": [1]}')
 @example(b'{"error": {"errors": {"reason": 1}, "message": null}}')
-def test_refusals_of_google(body: bytes) -> None:
+def test_arbitrary_google_errors_are_typed(body: bytes) -> None:
     refusal = ErrorResponse.of(403, body)
     assert refusal.reason is None or isinstance(refusal.reason, str)
 
@@ -93,7 +93,7 @@ def test_refusals_of_google(body: bytes) -> None:
 @given(changed(PARTS), changed(b"multipart/mixed; boundary=x"))
 @example(PARTS.replace(b"x+1", b"x+" + MOST_DIGITS), b"multipart/mixed; boundary=x")
 @example(PARTS.replace(b"404", MOST_DIGITS), b"multipart/mixed; boundary=x")
-def test_answers_of_batches_of_google(body: bytes, content_type: bytes) -> None:
+def test_arbitrary_google_batch_responses_are_parsed_or_rejected(body: bytes, content_type: bytes) -> None:
     for number, answer in batch_responses(content_type.decode("latin-1"), body).items():
         assert number >= 0
         assert 100 <= answer.status <= 999
@@ -110,7 +110,7 @@ _VALUES = st.fixed_dictionaries(
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.sampled_from(["path", "size_bytes", "modified_ms", "body", "upload", "part_bytes"]), _VALUES))
-def test_items_of_dynamodb(item: dict[str, dict[str, object]]) -> None:
+def test_arbitrary_dynamodb_items_are_parsed_or_rejected(item: dict[str, dict[str, object]]) -> None:
     try:
         file = StoredFile.of_item(item)
     except (KeyError, ValueError):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 def cached_folder(name: str, fetch: Callable[[Path], None]) -> Path:
-    """Return a folder with what ``fetch`` puts into it, from an earlier run if there was one.
+    """Return a folder that ``fetch`` has filled, in this or an earlier run.
 
-    The name tells the content, versions included. Runs at the same time fetch once. Raises what ``fetch`` raises.
+    The name identifies the content, including versions. Concurrent runs fetch once. Errors of ``fetch`` are raised.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trinitylake-tests"
     cache.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Lists of files in no order, as directory buckets of S3 Express give them."""
+"""Unordered listings, as directory buckets of S3 Express return them."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from trinitylake_ops.storage.interface import StorageWrapper
 
 
 class UnorderedStorage(StorageWrapper):
-    """Lists in an order of its own, another one each time; the same seed gives the same orders."""
+    """A storage that lists files in random order. The same seed produces the same orders."""
 
     def __init__(self, inner: Storage, seed: int = 0):
         super().__init__(inner)
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        found = list(super().list(prefix))
-        self._chance.shuffle(found)
-        yield from found
+        infos = list(super().list(prefix))
+        self._rng.shuffle(infos)
+        yield from infos
 
 
-def shuffle_lists(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> None:
-    """Let all storages in memory and in folders list as an :class:`UnorderedStorage`."""
-    chance = random.Random(seed)
+def shuffle_listings(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> None:
+    """Make all memory and local storages list like an :class:`UnorderedStorage`."""
+    rng = random.Random(seed)
     for kind in (MemoryStorage, LocalStorage):
         ordered = kind.list
 
         def shuffled(self: Storage, prefix: str = "", ordered=ordered) -> Iterator[FileInfo]:  # type: ignore[no-untyped-def]
-            found = list(ordered(self, prefix))
-            chance.shuffle(found)
-            yield from found
+            infos = list(ordered(self, prefix))
+            rng.shuffle(infos)
+            yield from infos
 
         monkeypatch.setattr(kind, "list", shuffled)
