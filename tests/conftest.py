@@ -25,7 +25,7 @@ keep_known_schemas()
 #: A property (``record_property``) whose text is shown after all tests.
 SHOWN = "shown"
 
-_LONGEST = ("spark", "spark_places", "e2e", "dagster_plugin", "simulator", "crash")  # folders
+_LONGEST = ("spark", "spark_deployments", "e2e", "dagster_plugin", "simulator", "crash")  # folders
 
 pytest_plugins = ["tests.servers.plugin", "tests.workers"]
 

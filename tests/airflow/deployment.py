@@ -272,7 +272,7 @@ class Deployment(Api):
         self.start("scheduler", "--skip-serve-logs")
 
     def notes(self, run_id: str) -> list[str]:
-        """Return what the tasks of a run noted, each after the number of its try: see dags/killed.py."""
+        """Return what the tasks of a run noted, each after the number of its try: see dags/killed_tasks.py."""
         return (self.folder / "steps" / run_id).read_text().splitlines()
 
     def steps(self, run_id: str) -> list[str]:

@@ -30,7 +30,7 @@ from trinitylake_ops.iceberg.write.publication import publication_id, publish_on
 
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(7_200)]
 
-#: The step that commits, by its name in dags/killed.py.
+#: The step that commits, by its name in dags/killed_tasks.py.
 COMMIT = "create root 1"
 EXAMPLES = PROJECT / "trinitylake_ops" / "airflow_plugin" / "example_dags"
 
@@ -67,7 +67,7 @@ def connection_to(lake: Lakehouse) -> list[str]:
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory, lake: Lakehouse) -> Iterator[Deployment]:
     """On SQLite, with one scheduler."""
-    dags = [HERE / "dags" / "killed.py", EXAMPLES / "example_trinitylake.py"]
+    dags = [HERE / "dags" / "killed_tasks.py", EXAMPLES / "example_trinitylake.py"]
     extra = json.dumps({"storage_options": {"fsync": "false"}})
     host = ["--conn-type", "trinitylake", "--conn-host", lake.root]
     with_extra = ["connections", "add", "trinitylake_with_extra", *host, "--conn-extra", extra]
@@ -79,7 +79,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, lake: Lakehouse) -> Iterat
 def airflow_on_postgres(folder: Path, server: Postgres, lake: Lakehouse) -> Iterator[Deployment]:
     """Provide an Airflow with two schedulers."""
     address = f"postgresql+psycopg2://{server.user}:{server.password}@127.0.0.1:{server.port}/{server.database}"
-    command, dags = ["postgres", "-p", str(server.port)], [HERE / "dags" / "killed.py"]
+    command, dags = ["postgres", "-p", str(server.port)], [HERE / "dags" / "killed_tasks.py"]
     folder.mkdir()
     with (
         postgres(server, command, folder / "postgres.log"),
@@ -99,7 +99,7 @@ def queued_by_schedulers(server: Postgres) -> dict[int, int]:
 
 
 def column(lake: Lakehouse, table: str, name: str) -> Counter[int]:
-    """Return the values of a column, but for those of others in dags/killed.py."""
+    """Return the values of a column, but for those of others in dags/killed_tasks.py."""
     values = catalog_at(lake).load_table(table).scan().to_arrow()[name].to_pylist()
     return Counter(value for value in values if value != -1)
 
@@ -112,7 +112,7 @@ def publications(lake: Lakehouse) -> Counter[str | None]:
 
 @dataclass(frozen=True)
 class Kill:
-    """Where tries of a task are killed, and how: see dags/killed.py."""
+    """Where tries of a task are killed, and how: see dags/killed_tasks.py."""
 
     task: str
     at: str

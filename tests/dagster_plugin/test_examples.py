@@ -14,7 +14,7 @@ import pytest
 
 from tests.dagster_plugin.test_code_location import run, write_rows
 from tests.lakes import Lakes
-from tests.spark_places.spark_processes import SPARK_HOME, environment
+from tests.spark_deployments.spark_processes import SPARK_HOME, environment
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.write.arrow import stage_arrow

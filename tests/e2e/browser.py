@@ -1,4 +1,4 @@
-"""The deployment's pages in a real browser: Debian's Chromium, driven through Playwright."""
+"""The deployment's pages in a real browser: Debian's Chromium, driven by Playwright."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from playwright.sync_api import Locator, Page, WebSocket, expect, sync_playwrigh
 from tests.e2e.graphql import PATIENCE_SECONDS
 from tests.e2e.topology import CODE_REPOSITORY, LOCATION, Topology
 
-#: Of the window, and so of pictures, in pixels.
+#: Size of the window and of screenshots, in pixels.
 WIDTH, HEIGHT = 1280, 900
 
-# As root it has no sandbox. It asks nobody but the deployment for anything.
+# Chromium has no sandbox when it runs as root. The flags prevent requests to other hosts than the deployment.
 _FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 _RUN_PAGE = re.compile(r"/runs/(?P<run_id>[0-9a-f-]{36})")
-# Polled in the page, whose content security policy forbids what Playwright's own waiting for functions does.
+# Polled by a script in the page, because the page's content security policy blocks Playwright's `wait_for_function`.
 _ALL_DRAWN = """patience_ms => new Promise((resolve, reject) => {
     const isDrawn = canvas =>
         canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(byte => byte);
@@ -39,9 +39,9 @@ _ALL_DRAWN = """patience_ms => new Promise((resolve, reject) => {
 
 
 class Pages:
-    """One page of the browser, at the operator's webserver unless another is asked for.
+    """A browser page, at the operator's webserver by default.
 
-    ``seen`` is what each address showed, and what its server sent while the page stood, as text.
+    ``seen`` contains the URL and text of all visited pages and of the messages that the server sent to them.
     """
 
     def __init__(self, page: Page, topology: Topology, folder: Path):
@@ -54,26 +54,26 @@ class Pages:
     def _listen(self, socket: WebSocket) -> None:
         socket.on("framereceived", lambda data: self.seen.append((socket.url, str(data))))
 
-    def look(self) -> str:
-        """Return the text of the page, and keep all of it."""
+    def read(self) -> str:
+        """Return the text of the page, and record its content in ``seen``."""
         self.seen.append((self.page.url, self.page.content()))
         return self.page.inner_text("body")
 
     def open(self, path: str, *, viewer: bool = False) -> None:
-        """Go to a path below a webserver."""
-        self.look()
+        """Open a path below a webserver."""
+        self.read()
         self.page.goto(f"{self.topology.viewer_url if viewer else self.topology.url}{path}")
 
     def picture(self, name: str) -> None:
-        """Draw what the window shows as ``NAME.png``, once the events of a run are there."""
+        """Save a screenshot as ``NAME.png`` after the events of a run are loaded."""
         expect(self.page.get_by_text("Loading run logs")).to_have_count(0)
-        self.look()
+        self.read()
         self.page.screenshot(path=self.folder / f"{name}.png", animations="disabled")
 
     def record(self, name: str) -> str:
-        """Keep picture and text of the page where a test failed; returns where they are."""
+        """Save a screenshot and the text of the page of a failed test. Return a message with their paths."""
         text = self.folder / f"failed-{name}.txt"
-        text.write_text(self.look())
+        text.write_text(self.read())
         self.picture(f"failed-{name}")
         return f"{self.page.url} is kept as {text} and {text.with_suffix('.png')}"
 
@@ -81,72 +81,72 @@ class Pages:
 
     @property
     def launch_button(self) -> Locator:
-        """The button that launches what the launchpad says."""
+        """The button that launches the run configured in the launchpad."""
         return self.page.get_by_role("button", name=re.compile("Launch Run$", re.IGNORECASE))
 
     def edit(self, job: str, config: Mapping[str, Any]) -> None:
-        """Open the launchpad of a job, which shows its defaults, and put another configuration there."""
+        """Open the launchpad of a job, which shows its defaults, and replace its configuration."""
         self.open(launchpad(job))
         expect(self.page.locator(".CodeMirror-code")).to_contain_text(":")
         self.write(config)
 
     def write(self, config: Mapping[str, Any]) -> None:
-        """Put a configuration into the launchpad."""
+        """Write a configuration into the launchpad."""
         editor = self.page.locator(".CodeMirror").first
         editor.evaluate("(editor, text) => editor.CodeMirror.setValue(text)", yaml.safe_dump(dict(config)))
 
     def launch(
         self, job: str, config: Mapping[str, Any], status: str = "Success", *, picture: str | None = None
     ) -> str:
-        """Launch a job with a configuration, and open its page, which shows how it ended; returns the run's id.
+        """Launch a job with a configuration, and open the page of the finished run. Return the run's id.
 
-        ``picture`` is the name of one of the launchpad.
+        With ``picture``, save a screenshot of the launchpad under this name.
         """
         self.edit(job, config)
         if picture is not None:
             self.picture(picture)
         self.launch_button.click()
         self.page.wait_for_url(_RUN_PAGE)
-        found = _RUN_PAGE.search(run_page := self.page.url)
-        assert found is not None
-        self.look()
-        self.page.goto("about:blank")  # the page of a run that goes on is drawn anew all the time
-        ended = self.topology.wait_for_run(found["run_id"])
-        assert ended == status.upper(), self.topology.messages(found["run_id"])
+        match = _RUN_PAGE.search(run_page := self.page.url)
+        assert match is not None
+        self.read()
+        self.page.goto("about:blank")  # the page of a run in progress is redrawn continuously
+        run_status = self.topology.wait_for_run(match["run_id"])
+        assert run_status == status.upper(), self.topology.messages(match["run_id"])
         self.page.goto(run_page)
         expect(self.page.get_by_text(status, exact=True).first).to_be_visible()
-        return found["run_id"]
+        return match["run_id"]
 
     # Metadata
 
     def full_message(self) -> Locator:
-        """Open the message of the run's page that is too long for its line."""
+        """Open the run page's message that is truncated in its line."""
         self.page.get_by_text("View full message").last.click()
         return self.page.get_by_role("dialog")
 
     def value(self, label: str, within: Locator | None = None) -> Locator:
-        """Return the row of some metadata, of the last that are shown."""
-        around = self.page.locator("body") if within is None else within
+        """Return the last row with this metadata label."""
+        scope = self.page.locator("body") if within is None else within
         cell = self.page.get_by_role("cell", name=label, exact=True)
-        return around.get_by_role("row").filter(has=cell).last
+        return scope.get_by_role("row").filter(has=cell).last
 
     def height(self, first: str, last: str) -> float:
-        """Return the pixels from the top of some metadata to the bottom of the last that begins with another label."""
+        """Return the height in pixels from one metadata row to the last row with another label."""
         rows = self.page.get_by_role("row").filter(
             has=self.page.get_by_role("cell", name=re.compile(f"^{last}(_\\d+)?$"))
         )
-        begin, end = self.value(first).bounding_box(), rows.last.bounding_box()
-        assert begin is not None and end is not None
-        return end["y"] + end["height"] - begin["y"]
+        first_box, last_box = self.value(first).bounding_box(), rows.last.bounding_box()
+        assert first_box is not None and last_box is not None
+        return last_box["y"] + last_box["height"] - first_box["y"]
 
     def text(self, label: str, within: Locator | None = None) -> str:
-        """Return some metadata as it stands there."""
+        """Return the displayed text of a metadata value."""
         row = self.value(label, within).inner_text()
         return row.removeprefix(label).strip()
 
     @contextmanager
     def markdown(self, label: str, within: Locator | None = None) -> Iterator[Locator]:
-        """Show some metadata of a run, for as long as needed. A table without links is shown without a click."""
+        """Show a Markdown metadata value while the block runs. A table without links is visible without a click."""
         expect(self.value(label, within)).to_be_visible()
         button = self.value(label, within).get_by_text("[Show Markdown]")
         if not button.count():
@@ -159,12 +159,12 @@ class Pages:
         dialog = dialogs.last
         expect(dialog.get_by_text(label, exact=True)).to_be_visible()
         yield dialog
-        self.look()
+        self.read()
         dialog.get_by_role("button", name="Close").click()
         expect(dialogs).to_have_count(n_open)
 
     def wait_for_plots(self) -> None:
-        """Wait until there are plots, and something is drawn in each of them."""
+        """Wait until there are plots and each of them is drawn."""
         expect(self.page.locator("canvas").first).to_be_visible()
         self.page.evaluate(_ALL_DRAWN, PATIENCE_SECONDS * 1000)
 
@@ -174,15 +174,15 @@ def launchpad(job: str) -> str:
     return f"/locations/{CODE_REPOSITORY}@{LOCATION}/jobs/{job}/playground"
 
 
-def table(shown: Locator) -> list[list[str]]:
-    """Return the rows of a table, its header first; it may be about to be drawn."""
-    expect(shown.get_by_role("row").first).to_be_visible()
-    return [row.inner_text().split("\t") for row in shown.get_by_role("row").all()]
+def table(element: Locator) -> list[list[str]]:
+    """Return the rows of a table with its header, after it is rendered."""
+    expect(element.get_by_role("row").first).to_be_visible()
+    return [row.inner_text().split("\t") for row in element.get_by_role("row").all()]
 
 
 @contextmanager
 def opened_page() -> Iterator[Page]:
-    """Start the browser, with an empty profile; it ends in any case."""
+    """Start the browser with an empty profile, and close it after the block."""
     program = shutil.which("chromium")
     assert program is not None, "chromium is not installed"
     patience_ms = PATIENCE_SECONDS * 1000
@@ -192,7 +192,7 @@ def opened_page() -> Iterator[Page]:
         try:
             context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
             context.set_default_timeout(patience_ms)
-            context.add_init_script("localStorage.setItem('dagster-nav-collapsed', 'true')")  # more room for the rest
+            context.add_init_script("localStorage.setItem('dagster-nav-collapsed', 'true')")  # more space for the page
             yield context.new_page()
         finally:
             browser.close()

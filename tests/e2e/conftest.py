@@ -1,4 +1,4 @@
-"""Fixtures of the flights, and of the deployment, for all tests of this folder."""
+"""Fixtures for the end-to-end tests: flights and the deployment."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ __all__ = ["flights_csv", "spark", "topology"]
 
 @pytest.fixture(scope="session")
 def lake(topology: Topology) -> Lakehouse:
-    """The lakehouse of the deployment's code location, on S3: with namespace ``ns``, tables ``a``, ``b``, ``still``."""
-    made = Lakehouse.create(topology.root, topology.server.options_with_credentials)
-    create(made, "ns", "a", "b", "still")
-    return made
+    """The lakehouse of the deployment's code location, on S3, with the tables ``a``, ``b`` and ``still`` in namespace
+    ``ns``.
+    """
+    lakehouse = Lakehouse.create(topology.root, topology.server.options_with_credentials)
+    create(lakehouse, "ns", "a", "b", "still")
+    return lakehouse
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of Dagster's own chart only where somebody names one."""
+    """Deselect the tests of Dagster's Helm chart unless ``DAGSTER_CHART`` is set."""
     if not os.environ.get("DAGSTER_CHART"):
-        left_out = [item for item in items if item.get_closest_marker("dagster_chart")]
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if item not in left_out]
+        deselected = [item for item in items if item.get_closest_marker("dagster_chart")]
+        if deselected:
+            config.hook.pytest_deselected(items=deselected)
+            items[:] = [item for item in items if item not in deselected]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the deployment after its last test: what it does by itself takes time from all others."""
+    """Stop the deployment after its last test, because its background work slows down all other tests."""
     is_needed = nextitem is not None and "topology" in getattr(nextitem, "fixturenames", ())
     running = item.config.stash.get(RUNNING, None)
     if running is not None and not is_needed:
@@ -44,7 +46,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Keep the page on which a test failed, and say where."""
+    """Save the browser page of a failed test, and report where."""
     report: pytest.TestReport = yield
     pages = getattr(item, "funcargs", {}).get("pages")
     if report.failed and isinstance(pages, Pages):

@@ -1,7 +1,7 @@
-"""What the topology's code location loads: definitions.py as it is, a sensor that looks often, and more lakehouses.
+"""Definitions of the topology's code location: definitions.py, a sensor with a short interval, and more lakehouses.
 
-Three are in folders of what stands for the volume ``lakehouse``; expiry is scheduled there for every minute. One more,
-``shop``, has a table that is published and checked.
+Three lakehouses are in the folder that replaces the volume ``lakehouse``; their expiry is scheduled every minute.
+``shop`` has a table that is published and checked.
 """
 
 from __future__ import annotations

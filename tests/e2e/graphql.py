@@ -1,4 +1,4 @@
-"""A webserver of Dagster as its pages use it: queries and mutations of GraphQL."""
+"""A Dagster webserver, used through GraphQL like its pages use it."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ _EVENTS = f"""query ($id: ID!) {{ logsForRun(runId: $id) {{ ... on EventConnecti
 
 
 class Webserver(ABC):
-    """Ask a webserver, and wait for the runs that it shows."""
+    """Client of a webserver that can wait for runs."""
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """The operator's webserver."""
+        """The URL of the operator's webserver."""
 
     @property
     def viewer_url(self) -> str:
-        """The read-only webserver, where there is one."""
+        """The URL of the read-only webserver, if there is one."""
         return self.url
 
     @abstractmethod
-    def wait_until(self, is_done: Callable[[], bool], what: str) -> None:
-        """Wait for something; fails with the logs when it does not come."""
+    def wait_until(self, is_done: Callable[[], bool], condition: str) -> None:
+        """Wait until a condition is satisfied; fails with the logs on timeout."""
 
     def graphql(self, query: str, *, viewer: bool = False, **variables: Any) -> dict[str, Any]:
-        """Return the data of an answer; fails for errors."""
-        answer = self.answer(query, viewer=viewer, **variables)
-        assert "errors" not in answer, answer["errors"]
-        data: dict[str, Any] = answer["data"]
+        """Return the data of a response; fails if it contains errors."""
+        body = self.post(query, viewer=viewer, **variables)
+        assert "errors" not in body, body["errors"]
+        data: dict[str, Any] = body["data"]
         return data
 
-    def answer(self, query: str, *, viewer: bool = False, **variables: Any) -> dict[str, Any]:
-        """Return an answer as it is."""
+    def post(self, query: str, *, viewer: bool = False, **variables: Any) -> dict[str, Any]:
+        """Return the complete response."""
         request = urllib.request.Request(
             f"{self.viewer_url if viewer else self.url}/graphql",
             data=json.dumps({"query": query, "variables": variables}).encode(),
@@ -62,13 +62,13 @@ class Webserver(ABC):
         )
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
-                answer: dict[str, Any] = json.load(response)
+                body: dict[str, Any] = json.load(response)
         except urllib.error.HTTPError as error:
-            answer = json.load(error)
-        return answer
+            body = json.load(error)
+        return body
 
     def runs(self, **filters: Any) -> list[dict[str, Any]]:
-        """Return runs, the newest first: runId, jobName, status, tags."""
+        """Return runs, newest first, with runId, jobName, status and tags."""
         data = self.graphql(
             """query ($filter: RunsFilter) { runsOrError(filter: $filter) { ... on Runs { results {
                  runId jobName status runConfigYaml tags { key value } } } } }""",
@@ -83,7 +83,7 @@ class Webserver(ABC):
         return status
 
     def wait_for_run(self, run_id: str, *statuses: str) -> str:
-        """Wait until a run has one of the statuses, by default has ended; returns it."""
+        """Wait until a run has one of the statuses, by default until it has ended. Return the status."""
         self.wait_until(lambda: self.status(run_id) in (statuses or FINISHED), f"run {run_id}")
         return self.status(run_id)
 
@@ -94,7 +94,7 @@ class Webserver(ABC):
         return events
 
     def messages(self, run_id: str) -> list[str]:
-        """Return what the events of a run say, with the errors."""
+        """Return the messages of a run's events, including errors."""
         return [
             " ".join(filter(None, (event["message"], (event.get("error") or {}).get("message"))))
             for event in self.events(run_id)

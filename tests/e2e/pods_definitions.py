@@ -1,4 +1,4 @@
-"""What the test of pods loads: a lakehouse with a published and checked table, each step in a pod of its own."""
+"""Definitions for the Kubernetes test: a lakehouse with a published and checked table, with a pod for each step."""
 
 import os
 

@@ -1,7 +1,7 @@
-"""The values for Dagster's own Helm chart: rendered by Helm, checked by the schemas, and run as processes.
+"""Test the values for Dagster's Helm chart: render them with Helm, validate them with schemas, and run processes.
 
-The chart is no part of this project: ``DAGSTER_CHART`` names its archive or folder. Without it these tests are not
-selected, and a release needs them: docs/release.md.
+The chart is not part of this project: ``DAGSTER_CHART`` names its archive or folder. Without it these tests are not
+selected, but a release requires them: docs/release.md.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ IMAGE = {"DAGSTER_HOME": "/dagster"}
 
 @pytest.fixture(scope="module")
 def values() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((HELM / "dagster-values.yaml").read_text())
-    found["postgresql"] |= {"postgresqlHost": "127.0.0.1", "service": {"port": free_port()}}
-    return found
+    chart_values: dict[str, Any] = yaml.safe_load((HELM / "dagster-values.yaml").read_text())
+    chart_values["postgresql"] |= {"postgresqlHost": "127.0.0.1", "service": {"port": free_port()}}
+    return chart_values
 
 
 @pytest.fixture(scope="module")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart in a folder, with its schemas aside: these name addresses, which nobody asks here."""
+    """The chart in a folder, with its schemas renamed because they refer to URLs that are not reachable."""
     folder = tmp_path_factory.mktemp("chart") / "dagster"
     if Path(CHART).is_dir():
         shutil.copytree(CHART, folder)
@@ -65,84 +65,94 @@ def objects(chart: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
     return render(values, chart, "dagster")
 
 
-def merged(known: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return values of a chart with others on top of them, as Helm does it."""
-    both = {key: merged(known[key], one) for key, one in given.items() if _are_both(known.get(key), one)}
-    return {**known, **given, **both}
+def merge_values(defaults: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Merge values into the values of a chart like Helm does."""
+    nested = {
+        key: merge_values(defaults[key], value)
+        for key, value in overrides.items()
+        if _are_dicts(defaults.get(key), value)
+    }
+    return {**defaults, **overrides, **nested}
 
 
-def _are_both(known: Any, given: Any) -> bool:
-    return isinstance(known, dict) and isinstance(given, dict)
+def _are_dicts(default: Any, override: Any) -> bool:
+    return isinstance(default, dict) and isinstance(override, dict)
 
 
-def test_the_charts_own_schema_takes_the_values(chart: Path, values: dict[str, Any]) -> None:
+def test_values_match_schema_of_chart(chart: Path, values: dict[str, Any]) -> None:
     schemas = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
     newest = f"v{kubernetes_validate.latest_version()}-local"
     definitions = json.loads((schemas / newest / "_definitions.json").read_text())["$defs"]
     document = DRAFT7.create_resource({"definitions": definitions, "$defs": definitions})
     registry: Any = referencing.Registry(retrieve=lambda _: document)  # type: ignore[call-arg]
-    for folder, given in ((chart, values), (chart / "charts" / SUBCHART, values[SUBCHART])):
+    for folder, overrides in ((chart, values), (chart / "charts" / SUBCHART, values[SUBCHART])):
         schema = json.loads((folder / "schema.aside").read_text())
-        all_values = merged(yaml.safe_load((folder / "values.yaml").read_text()), given)
+        all_values = merge_values(yaml.safe_load((folder / "values.yaml").read_text()), overrides)
         errors = jsonschema.Draft7Validator(schema, registry=registry).iter_errors(all_values)
         assert [f"{list(error.path)}: {error.message[:200]}" for error in errors] == []
 
 
-def test_what_it_makes_is_taken_and_restricted(objects: list[dict[str, Any]]) -> None:
-    for one in objects:
-        kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
+def test_rendered_objects_are_valid_and_restricted(objects: list[dict[str, Any]]) -> None:
+    for item in objects:
+        kubernetes_validate.validate(item, kubernetes_validate.latest_version(), strict=True)
     for name, pod in pods(objects):
         check_is_restricted(name, pod)
         assert all("memory" in container["resources"]["limits"] for container in pod["containers"]), name
     accounts = {
-        one["metadata"]["name"]: one["metadata"].get("annotations") for one in of_kind(objects, "ServiceAccount")
+        item["metadata"]["name"]: item["metadata"].get("annotations") for item in of_kind(objects, "ServiceAccount")
     }
     assert {name for name, annotations in accounts.items() if annotations} == {
         "dagster-dagster-user-deployments-user-deployments"
     }
-    knowing = {
+    with_credentials = {
         name for name, pod in pods(objects) for container in pod["containers"] if "lake-credentials" in str(container)
     }
-    assert knowing == {"dagster-dagster-user-deployments-lake"}
+    assert with_credentials == {"dagster-dagster-user-deployments-lake"}
 
 
 def files_of(objects: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return the contents of ConfigMaps, and of the Secrets that somebody made."""
-    maps = {one["metadata"]["name"]: one.get("data") or {} for one in of_kind(objects, "ConfigMap")}
+    """Return the contents of ConfigMaps and of the manually created Secrets."""
+    maps = {item["metadata"]["name"]: item.get("data") or {} for item in of_kind(objects, "ConfigMap")}
     return {**maps, POSTGRES_SECRET: {"postgresql-password": PASSWORD}, "lake-credentials": {"AWS_ACCESS_KEY_ID": "k"}}
 
 
-def test_its_instance_has_the_pool_before_the_first_run(
+def test_pool_exists_before_first_run(
     objects: list[dict[str, Any]], values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job of the release, as a process, on a Postgres as the values name it."""
-    given = values["postgresql"]
-    port = given["service"]["port"]
-    database = Postgres(port, given["postgresqlDatabase"], given["postgresqlUsername"], PASSWORD)
-    ((_, pod),) = pods([one for one in of_kind(objects, "Job") if one["metadata"]["name"] == "lake-pools"])
+    """Run the release's job as a process with the configured Postgres."""
+    settings = values["postgresql"]
+    port = settings["service"]["port"]
+    database = Postgres(port, settings["postgresqlDatabase"], settings["postgresqlUsername"], PASSWORD)
+    ((_, pod),) = pods([item for item in of_kind(objects, "Job") if item["metadata"]["name"] == "lake-pools"])
     container = Container(pod, tmp_path / "pod", files_of(objects), IMAGE)
     with postgres(database, ["postgres", "-p", str(port)], tmp_path / "postgres.log"):
         assert container.run() == 0, container.printed()
         monkeypatch.setenv("DAGSTER_PG_PASSWORD", PASSWORD)
         with dg.DagsterInstance.from_config(container.environment["DAGSTER_HOME"]) as instance:
             limits = instance.event_log_storage.get_pool_limits()
-            assert [(one.name, one.limit) for one in limits] == [("trinitylake_deletes", 1)]
+            assert [(pool.name, pool.limit) for pool in limits] == [("trinitylake_deletes", 1)]
             pools = instance.get_concurrency_config().pool_config
             assert (pools.default_pool_limit, str(pools.pool_granularity)) == (1, "PoolGranularity.RUN")
 
 
-def test_its_code_location_answers_its_probes(objects: list[dict[str, Any]], tmp_path: Path) -> None:
-    ((_, pod),) = pods([one for one in of_kind(objects, "Deployment") if "user-deployments" in one["metadata"]["name"]])
+def test_code_location_answers_probes(objects: list[dict[str, Any]], tmp_path: Path) -> None:
+    ((_, pod),) = pods(
+        [item for item in of_kind(objects, "Deployment") if "user-deployments" in item["metadata"]["name"]]
+    )
     pod["containers"][0]["volumeMounts"].sort(key=lambda mount: mount["mountPath"])
     container = Container(pod, tmp_path / "pod", files_of(objects), IMAGE)
     container.environment["TRINITYLAKE_ROOT"] = str(tmp_path / "lake")
     arguments = container.spec["args"]
-    arguments[:] = [str(REPOSITORY / "definitions.py") if word == "/app/definitions.py" else word for word in arguments]
+    arguments[:] = [
+        str(REPOSITORY / "definitions.py") if argument == "/app/definitions.py" else argument for argument in arguments
+    ]
     port = str(free_port())
-    arguments[:] = [{"0.0.0.0": "127.0.0.1", "4000": port}.get(word, word) for word in arguments]
+    arguments[:] = [{"0.0.0.0": "127.0.0.1", "4000": port}.get(argument, argument) for argument in arguments]
     with container.running() as process:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            command = [port if word == "4000" else word for word in container.spec[probe]["exec"]["command"]]
+            command = [
+                port if argument == "4000" else argument for argument in container.spec[probe]["exec"]["command"]
+            ]
             deadline = time.monotonic() + 5 * PATIENCE_SECONDS
             while container.run(command):
                 assert process.poll() is None and time.monotonic() < deadline, container.printed()

@@ -1,4 +1,7 @@
-"""The demo on real data, in ``make soak`` on all of it and as a separate process; and the Dagster UI on its runs."""
+"""Run the demo on real data, and open the Dagster UI with its runs.
+
+`make soak` runs it for a year and as a separate process.
+"""
 
 import contextlib
 import csv
@@ -34,11 +37,11 @@ from trinitylake_ops._lazy import cached_attribute
 from trinitylake_ops.demo.assets import INITIAL_JOB, MONTHLY_JOB
 from trinitylake_ops.demo.walkthrough import main
 
-# A year of data in one test of the soak, a month of it in a test run.
+# The soak has one test with a year of data; a test run uses a month.
 pytestmark = pytest.mark.timeout(900)
 
 REPOSITORY = Path(__file__).parents[2]
-OTHER_RUNS = 1 + 2 + 5  # beside one for each month
+OTHER_RUNS = 1 + 2 + 5  # in addition to one run for each month
 
 
 class FinishedDemo:
@@ -49,24 +52,24 @@ class FinishedDemo:
         self.home = folder / "dagster_home"
         self.home.mkdir()
         shutil.copy(REPOSITORY / "deploy" / "demo" / "dagster.yaml", self.home)
-        self._given = {"DAGSTER_HOME": str(self.home), "TRINITYLAKE_ROOT": self.root, **(environment or {})}
-        self.environment = {**os.environ, **self._given}
+        self._variables = {"DAGSTER_HOME": str(self.home), "TRINITYLAKE_ROOT": self.root, **(environment or {})}
+        self.environment = {**os.environ, **self._variables}
 
     def run_program(self) -> None:
-        """Run the demo in a separate process, as a user does."""
+        """Run the demo in a separate process, like a user."""
         command = [sys.executable, "-m", "trinitylake_ops.demo", "--months", str(self.months)]
-        done = subprocess.run(
+        process = subprocess.run(
             command, cwd=REPOSITORY, env=self.environment, capture_output=True, text=True, timeout=900, check=False
         )
-        self.output, self.errors, self.exit_code = done.stdout, done.stderr, done.returncode
+        self.output, self.errors, self.exit_code = process.stdout, process.stderr, process.returncode
 
     def run_in_session(self) -> None:
-        """Run the demo in this process, with the Spark session of the tests."""
+        """Run the demo in this process with the Spark session of the tests."""
         arguments = ["--months", str(self.months), "--definitions", str(REPOSITORY / "definitions.py")]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # as in a separate process
-            done = CliRunner().invoke(main, arguments, env=self._given)
-        self.output, self.errors, self.exit_code = done.stdout, done.stderr, done.exit_code
+            warnings.simplefilter("ignore")  # like in a separate process
+            result = CliRunner().invoke(main, arguments, env=self._variables)
+        self.output, self.errors, self.exit_code = result.stdout, result.stderr, result.exit_code
 
     def trinitylake(self, *arguments: str) -> Any:
         command = [sys.executable, "-m", "trinitylake_ops.cli", "--root", self.root, *arguments, "--json"]
@@ -74,7 +77,7 @@ class FinishedDemo:
 
     @cached_attribute
     def log(self) -> list[dict[str, Any]]:
-        """What the command of that name says, the newest version first."""
+        """The output of `trinitylake log`, newest version first."""
         entries: list[dict[str, Any]] = self.trinitylake("log")
         return entries
 
@@ -83,19 +86,19 @@ class FinishedDemo:
 def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
     demo = FinishedDemo(tmp_path_factory.mktemp("demo"), request.param)
     if request.param == 1:
-        request.getfixturevalue("spark")  # to start another one takes longer than the demo of a month
+        request.getfixturevalue("spark")  # starting another session takes longer than the demo of a month
         demo.run_in_session()
     else:
         demo.run_program()
     return demo
 
 
-def test_the_module_is_a_program() -> None:
+def test_module_runs_as_program() -> None:
     command = [sys.executable, "-m", "trinitylake_ops.demo", "--help"]
     assert "--months" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_it_ends_well_and_counts_what_the_source_has(demo: FinishedDemo, flights_csv: Path) -> None:
+def test_demo_succeeds_and_counts_rows_of_source(demo: FinishedDemo, flights_csv: Path) -> None:
     assert demo.exit_code == 0, demo.output + demo.errors
     with open(flights_csv, newline="") as file:
         months = Counter(row["month"] for row in csv.DictReader(file))
@@ -111,12 +114,12 @@ def test_it_ends_well_and_counts_what_the_source_has(demo: FinishedDemo, flights
 
 
 def row_counts(output: str, column: int) -> dict[str, int]:
-    """Read a column of the demo's table of row counts."""
+    """Return a column of the demo's table of row counts."""
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in output.splitlines() if "│" in line]
     return {row[0]: int(row[column].replace(",", "")) for row in cells if "." in row[0] and len(row) == 3}
 
 
-def test_the_bad_month_is_stopped_and_makes_no_version(demo: FinishedDemo) -> None:
+def test_bad_month_is_blocked_without_version(demo: FinishedDemo) -> None:
     lines = {int(match[1]): line for line in demo.output.splitlines() if (match := re.match(r"\[ ?(\d+)/", line))}
     last = 1 + demo.months
     assert lines[last + 1].endswith("stopped by known_carriers, positive_distance; nothing published")
@@ -124,7 +127,7 @@ def test_the_bad_month_is_stopped_and_makes_no_version(demo: FinishedDemo) -> No
     assert f"version {last + 1}:" in lines[last + 2]
 
 
-def test_every_version_names_the_run_that_made_it(demo: FinishedDemo) -> None:
+def test_every_version_names_its_run(demo: FinishedDemo) -> None:
     with dg.DagsterInstance.from_config(str(demo.home)) as instance:
         runs = {run.run_id: run for run in instance.get_runs()}
     assert len(runs) == demo.runs
@@ -141,12 +144,12 @@ def test_every_version_names_the_run_that_made_it(demo: FinishedDemo) -> None:
     publishing = [run for run in runs.values() if run.job_name in (INITIAL_JOB, MONTHLY_JOB)]
     failed = [run for run in publishing if run.status == dg.DagsterRunStatus.FAILURE]
     assert len(failed) == 1
-    # Each publishing run made one version, the stopped one none.
+    # Each publishing run commits one version, and the blocked one none.
     versions = Counter(entry["run_id"] for entry in log if entry["operation"] == "publish")
     assert versions == Counter({run.run_id: 1 for run in publishing if run not in failed})
 
 
-def test_the_rollback_undid_the_bad_month(demo: FinishedDemo) -> None:
+def test_rollback_undoes_bad_month(demo: FinishedDemo) -> None:
     log = {entry["version"]: entry for entry in demo.log}
     (rollback,) = [entry for entry in log.values() if entry["operation"] == "rollback"]
     bad = rollback["rollback_from"]
@@ -177,7 +180,7 @@ def test_duckdb_and_polars_read_two_versions(demo: FinishedDemo) -> None:
         assert len(polars) == rows
 
 
-def test_everything_verifies_and_the_hint_is_right(demo: FinishedDemo) -> None:
+def test_verify_finds_nothing_and_hint_is_correct(demo: FinishedDemo) -> None:
     assert demo.trinitylake("verify")["findings"] == []
     assert demo.trinitylake("repair-hint", "--check-only")["state"] == "right"
     check_lake(Lakehouse.open(demo.root))
@@ -185,7 +188,7 @@ def test_everything_verifies_and_the_hint_is_right(demo: FinishedDemo) -> None:
 
 @contextlib.contextmanager
 def ui_of(demo: FinishedDemo) -> Iterator[int]:
-    """Start the UI as ``make ui`` does; yields its port."""
+    """Start the UI like ``make ui``, and yield its port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     command = [sys.executable, "-m", "dagster_webserver", "--host", "127.0.0.1", "--port", str(port)]
@@ -199,23 +202,23 @@ def ui_of(demo: FinishedDemo) -> Iterator[int]:
         webserver.wait(30)
 
 
-def test_the_ui_shows_all_these_runs(demo: FinishedDemo) -> None:
+def test_ui_shows_all_runs(demo: FinishedDemo) -> None:
     with ui_of(demo) as port:
-        answer = DagsterGraphQLClient("127.0.0.1", port_number=port)._execute(_UI_QUERY)
+        response = DagsterGraphQLClient("127.0.0.1", port_number=port)._execute(_UI_QUERY)
     with dg.DagsterInstance.from_config(str(demo.home)) as instance:
         runs = {run.run_id: run.job_name for run in instance.get_runs()}
-    shown = answer["runsOrError"]["results"]
-    assert {run["runId"]: run["jobName"] for run in shown} == runs
-    # Without an origin the home page leaves a run out.
-    assert {tuple(run["repositoryOrigin"].values()) for run in shown} == {("__repository__", "definitions.py")}
-    (location,) = answer["workspaceOrError"]["locationEntries"]
+    shown_runs = response["runsOrError"]["results"]
+    assert {run["runId"]: run["jobName"] for run in shown_runs} == runs
+    # The home page omits runs without an origin.
+    assert {tuple(run["repositoryOrigin"].values()) for run in shown_runs} == {("__repository__", "definitions.py")}
+    (location,) = response["workspaceOrError"]["locationEntries"]
     (repository,) = location["locationOrLoadError"]["repositories"]
     assert {"monthly_load", "initial_load", "rollback", "verify"} <= {job["name"] for job in repository["jobs"]}
 
 
 @pytest.mark.soak
-def test_the_home_page_has_a_row_for_each_job(demo: FinishedDemo) -> None:
-    """In a browser: the picture of docs/python.md."""
+def test_home_page_has_row_for_each_job(demo: FinishedDemo) -> None:
+    """Check the page that docs/python.md shows as a picture."""
     with ui_of(demo) as port, opened_page() as page:
         page.goto(f"http://127.0.0.1:{port}/")
         for job in (INITIAL_JOB, MONTHLY_JOB, "export", "repair_hint", "rollback", "verify"):

@@ -1,6 +1,6 @@
-"""What operators see and do in Dagster's pages, in a real browser, against the deployment of ``deploy/``.
+"""Use Dagster's pages like an operator, in a real browser, with the deployment of ``deploy/``.
 
-``python -m scripts.make_dagster_pictures`` runs these tests, too: the pictures they take become those of the docs.
+``python -m scripts.make_dagster_pictures`` runs these tests and copies their screenshots into the documentation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import yaml
 from playwright.sync_api import expect
 
 from tests.credentials.canaries import SECRET_ACCESS_KEY
-from tests.e2e.aged_lakes import aged_lake
+from tests.e2e.aged_lakehouses import aged_lakehouse
 from tests.e2e.browser import Pages, launchpad, opened_pages, table
 from tests.e2e.topology import Topology, secrets_in
 from tests.lakes import check_lake, objects
@@ -34,20 +34,20 @@ APPROVER = "Ada Lovelace"
 
 @pytest.fixture(scope="module")
 def pages(topology: Topology, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
-    with opened_pages(topology, tmp_path_factory.mktemp("pages")) as opened:
-        yield opened
+    with opened_pages(topology, tmp_path_factory.mktemp("pages")) as browser_pages:
+        yield browser_pages
 
 
 @pytest.fixture(scope="module")
 def sales(topology: Topology) -> Iterator[Lakehouse]:
-    """A lakehouse in a folder, whose versions are weeks old."""
-    lake = aged_lake(topology.volume / "sales", n_versions=8, n_tables=3, is_expired=False)
+    """A lakehouse in a folder, with versions that are weeks old."""
+    lake = aged_lakehouse(topology.volume / "sales", n_versions=8, n_tables=3, is_expired=False)
     yield lake
     check_lake(lake)
 
 
-def test_the_graph_shows_the_lakehouse_its_exports_and_the_tables_that_are_published(pages: Pages) -> None:
-    above_exports = quote('+key:"exports"')  # with them all of definitions.py
+def test_asset_graph_shows_lakehouse_exports_and_published_tables(pages: Pages) -> None:
+    above_exports = quote('+key:"exports"')  # includes all assets of definitions.py
     pages.open(f"/asset-groups~{above_exports}")
     expect(pages.page.get_by_text("publish", exact=True).first).to_be_visible()
     pages.page.keyboard.press("Alt+e")  # expands all groups
@@ -61,13 +61,13 @@ def run_config(topology: Topology, run_id: str) -> Any:
     return yaml.safe_load(run["runConfigYaml"])
 
 
-def test_the_launchpad_says_what_is_wrong_and_nothing_runs(pages: Pages, topology: Topology) -> None:
+def test_launchpad_rejects_invalid_config_without_run(pages: Pages, topology: Topology) -> None:
     before = topology.runs()
     pages.edit("export", {"name": "before-migration", "retain_weeks": 5})
     expect(pages.page.get_by_text('Received unexpected config entry "retain_weeks" at the root.')).to_be_visible()
     expect(pages.launch_button).to_be_disabled()
     pages.write({"name": "17"})
-    pages.launch_button.click()  # which waits until it can be clicked
+    pages.launch_button.click()  # waits until the button is enabled
     dialog = pages.page.get_by_role("dialog")
     expect(
         dialog.get_by_text("export name '17' has only digits, like a version number; choose another name")
@@ -78,9 +78,7 @@ def test_the_launchpad_says_what_is_wrong_and_nothing_runs(pages: Pages, topolog
     assert topology.runs() == before
 
 
-def test_an_export_and_a_rollback_to_it_are_launched_and_shown(
-    pages: Pages, topology: Topology, lake: Lakehouse
-) -> None:
+def test_export_and_rollback_are_launched_and_shown(pages: Pages, topology: Topology, lake: Lakehouse) -> None:
     append_rows(lake, "facts.flights")
     exported = lake.latest_version()
     before = objects(lake.snapshot())
@@ -102,8 +100,8 @@ def test_an_export_and_a_rollback_to_it_are_launched_and_shown(
     config["approval"] = {"digest": digest, "approved_by": APPROVER}
     run_id = pages.launch("rollback", config)
     assert run_config(topology, run_id) == config
-    with pages.markdown("changes") as shown:  # the export has a definition of the namespace of its own
-        assert table(shown)[1:] == [["changed", "facts", ""], ["changed", "facts", "flights"]]
+    with pages.markdown("changes") as element:  # the export has a separate definition of the namespace
+        assert table(element)[1:] == [["changed", "facts", ""], ["changed", "facts", "flights"]]
     after = objects(lake.snapshot())
     assert after == {**changed, ("facts", "flights"): before["facts", "flights"]}
     assert (newest := next(lake.history())).run_id == run_id
@@ -119,7 +117,7 @@ def test_an_export_and_a_rollback_to_it_are_launched_and_shown(
 
 
 @pytest.mark.soak
-def test_checks_name_the_job_that_mends_what_fails(pages: Pages, topology: Topology, sales: Lakehouse) -> None:
+def test_failed_check_names_repair_job(pages: Pages, topology: Topology, sales: Lakehouse) -> None:
     topology.must_run("sales_check")
     pages.open("/assets/sales/lakehouse?view=checks")
     for check in sorted(CHECKS):
@@ -132,25 +130,23 @@ def test_checks_name_the_job_that_mends_what_fails(pages: Pages, topology: Topol
 
 
 @pytest.mark.soak
-def test_an_expiry_needs_the_digest_of_its_plan_and_one_that_is_stale_lets_nothing_go(
-    pages: Pages, topology: Topology, sales: Lakehouse
-) -> None:
+def test_expiry_requires_digest_of_current_plan(pages: Pages, topology: Topology, sales: Lakehouse) -> None:
     rules = {"keep_last": 3}
-    kept, past = live_versions(sales)[-3:], live_versions(sales)[:-3]
+    kept_versions, expired_versions = live_versions(sales)[-3:], live_versions(sales)[:-3]
     pages.launch("sales_expire", rules)
     message = pages.full_message()
     digest = pages.text("digest", message)
-    assert pages.text("versions", message) == f"{past[0]}-{past[-1]}"
-    with pages.markdown("timeline", message) as shown:
-        picture = shown.get_by_role("img", name="The versions of the lakehouse")
+    assert pages.text("versions", message) == f"{expired_versions[0]}-{expired_versions[-1]}"
+    with pages.markdown("timeline", message) as element:
+        picture = element.get_by_role("img", name="The versions of the lakehouse")
         assert picture.evaluate("picture => picture.decode().then(() => picture.naturalWidth)") > 0
-    with pages.markdown("plan", message) as shown:
-        verdicts = {int(version): verdict for version, verdict, _why in table(shown)[1:]}
-        assert verdicts == {**dict.fromkeys(past, "expires"), **dict.fromkeys(kept, "kept")}
+    with pages.markdown("plan", message) as element:
+        verdicts = {int(version): verdict for version, verdict, _why in table(element)[1:]}
+        assert verdicts == {**dict.fromkeys(expired_versions, "expires"), **dict.fromkeys(kept_versions, "kept")}
         pages.picture("dagster-expire-plan")
     assert states(sales) == []
 
-    # Somebody changes the rules by a commit in between: what was approved is not what would happen.
+    # A commit changes the rules in the meantime, so the approved plan is out of date.
     maximum_ms = sales.snapshot().definition.maximum_version_age_millis
     sales.alter_definition(maximum_version_age_millis=1_000 * DAY_MS)
     approved = {**rules, "approval": {"digest": digest, "approved_by": APPROVER}}
@@ -162,15 +158,13 @@ def test_an_expiry_needs_the_digest_of_its_plan_and_one_that_is_stale_lets_nothi
     sales.alter_definition(maximum_version_age_millis=maximum_ms)
     run_id = pages.launch("sales_expire", approved)
     assert pages.text("approved_by") == APPROVER
-    assert states(sales) == [("EXPIRED", f"{past[0]}-{past[-1]}")]
+    assert states(sales) == [("EXPIRED", f"{expired_versions[0]}-{expired_versions[-1]}")]
     expired = next(info for info in sales.history() if info.operation == "expire")
     assert (expired.run_id, expired.approved_by) == (run_id, APPROVER)
 
 
 @pytest.mark.soak
-def test_the_read_only_webserver_offers_no_launch_and_refuses_one(
-    pages: Pages, topology: Topology, lake: Lakehouse
-) -> None:
+def test_read_only_webserver_rejects_launch(pages: Pages, topology: Topology, lake: Lakehouse) -> None:
     before = topology.runs(), lake.latest_version()
     pages.open(launchpad("rollback"), viewer=True)
     expect(pages.page.get_by_text("Commits the content of an earlier version").first).to_be_visible()
@@ -182,11 +176,11 @@ def test_the_read_only_webserver_offers_no_launch_and_refuses_one(
 
 
 @pytest.mark.soak
-def test_no_page_shows_a_secret(pages: Pages, topology: Topology) -> None:
-    """Runs last: searches all that the tests of this file looked at."""
-    pages.look()
-    assert [(address, found) for address, text in pages.seen if (found := secrets_in(text))] == []
-    # The search looks at what was shown, and finds a secret there.
+def test_pages_show_no_secret(pages: Pages, topology: Topology) -> None:
+    """Search all pages that the tests of this module opened. Must run last."""
+    pages.read()
+    assert [(address, secrets) for address, text in pages.seen if (secrets := secrets_in(text))] == []
+    # Verify the search: it covers the visited pages and finds a secret.
     assert any("before-migration" in text for _, text in pages.seen)
     pages.edit("rollback", {"to": SECRET_ACCESS_KEY})
-    assert secrets_in(pages.look()) != []
+    assert secrets_in(pages.read()) != []

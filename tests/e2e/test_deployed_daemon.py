@@ -1,4 +1,4 @@
-"""The deployment of ``deploy/``, running: that it is whole, and what its daemon does, also when something is killed."""
+"""Test the running deployment of ``deploy/``: its services, and its daemon, including when processes are killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.credentials.canaries import SECRET_ACCESS_KEY
-from tests.e2e.aged_lakes import aged_lake
+from tests.e2e.aged_lakehouses import aged_lakehouse
 from tests.e2e.graphql import FINISHED, METADATA
 from tests.e2e.topology import CODE, POSTGRES_PASSWORD, Topology, secrets_in
 from tests.iceberg.hostile import without_seals
@@ -35,15 +35,15 @@ pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
 SENSOR = "quick_commits"
 EXPIRY = "expiring_expire_schedule"
 BURST = 500
-#: So soon after a tick has ended its state is saved, and one that was about to start has started.
+#: Within this time after a tick, its state is saved and a tick that was about to start has started.
 SETTLES_WITHIN_S = 10
-BEFORE_ITS_START = ("QUEUED", "NOT_STARTED", "STARTING")
+NOT_STARTED = ("QUEUED", "NOT_STARTED", "STARTING")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def expiring(topology: Topology) -> Iterator[Lakehouse]:
-    """A lakehouse that is expired by schedule: turned on first, so that the minute passes during other tests."""
-    lake = aged_lake(topology.volume / "expiring", n_versions=5, is_expired=False)
+    """A lakehouse with scheduled expiry. It is started first, so that the minute passes during other tests."""
+    lake = aged_lakehouse(topology.volume / "expiring", n_versions=5, is_expired=False)
     result = topology.graphql(
         "mutation ($selector: ScheduleSelector!) { startSchedule(scheduleSelector: $selector) { __typename } }",
         selector={**CODE, "scheduleName": EXPIRY},
@@ -54,16 +54,16 @@ def expiring(topology: Topology) -> Iterator[Lakehouse]:
 
 
 @pytest.mark.parametrize("name", ["code", "webserver", "viewer", "daemon"])
-def test_the_health_check_of_a_service_says_yes(topology: Topology, name: str) -> None:
+def test_service_is_healthy(topology: Topology, name: str) -> None:
     topology.wait_until(topology.services[name].is_healthy, name)
 
 
-def test_the_pool_of_deletions_has_its_limit(topology: Topology) -> None:
+def test_deletion_pool_has_limit(topology: Topology) -> None:
     data = topology.graphql("{ instance { concurrencyLimits { concurrencyKey limit } } }")
     assert {"concurrencyKey": ONLY.pool, "limit": 1} in data["instance"]["concurrencyLimits"]
 
 
-def test_the_viewer_shows_and_refuses_to_change(topology: Topology) -> None:
+def test_viewer_rejects_changes(topology: Topology) -> None:
     assert topology.graphql("{ runsOrError { __typename } }", viewer=True)["runsOrError"]["__typename"] == "Runs"
     before = len(topology.runs())
     with pytest.raises(AssertionError, match="UnauthorizedError"):
@@ -73,11 +73,11 @@ def test_the_viewer_shows_and_refuses_to_change(topology: Topology) -> None:
     assert len(topology.runs()) == before
 
 
-# The sensor of commits
+# The commit sensor
 
 
 class CommitSensor:
-    """A sensor of the code location, as its page shows and changes it."""
+    """A sensor of the code location, controlled like on its page."""
 
     def __init__(self, topology: Topology, name: str):
         self.topology = topology
@@ -88,17 +88,17 @@ class CommitSensor:
         assert "name" in result, result
 
     def stop(self) -> None:
-        """Stop it, and wait until the tick that runs has saved its cursor.
+        """Stop the sensor after its current tick has saved the cursor.
 
-        Dagster changes a sensor's state by a read and a write, and a stop and the end of a tick may come between each
-        other's: the cursor that the tick saved is lost, or the sensor runs on. Then it ticks and is stopped once more.
+        Dagster changes a sensor's state by a read and a write. If a stop and the end of a tick interleave, the tick's
+        cursor is lost or the sensor keeps running. Then this method waits for another tick and stops it again.
         """
-        while not self._stopped():
+        while not self._try_stop():
             self.start()
             self.wait_for_tick()
 
-    def _stopped(self) -> bool:
-        """Stop it; returns whether it then stands still, with the cursor of its last tick."""
+    def _try_stop(self) -> bool:
+        """Stop the sensor. Return whether it is stopped with the cursor of its last tick."""
         result = self.topology.graphql(
             "mutation ($id: String!) { stopSensor(id: $id) { ... on StopSensorMutationResult { instigationState"
             " { status } } } }",
@@ -107,9 +107,9 @@ class CommitSensor:
         assert result["instigationState"]["status"] == "STOPPED", result
         self.topology.wait_until(lambda: self.ticks()[0]["status"] != "STARTED", "the end of the tick")
         time.sleep(SETTLES_WITHIN_S)
-        return self._is_still()
+        return self._is_stopped()
 
-    def _is_still(self) -> bool:
+    def _is_stopped(self) -> bool:
         return self._state("status")["status"] == "STOPPED" and self.ticks()[0]["cursor"] == self.cursor()
 
     def cursor(self) -> str:
@@ -123,32 +123,32 @@ class CommitSensor:
         )
         assert "name" in result, result
 
-    def _change(self, what: str, wanted: str, cursor: str | None = None) -> dict[str, Any]:
-        name = what.partition("(")[0]
+    def _change(self, call: str, fields: str, cursor: str | None = None) -> dict[str, Any]:
+        name = call.partition("(")[0]
         declared = "$selector: SensorSelector!" + (", $cursor: String" if cursor is not None else "")
-        given = {} if cursor is None else {"cursor": cursor}
-        query = f"mutation ({declared}) {{ {name}: {what} {{ __typename {wanted} }} }}"
-        result: dict[str, Any] = self.topology.graphql(query, selector=self.selector, **given)[name]
+        variables = {} if cursor is None else {"cursor": cursor}
+        query = f"mutation ({declared}) {{ {name}: {call} {{ __typename {fields} }} }}"
+        result: dict[str, Any] = self.topology.graphql(query, selector=self.selector, **variables)[name]
         return result
 
-    def _state(self, wanted: str) -> dict[str, Any]:
+    def _state(self, fields: str) -> dict[str, Any]:
         query = (
             "query ($selector: SensorSelector!) { sensorOrError(sensorSelector: $selector)"
-            f" {{ ... on Sensor {{ sensorState {{ {wanted} }} }} }} }}"
+            f" {{ ... on Sensor {{ sensorState {{ {fields} }} }} }} }}"
         )
         data = self.topology.graphql(query, selector=self.selector)
         state: dict[str, Any] = data["sensorOrError"]["sensorState"]
         return state
 
     def ticks(self) -> list[dict[str, Any]]:
-        """Return the ticks, the newest first."""
-        found: list[dict[str, Any]] = self._state("ticks(limit: 500) { tickId status skipReason runIds cursor }")[
+        """Return the ticks, newest first."""
+        ticks: list[dict[str, Any]] = self._state("ticks(limit: 500) { tickId status skipReason runIds cursor }")[
             "ticks"
         ]
-        return found
+        return ticks
 
     def wait_for_tick(self, times: int = 1) -> None:
-        """Wait until so many more ticks have ended."""
+        """Wait until this many more ticks have ended."""
         before = self._ended()
         self.topology.wait_until(lambda: self._ended() >= before + times, "a tick of the sensor")
 
@@ -156,14 +156,14 @@ class CommitSensor:
         return sum(tick["status"] != "STARTED" for tick in self.ticks())
 
     def requested(self) -> list[int]:
-        """Return the versions for which it requested a run, in order."""
+        """Return the versions for which the sensor requested a run, in order."""
         runs = self.topology.runs(tags=[{"key": "dagster/sensor_name", "value": self.selector["sensorName"]}])
         return sorted(int(run["tags"][VERSION_TAG]) for run in runs)
 
     def wait_for_request(self, *versions: int) -> None:
-        """Wait for a run for the last of the versions, and see that there were those runs and no others.
+        """Wait for a run for the last of the versions, and assert that runs were requested for exactly these versions.
 
-        The tick that requested it has ended then: what it reports comes after its runs.
+        Also wait for the tick that requested it, because the tick reports events after requesting runs.
         """
         self.topology.wait_until(lambda: versions[-1] in self.requested(), f"a run for version {versions[-1]}")
         self.wait_for_tick()
@@ -171,73 +171,75 @@ class CommitSensor:
 
 
 def events(topology: Topology, *path: str, kind: str = "assetMaterializations") -> list[dict[str, Any]]:
-    """Return the metadata of what was reported of an asset, the newest first."""
+    """Return the metadata of the events of an asset, newest first."""
     query = (
         "query ($key: AssetKeyInput!) { assetOrError(assetKey: $key)"
-        f" {{ ... on Asset {{ found: {kind}(limit: 1000) {{ {METADATA} }} }} }} }}"
+        f" {{ ... on Asset {{ events: {kind}(limit: 1000) {{ {METADATA} }} }} }} }}"
     )
-    found = topology.graphql(query, key={"path": list(path)})["assetOrError"].get("found", [])
-    return [values(event) for event in found]
+    metadata = topology.graphql(query, key={"path": list(path)})["assetOrError"].get("events", [])
+    return [values(event) for event in metadata]
 
 
 def values(event: dict[str, Any]) -> dict[str, Any]:
     """Return the metadata of an event by label."""
-    about = ("label", "description", "__typename")
+    other_fields = ("label", "description", "__typename")
     return {
-        entry["label"]: next((value for name, value in entry.items() if name not in about), None)
+        entry["label"]: next((value for name, value in entry.items() if name not in other_fields), None)
         for entry in event["metadataEntries"]
     }
 
 
 @contextmanager
-def cursor_not_saved(topology: Topology, version: int) -> Iterator[Any]:
-    """Let whoever saves a sensor's state wait from when a run for a version is there on; yields whether one waits."""
+def blocked_cursor_updates(topology: Topology, version: int) -> Iterator[Any]:
+    """Block updates of sensor states after a run for a version is created. Yield a function that returns if one is
+    blocked.
+    """
     with closing(topology.database.connect()) as connection:
         connection.autocommit = True
-        said = connection.cursor()
-        said.execute(
-            "CREATE FUNCTION stand_still() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        cursor = connection.cursor()
+        cursor.execute(
+            "CREATE FUNCTION block_update() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
             f" IF EXISTS (SELECT FROM run_tags WHERE key = '{VERSION_TAG}' AND value = '{version}')"
             " THEN PERFORM pg_sleep(600); END IF; RETURN NEW; END $$"
         )
-        said.execute(
-            "CREATE TRIGGER stand_still BEFORE UPDATE ON instigators FOR EACH ROW EXECUTE FUNCTION stand_still()"
+        cursor.execute(
+            "CREATE TRIGGER block_update BEFORE UPDATE ON instigators FOR EACH ROW EXECUTE FUNCTION block_update()"
         )
         waiting = "FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
 
-        def is_waiting() -> bool:
-            said.execute(f"SELECT count(*) {waiting}")
-            return bool(said.fetchone()[0])
+        def is_blocked() -> bool:
+            cursor.execute(f"SELECT count(*) {waiting}")
+            return bool(cursor.fetchone()[0])
 
         try:
-            yield is_waiting
+            yield is_blocked
         finally:
-            said.execute(f"SELECT pg_terminate_backend(pid) {waiting}")  # what it wanted to write is gone
-            said.execute("DROP FUNCTION stand_still CASCADE")
+            cursor.execute(f"SELECT pg_terminate_backend(pid) {waiting}")  # cancels the blocked update
+            cursor.execute("DROP FUNCTION block_update CASCADE")
 
 
 @pytest.fixture(scope="module")
 def sensor(topology: Topology, lake: Lakehouse) -> Iterator[CommitSensor]:
-    made = CommitSensor(topology, SENSOR)
-    made.start()
-    made.wait_for_tick()
-    yield made
-    made.stop()
+    commit_sensor = CommitSensor(topology, SENSOR)
+    commit_sensor.start()
+    commit_sensor.wait_for_tick()
+    yield commit_sensor
+    commit_sensor.stop()
 
 
 @pytest.mark.soak
-def test_a_commit_of_another_process_runs_once_also_when_the_daemon_is_killed_before_it_saves_the_cursor(
+def test_commit_requests_one_run_when_daemon_is_killed_before_saving_cursor(
     topology: Topology, lake: Lakehouse, sensor: CommitSensor
 ) -> None:
-    """The daemon dies with the run requested and the cursor unsaved; meanwhile others commit 500 times."""
+    """The daemon is killed after it requested the run and before it saved the cursor; 500 commits follow."""
     assert sensor.requested() == []
     ticks_before = len(sensor.ticks())
-    with cursor_not_saved(topology, lake.latest_version() + 1) as is_waiting:
+    with blocked_cursor_updates(topology, lake.latest_version() + 1) as is_blocked:
         first = alter(lake, "ns", "a")
-        topology.wait_until(is_waiting, "the end of the tick")
+        topology.wait_until(is_blocked, "the end of the tick")
         assert len(sensor.ticks()) <= ticks_before + 2
-        # One that the daemon was about to start would count as starting until its time is over.
-        topology.wait_until(lambda: not topology.runs(statuses=list(BEFORE_ITS_START)), "the start of all runs")
+        # A run that the daemon was about to start would count as starting until its timeout.
+        topology.wait_until(lambda: not topology.runs(statuses=list(NOT_STARTED)), "the start of all runs")
         topology.services["daemon"].kill()
     assert sensor.requested() == [first]
     before = len(events(topology, "ns", "b"))
@@ -248,14 +250,14 @@ def test_a_commit_of_another_process_runs_once_also_when_the_daemon_is_killed_be
     sensor.wait_for_request(first, newest)
     burst = events(topology, "ns", "b")
     assert (before, len(burst)) == (0, 1)
-    # What the dead daemon had reported is reported again, with the rest: at least once.
+    # Events that the killed daemon had reported are reported again with the rest: at least once.
     reported = [event["versions"] for event in events(topology, "ns", "a")]
     assert reported == [f"{first}-{newest}", f"{first}"]
     assert events(topology, "ns", "still") == []
 
 
 @pytest.mark.soak
-def test_versions_that_expired_before_the_sensor_saw_them_are_told_and_it_goes_on(
+def test_sensor_reports_versions_that_expired_unseen_and_continues(
     topology: Topology, lake: Lakehouse, sensor: CommitSensor
 ) -> None:
     before = sensor.requested()
@@ -272,9 +274,7 @@ def test_versions_that_expired_before_the_sensor_saw_them_are_told_and_it_goes_o
 
 
 @pytest.mark.soak
-def test_a_cursor_that_somebody_destroyed_is_told_and_it_goes_on(
-    topology: Topology, lake: Lakehouse, sensor: CommitSensor
-) -> None:
+def test_sensor_reports_corrupt_cursor_and_continues(topology: Topology, lake: Lakehouse, sensor: CommitSensor) -> None:
     before = sensor.requested()
     sensor.stop()
     newest = alter(lake, "ns", "a")
@@ -288,7 +288,7 @@ def test_a_cursor_that_somebody_destroyed_is_told_and_it_goes_on(
 # A schedule
 
 
-def test_a_tick_of_the_schedule_expires_what_is_old_within_its_limits(topology: Topology, expiring: Lakehouse) -> None:
+def test_schedule_expires_old_versions_within_limits(topology: Topology, expiring: Lakehouse) -> None:
     by_schedule = {"tags": [{"key": "dagster/schedule_name", "value": EXPIRY}], "statuses": list(FINISHED)}
     topology.wait_until(lambda: bool(topology.runs(**by_schedule)), "a run of the schedule")
     stop_schedule(topology)
@@ -316,8 +316,8 @@ def stop_schedule(topology: Topology) -> None:
 
 
 @pytest.fixture
-def purged(topology: Topology) -> Path:
-    """The folder of a lakehouse that jobs named purged_... are for, emptied; its pool has its limit."""
+def purged_folder(topology: Topology) -> Path:
+    """The emptied folder of the lakehouse that the purged_... jobs use; its pool has a limit."""
     limited = topology.graphql(
         "mutation ($pool: String!) { setConcurrencyLimit(concurrencyKey: $pool, limit: 1) }",
         pool=LakehouseNames("purged").pool,
@@ -328,40 +328,36 @@ def purged(topology: Topology) -> Path:
     return folder
 
 
-def times(topology: Topology, run_id: str) -> tuple[float, float]:
-    """Return when a run began and ended."""
-    found = topology.graphql(
+def run_times(topology: Topology, run_id: str) -> tuple[float, float]:
+    """Return when a run started and ended."""
+    data = topology.graphql(
         "query ($id: ID!) { runOrError(runId: $id) { ... on Run { startTime endTime } } }", id=run_id
     )
-    return found["runOrError"]["startTime"], found["runOrError"]["endTime"]
+    return data["runOrError"]["startTime"], data["runOrError"]["endTime"]
 
 
 @pytest.mark.soak
-def test_of_two_purges_launched_together_one_waits_in_the_queue_and_has_nothing_to_do(
-    topology: Topology, purged: Path
-) -> None:
-    lake = aged_lake(purged, n_versions=6, is_expired=True)
+def test_second_concurrent_purge_waits_in_queue(topology: Topology, purged_folder: Path) -> None:
+    lake = aged_lakehouse(purged_folder, n_versions=6, is_expired=True)
     files = operations.plan_purge(lake).files
     assert files > 0
     run_ids = [topology.launch("purged_purge", {"unattended": True}) for _ in range(2)]
     assert [topology.wait_for_run(run_id) for run_id in run_ids] == ["SUCCESS", "SUCCESS"]
-    first, second = sorted(run_ids, key=lambda run_id: times(topology, run_id))
-    assert times(topology, first)[1] <= times(topology, second)[0]
+    first, second = sorted(run_ids, key=lambda run_id: run_times(topology, run_id))
+    assert run_times(topology, first)[1] <= run_times(topology, second)[0]
     assert [deleted_files(topology, run_id) for run_id in (first, second)] == [files, 0]
     check_lake(lake)
 
 
 def deleted_files(topology: Topology, run_id: str) -> int:
-    """Return how many files a run says that it deleted."""
+    """Return the number of files that a run deleted according to its output."""
     (output,) = [event for event in topology.events(run_id) if event["__typename"] == "ExecutionStepOutputEvent"]
     return int(values(output)["files"])
 
 
 @pytest.mark.soak
-def test_a_killed_purge_leaves_a_clean_lakehouse_and_the_next_one_in_the_queue_completes_it(
-    topology: Topology, purged: Path, tmp_path: Path
-) -> None:
-    lake = aged_lake(purged, n_versions=12, n_tables=100, is_expired=True)
+def test_queued_purge_completes_killed_purge(topology: Topology, purged_folder: Path, tmp_path: Path) -> None:
+    lake = aged_lakehouse(purged_folder, n_versions=12, n_tables=100, is_expired=True)
     plan = operations.plan_purge(lake)
     assert plan.files > LocalStorage.delete_batch_size
     before = files_of(lake)
@@ -376,11 +372,11 @@ def test_a_killed_purge_leaves_a_clean_lakehouse_and_the_next_one_in_the_queue_c
     os.kill(int(pid), signal.SIGKILL)
     topology.wait_until(lambda: not Path(f"/proc/{pid}/exe").exists(), "the end of the killed process")
     assert 0 < len(files_of(lake) & before) < len(before)
-    # The next run waits for the lease. A copy shows what stands now, however long the command takes.
-    left = copy_of(lake, tmp_path / "left")
+    # The next run waits for the lease. A copy preserves the current state for as long as the command takes.
+    copy = copy_of(lake, tmp_path / "left")
     end_lease(lake)
-    end_lease(left)
-    assert trinitylake_verify(left) == ["lease-stale", "purge-unfinished"]
+    end_lease(copy)
+    assert trinitylake_verify(copy) == ["lease-stale", "purge-unfinished"]
     assert topology.wait_for_run(killed) == "FAILURE"
     assert topology.wait_for_run(waiting) == "SUCCESS", topology.messages(waiting)
     assert operations.plan_purge(lake).is_empty
@@ -390,40 +386,40 @@ def test_a_killed_purge_leaves_a_clean_lakehouse_and_the_next_one_in_the_queue_c
 
 
 def files_of(lake: Lakehouse) -> set[str]:
-    """Return the files that a purge may delete, and some more."""
+    """Return the files that a purge may delete, and some others."""
     return {info.path for info in lake.storage.list() if not info.path.startswith("_")}
 
 
 def copy_of(lake: Lakehouse, folder: Path) -> Lakehouse:
-    """Return a lakehouse of the same files."""
+    """Copy the files of a lakehouse."""
     shutil.copytree(urlsplit(lake.root).path, folder)
     return Lakehouse.open(folder.as_uri())
 
 
 def trinitylake_verify(lake: Lakehouse) -> list[str]:
-    """Return what `trinitylake verify` warns of; it ends with an error where it finds one."""
+    """Return the codes of the warnings of `trinitylake verify`, which fails if it finds errors."""
     command = [sys.executable, "-m", "trinitylake_ops.cli", "--root", lake.root, "verify", "--json"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    return sorted({finding["code"] for finding in json.loads(said)["findings"]})
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return sorted({finding["code"] for finding in json.loads(output)["findings"]})
 
 
 def end_lease(lake: Lakehouse) -> None:
-    """Do what time does: the lease of who was killed ends."""
+    """End the lease of a killed process, instead of waiting for it."""
     (lease,) = lake.storage.list("_ops/lease-")
-    held = without_seals(json.loads(lake.storage.read(lease.path)))
-    assert held["expires_at_ms"] > lake.storage.now_ms()
-    lake.storage.write(lease.path, json.dumps({**held, "expires_at_ms": lake.storage.now_ms()}).encode())
+    lease_record = without_seals(json.loads(lake.storage.read(lease.path)))
+    assert lease_record["expires_at_ms"] > lake.storage.now_ms()
+    lake.storage.write(lease.path, json.dumps({**lease_record, "expires_at_ms": lake.storage.now_ms()}).encode())
 
 
 # Secrets
 
 
 @pytest.mark.soak
-def test_no_secret_is_in_a_log_an_event_or_the_database(topology: Topology, sensor: CommitSensor) -> None:
-    """Runs last: searches all that the tests of this file left behind."""
+def test_no_secret_in_logs_events_and_database(topology: Topology, sensor: CommitSensor) -> None:
+    """Search everything that the tests of this module produced. Must run last."""
     topology.wait_until(lambda: all(run["status"] in FINISHED for run in topology.runs()), "the end of all runs")
     runs = topology.runs()
-    assert {run["status"] for run in runs if run["jobName"] == "repair_hint"} == {"SUCCESS"}  # what the sensor began
+    assert {run["status"] for run in runs if run["jobName"] == "repair_hint"} == {"SUCCESS"}  # started by the sensor
     shown = {
         "runs": json.dumps(runs),
         "ticks": json.dumps(sensor.ticks()),
@@ -432,15 +428,15 @@ def test_no_secret_is_in_a_log_an_event_or_the_database(topology: Topology, sens
         **topology.logs(),
         "dump": topology.database.dump(),
     }
-    assert {name: found for name, text in shown.items() if (found := secrets_in(text))} == {}
-    # The search looks at the right places: what is no secret is found there.
-    places = {"dump": ONLY.pool, "daemon.log": SENSOR, "code.log": "repair_hint", "ticks": "SUCCESS"}
-    assert [name for name, text in places.items() if text not in shown[name]] == []
+    assert {name: secrets for name, text in shown.items() if (secrets := secrets_in(text))} == {}
+    # Verify the search: text that is not secret is found.
+    expected_texts = {"dump": ONLY.pool, "daemon.log": SENSOR, "code.log": "repair_hint", "ticks": "SUCCESS"}
+    assert [name for name, text in expected_texts.items() if text not in shown[name]] == []
 
 
 @pytest.mark.soak
-def test_a_planted_secret_is_found(topology: Topology) -> None:
-    shipped = CommitSensor(topology, "commits")  # which is off, as all that is shipped
+def test_planted_secret_is_found(topology: Topology) -> None:
+    shipped = CommitSensor(topology, "commits")  # disabled, like all shipped sensors
     for secret in (SECRET_ACCESS_KEY, POSTGRES_PASSWORD):
         shipped.set_cursor(f"planted {secret}")
         assert secrets_in(topology.database.dump())

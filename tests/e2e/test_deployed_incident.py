@@ -1,6 +1,6 @@
-"""Incidents from the first look to the proof, in a real browser: by page loads and clicks, without pasted text.
+"""Handle incidents in a real browser with page loads and clicks, from the first page to the proof, without pasted text.
 
-Clicks are counted, and seconds are shown: those of a machine that does nothing else stand in docs/dagster/README.md.
+The tests count clicks and report seconds; docs/dagster/README.md lists the times of an idle machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from playwright.sync_api import Locator, expect
 
 from tests.conftest import SHOWN
 from tests.dagster_plugin.incident_project import LOAD, SOURCE
-from tests.e2e.aged_lakes import aged_lake
+from tests.e2e.aged_lakehouses import aged_lakehouse
 from tests.e2e.browser import HEIGHT, WIDTH, Pages, opened_pages, table
 from tests.e2e.graphql import FINISHED
 from tests.e2e.topology import Topology
@@ -28,19 +28,19 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
 
 APPROVER = "Ada Lovelace"
-#: Of the page of a lakehouse in a window of 1,280 by 900 pixels, below the heading of Dagster.
-MOST_PIXELS = 720
+#: Maximum height of a lakehouse page in a window of 1,280 by 900 pixels, below Dagster's heading.
+MAX_PIXELS = 720
 _RUN_PAGE = re.compile(r"/runs/(?P<run_id>[0-9a-f-]{36})")
 
 
 @pytest.fixture(scope="module")
 def pages(topology: Topology, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
-    with opened_pages(topology, tmp_path_factory.mktemp("pages")) as opened:
-        yield opened
+    with opened_pages(topology, tmp_path_factory.mktemp("pages")) as browser_pages:
+        yield browser_pages
 
 
 class Walk:
-    """What an operator does: pages that are opened, clicks, and typed names. Nothing is pasted."""
+    """The actions of an operator: opened pages, clicks and typed names. Nothing is pasted."""
 
     def __init__(self, pages: Pages, name: str, record: Callable[[str, object], None]):
         self.pages = pages
@@ -48,68 +48,68 @@ class Walk:
         self.name = name
         self.clicks = 0
         self.loads = 0
-        self._begun_s = 0.0
+        self._started_s = 0.0
 
     def begin(self) -> None:
-        self._begun_s = time.monotonic()
+        self._started_s = time.monotonic()
 
-    def end(self, most_clicks: int = 8) -> None:
-        """Show what the walk took, and check that it was short."""
-        seconds = time.monotonic() - self._begun_s
-        said = f"{self.name}: {self.clicks} clicks, {self.loads} addresses, {seconds:.0f} s"
-        self._record(SHOWN, said)
-        assert self.clicks <= most_clicks, said
+    def end(self, max_clicks: int = 8) -> None:
+        """Report the number of actions and the duration, and assert that there were few actions."""
+        seconds = time.monotonic() - self._started_s
+        text = f"{self.name}: {self.clicks} clicks, {self.loads} addresses, {seconds:.0f} s"
+        self._record(SHOWN, text)
+        assert self.clicks <= max_clicks, text
 
-    def note(self, said: str) -> None:
-        """Show something that was measured."""
-        self._record(SHOWN, said)
+    def note(self, text: str) -> None:
+        """Report a measurement."""
+        self._record(SHOWN, text)
 
     def open(self, path: str) -> None:
         self.loads += 1
         self.pages.open(path)
 
-    def click(self, place: Locator) -> None:
+    def click(self, element: Locator) -> None:
         self.clicks += 1
-        place.click()
+        element.click()
 
     def markdown(self, label: str) -> Locator:
-        """Show some Markdown of the newest event with it."""
+        """Show a Markdown metadata value of the newest event."""
         expect(self.pages.value(label)).to_be_visible()
-        shown = self.pages.page.get_by_role("dialog")
+        dialog = self.pages.page.get_by_role("dialog")
         if self.pages.value(label).get_by_text("[Show Markdown]").count():
             self.click(self.pages.value(label).get_by_text("[Show Markdown]"))
-            expect(shown.last).to_be_visible()
-            return shown.last
+            expect(dialog.last).to_be_visible()
+            return dialog.last
         return self.pages.value(label)
 
     def follow(self, link: Locator) -> None:
-        """Follow a link to a launchpad, which is filled in. A new tab would be another page of the browser."""
+        """Follow a link to a prefilled launchpad in the same tab. A new tab would be another browser page."""
         link.evaluate("link => link.removeAttribute('target')")
         self.click(link)
         self.pages.page.wait_for_url(re.compile("/playground"))
         expect(self.pages.page.locator(".CodeMirror-code")).to_be_visible()
 
     def type_after(self, option: str, text: str) -> None:
-        """Type the value of an option that is left to be written."""
+        """Type the value of an option that is left empty."""
         line = self.pages.page.locator(".CodeMirror-line", has_text=f"{option}:")
         self.click(line)
         self.pages.page.keyboard.press("End")
         self.pages.page.keyboard.type(text)
-        self.pages.page.keyboard.press("Escape")  # closes what the editor proposes
+        self.pages.page.keyboard.press("Escape")  # closes the editor's suggestions
 
     def launch(self, status: str = "Success") -> str:
-        """Launch what the launchpad says, and wait until the run's page shows how it ended; returns the run's id."""
+        """Launch the configured run, and wait until its page shows the status. Return the run's id."""
         page = self.pages.page
         self.click(self.pages.launch_button)
         page.wait_for_url(_RUN_PAGE)
-        found = _RUN_PAGE.search(run_page := page.url)
-        assert found is not None
-        page.goto("about:blank")  # the page of a run that goes on is drawn anew all the time
-        ended = self.pages.topology.wait_for_run(found["run_id"])
-        assert ended == status.upper(), self.pages.topology.messages(found["run_id"])
+        match = _RUN_PAGE.search(run_page := page.url)
+        assert match is not None
+        page.goto("about:blank")  # the page of a run in progress is redrawn continuously
+        run_status = self.pages.topology.wait_for_run(match["run_id"])
+        assert run_status == status.upper(), self.pages.topology.messages(match["run_id"])
         page.goto(run_page)
         expect(page.get_by_text(status, exact=True).first).to_be_visible()
-        return found["run_id"]
+        return match["run_id"]
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def walk(pages: Pages, request: pytest.FixtureRequest, record_property: Callable
 
 @pytest.fixture
 def shop(topology: Topology) -> Iterator[Lakehouse]:
-    """A lakehouse whose table was published well, and then badly."""
+    """A lakehouse whose table was published with good rows and then with bad rows."""
     folder = topology.volume / "shop"
     shutil.rmtree(folder, ignore_errors=True)
     lake = Lakehouse.create(str(folder), {"fsync": "false"})
@@ -131,11 +131,11 @@ def shop(topology: Topology) -> Iterator[Lakehouse]:
 
 
 def rows(lake: Lakehouse) -> list[int]:
-    found: list[int] = catalog_at(lake).load_table("sales.orders").scan().to_arrow()["amount"].to_pylist()
-    return found
+    amounts: list[int] = catalog_at(lake).load_table("sales.orders").scan().to_arrow()["amount"].to_pylist()
+    return amounts
 
 
-def test_a_bad_publication_is_undone(walk: Walk, shop: Lakehouse) -> None:
+def test_bad_publication_is_rolled_back(walk: Walk, shop: Lakehouse) -> None:
     pages, bad = walk.pages, shop.latest_version()
     walk.begin()
     walk.open("/assets/shop/sales/orders?view=checks")
@@ -169,7 +169,7 @@ def test_a_bad_publication_is_undone(walk: Walk, shop: Lakehouse) -> None:
     assert next(shop.history()).approved_by == APPROVER
 
 
-def test_the_page_of_ten_versions_is_one_screen(walk: Walk, topology: Topology, shop: Lakehouse) -> None:
+def test_page_of_ten_versions_fits_one_screen(walk: Walk, topology: Topology, shop: Lakehouse) -> None:
     for amount in range(10 - shop.latest_version()):
         (topology.volume / SOURCE).write_text(f"{amount}\n7")
         topology.must_run(LOAD)
@@ -178,19 +178,19 @@ def test_the_page_of_ten_versions_is_one_screen(walk: Walk, topology: Topology, 
     assert listed[0].split()[0] == "10"
     height = walk.pages.height("lakehouse_version", "last_versions")
     walk.note(f"the page of the lakehouse with 10 versions: {height:.0f} pixels")
-    assert height <= MOST_PIXELS
+    assert height <= MAX_PIXELS
 
 
-def lose_the_webserver(topology: Topology) -> None:
-    """Kill the webserver, with all that it started, and start it again."""
+def restart_webserver(topology: Topology) -> None:
+    """Kill the webserver with all its children, and restart it."""
     webserver = topology.services["webserver"]
     webserver.kill()
     webserver.start()
     topology.wait_until(topology.is_loaded, "the webserver")
 
 
-def test_an_incident_goes_on_where_the_webserver_was_killed(walk: Walk, topology: Topology, shop: Lakehouse) -> None:
-    """After the plan, and twice at the launch of what it says: the operator opens the plan, and launches again."""
+def test_incident_continues_after_webserver_is_killed(walk: Walk, topology: Topology, shop: Lakehouse) -> None:
+    """The webserver is killed after the plan and during two launches; the operator launches again from the plan."""
     bad, before = shop.latest_version(), {run["runId"] for run in topology.runs()}
     walk.open("/assets/shop/lakehouse")
     walk.follow(walk.pages.value("go_back").get_by_role("link"))
@@ -202,20 +202,20 @@ def test_an_incident_goes_on_where_the_webserver_was_killed(walk: Walk, topology
         walk.type_after("approved_by", APPROVER)
 
     for _launch in range(2):
-        lose_the_webserver(topology)
+        restart_webserver(topology)
         approve()
         walk.click(walk.pages.launch_button)
-    lose_the_webserver(topology)
+    restart_webserver(topology)
     topology.wait_until(lambda: all(run["status"] in FINISHED for run in topology.runs()), "the runs")
     launched = [run["status"] for run in topology.runs() if run["runId"] not in {*before, plan_run}]
-    if "SUCCESS" not in launched:  # killed before it had heard of a launch
+    if "SUCCESS" not in launched:  # the webserver was killed before it received a launch
         approve()
         walk.launch()
     assert launched.count("SUCCESS") <= 1
     assert (shop.latest_version(), rows(shop)) == (bad + 1, [1, 2, 3])
 
 
-def test_a_version_is_exported_before_a_migration(walk: Walk, shop: Lakehouse) -> None:
+def test_version_is_exported_before_migration(walk: Walk, shop: Lakehouse) -> None:
     version = shop.latest_version()
     walk.begin()
     walk.open("/assets/shop/lakehouse")
@@ -228,34 +228,34 @@ def test_a_version_is_exported_before_a_migration(walk: Walk, shop: Lakehouse) -
     assert (export.name, export.version, export.state) == ("before-migration", version, "complete")
 
 
-def aged(topology: Topology, damage: Callable[[Lakehouse], object] = lambda _lake: None) -> Lakehouse:
-    """Return a lakehouse of old versions that was damaged, and then checked."""
+def damaged_lakehouse(topology: Topology, damage: Callable[[Lakehouse], object] = lambda _lake: None) -> Lakehouse:
+    """Create a lakehouse with old versions, damage it, and run the checks."""
     folder = topology.volume / "purged"
     shutil.rmtree(folder, ignore_errors=True)
-    lake = aged_lake(folder, n_versions=6, n_tables=2, is_expired=False)
+    lake = aged_lakehouse(folder, n_versions=6, n_tables=2, is_expired=False)
     damage(lake)
     topology.must_run("purged_check")
     return lake
 
 
-def lose_an_export(lake: Lakehouse) -> None:
+def delete_export_root(lake: Lakehouse) -> None:
     operations.plan_export(lake, "lost", "minimal").execute()
     (export,) = operations.list_exports(lake)
     lake.storage.delete(export.location)
 
 
-def mend(walk: Walk, check: str, job: str) -> None:
-    """Go from a failed check to the launchpad of what mends it, and launch it."""
+def launch_repair(walk: Walk, check: str, job: str) -> None:
+    """Launch the repair job that a failed check links to."""
     walk.open("/assets/purged/lakehouse?view=checks")
     walk.click(walk.pages.page.get_by_text(check, exact=True).first)
     walk.follow(walk.markdown(f"open {job}").get_by_role("link"))
     walk.launch()
 
 
-def test_an_expiry_is_approved(walk: Walk, topology: Topology) -> None:
-    lake = aged(topology)
+def test_expiry_is_approved(walk: Walk, topology: Topology) -> None:
+    lake = damaged_lakehouse(topology)
     walk.begin()
-    mend(walk, "retention_kept", "purged_expire")
+    launch_repair(walk, "retention_kept", "purged_expire")
     walk.follow(walk.pages.value("apply").get_by_role("link").first)
     walk.type_after("approved_by", APPROVER)
     walk.launch()
@@ -264,19 +264,19 @@ def test_an_expiry_is_approved(walk: Walk, topology: Topology) -> None:
     assert [state for state, _ in states(lake)] == ["EXPIRED"]
 
 
-def test_a_hint_is_repaired(walk: Walk, topology: Topology) -> None:
-    lake = aged(topology, lambda lake: lake.storage.write(HINT_PATH, b"0"))
+def test_hint_is_repaired(walk: Walk, topology: Topology) -> None:
+    lake = damaged_lakehouse(topology, lambda lake: lake.storage.write(HINT_PATH, b"0"))
     walk.begin()
-    mend(walk, "hint_right", "purged_repair_hint")
+    launch_repair(walk, "hint_right", "purged_repair_hint")
     walk.end()
     walk.pages.picture("dagster-hint-repaired")
     assert lake.storage.read(HINT_PATH) == str(lake.latest_version()).encode()
 
 
-def test_what_verify_found_is_repaired(walk: Walk, topology: Topology) -> None:
-    lake = aged(topology, lose_an_export)
+def test_findings_of_verify_are_repaired(walk: Walk, topology: Topology) -> None:
+    lake = damaged_lakehouse(topology, delete_export_root)
     walk.begin()
-    mend(walk, "verify_clean", "purged_repair")
+    launch_repair(walk, "verify_clean", "purged_repair")
     walk.follow(walk.pages.value("apply").get_by_role("link").first)
     walk.type_after("approved_by", APPROVER)
     walk.launch()

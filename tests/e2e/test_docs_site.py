@@ -1,4 +1,4 @@
-"""Test the documentation site, as built by `make docs`, in a browser that only reaches the server of the test."""
+"""Test the documentation site built by `make docs`, in a browser that only reaches the server of the test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def built() -> Path:
+def site_folder() -> Path:
     result = subprocess.run(
         [sys.executable, "-m", "scripts.docs_site"], cwd=PROJECT, capture_output=True, text=True, check=False
     )
@@ -39,8 +39,8 @@ def built() -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(built: Path) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(built))) as server:
+def address(site_folder: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site_folder))) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -62,10 +62,10 @@ class _PageParser(HTMLParser):
         self.links |= {value for name in ("href", "src") if (value := attributes.get(name))}
 
 
-def test_links_of_built_pages_have_targets(built: Path, record_property: pytest.RecordProperty) -> None:
+def test_links_of_built_pages_have_targets(site_folder: Path, record_property: pytest.RecordProperty) -> None:
     """Zensical checks links in Markdown. This also checks the navigation and docstrings."""
     parsers = {}
-    for path in sorted(built.rglob("*.html")):
+    for path in sorted(site_folder.rglob("*.html")):
         parsers[path] = _PageParser()
         parsers[path].feed(path.read_text())
     dead, n_links = [], 0
@@ -77,14 +77,14 @@ def test_links_of_built_pages_have_targets(built: Path, record_property: pytest.
             name, _, anchor = link.partition("#")
             target = (path.parent / name).resolve() if name else path
             if not target.exists() or (anchor and target in parsers and anchor not in parsers[target].anchors):
-                dead.append(f"{path.relative_to(built)}: {link}")
+                dead.append(f"{path.relative_to(site_folder)}: {link}")
     record_property(SHOWN, f"{len(parsers)} pages, {n_links:,} links, {len(dead)} dead")
     assert dead == []
 
 
-def test_lists_and_tables_are_rendered(built: Path) -> None:
+def test_lists_and_tables_are_rendered(site_folder: Path) -> None:
     """Lists and tables that Markdown does not recognize remain in paragraphs as raw text."""
-    for path in built.rglob("*.html"):
+    for path in site_folder.rglob("*.html"):
         text = re.sub(r"<(pre|code)\b.*?</\1>", "", path.read_text(), flags=re.DOTALL)
         for paragraph in re.findall(r"<p>(.*?)</p>", text, flags=re.DOTALL):
             assert not re.search(r"^(?:[-*] |\d+\. |\|.*\|$|```)", paragraph, flags=re.MULTILINE), (path, paragraph)

@@ -1,7 +1,7 @@
-"""The image of ``deploy/``, built from its Dockerfile by buildah, without Docker and without a registry of images.
+"""Build the image of ``deploy/`` from its Dockerfile with buildah, without Docker and without an image registry.
 
-The base image is made here: a Debian by debootstrap, with its Python 3.11 where the official image has one. All else is
-as anybody builds it: the Dockerfile, the ignored files, the packages of ``constraints.txt``.
+The base image is built here: Debian by debootstrap, with Python 3.11 where the official image has it. The rest is built
+like a user would: the Dockerfile, the ignored files, and the packages of ``constraints.txt``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout
 DEBIAN = "bookworm"
 BASE, IMAGE = "docker.io/library/python:3.11-slim", "localhost/trinitylake"
 PACKAGES = ("ca-certificates", "python3", "python3-pip", "python3-venv")
-#: Of this machine: where pip finds packages, and whom it trusts.
+#: Settings of this machine: the package index for pip and trusted certificates.
 PIP_FILES = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt", str(Path.home() / ".config" / "pip"))
 PIP_VARIABLES = ("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
 
 
 class Builder:
-    """buildah with a store of its own, in the namespaces that this user has."""
+    """buildah with a separate store, in the namespaces of this user."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -40,18 +40,18 @@ class Builder:
         self.policy.write_text(json.dumps({"default": [{"type": "insecureAcceptAnything"}]}))
 
     def __call__(self, *arguments: str | Path) -> str:
-        places = ("--root", self._folder / "store", "--runroot", self._folder / "run", "--storage-driver", "vfs")
-        return run(["buildah", *map(str, places), *map(str, arguments)])
+        storage = ("--root", self._folder / "store", "--runroot", self._folder / "run", "--storage-driver", "vfs")
+        return run(["buildah", *map(str, storage), *map(str, arguments)])
 
 
 def run(command: Sequence[str]) -> str:
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stdout[-2000:]} {done.stderr[-2000:]}"
-    return done.stdout.strip()
+    process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, f"{' '.join(command)}: {process.stdout[-2000:]} {process.stderr[-2000:]}"
+    return process.stdout.strip()
 
 
 def debian(folder: Path) -> Path:
-    """Return the root of a Debian as the official image of Python has it: python and pip for the whole system."""
+    """Create the root of a Debian system like the official Python image: with python and pip for the whole system."""
     root = folder / "debian"
     site = run(["apt-get", "indextargets", "--format", "$(SITE)", f"Codename: {DEBIAN}", "Created-By: Packages"])
     command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", DEBIAN, str(root)]
@@ -64,7 +64,7 @@ def debian(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
-    """Buildah with the base of all images."""
+    """Buildah with the base image."""
     folder = tmp_path_factory.mktemp("image")
     buildah = Builder(folder)
     signed = ("--signature-policy", buildah.policy)
@@ -79,29 +79,31 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
 
 
 def build(buildah: Builder, image: str, *target: str) -> str:
-    """Build an image of the Dockerfile, by default the last one. Returns a container of it."""
+    """Build an image, by default the last stage of the Dockerfile. Return a container of it."""
     signed = ("--signature-policy", buildah.policy)
-    places = [part for file in PIP_FILES if Path(file).exists() for part in ("-v", f"{file}:{file}:ro")]
-    given = [part for name in PIP_VARIABLES if name in os.environ for part in ("--env", f"{name}={os.environ[name]}")]
+    volumes = [part for file in PIP_FILES if Path(file).exists() for part in ("-v", f"{file}:{file}:ro")]
+    variables = [
+        part for name in PIP_VARIABLES if name in os.environ for part in ("--env", f"{name}={os.environ[name]}")
+    ]
     ignored = ("--ignorefile", DEPLOY / "Dockerfile.dockerignore")
     dockerfile = (*target, "-f", DEPLOY / "Dockerfile", "-t", image, ".")
-    how = ("--isolation", "chroot", "--network", "host", *signed, "--pull-never")
-    buildah("bud", *how, *places, *given, *ignored, *dockerfile)
+    flags = ("--isolation", "chroot", "--network", "host", *signed, "--pull-never")
+    buildah("bud", *flags, *volumes, *variables, *ignored, *dockerfile)
     return buildah("from", *signed, "--pull-never", image)
 
 
 def run_inside(buildah: Builder, container: str, command: str) -> str:
-    """Run a shell command in a container, as the image's user."""
+    """Run a shell command in a container as the image's user."""
     return buildah("run", "--isolation", "chroot", container, "--", "sh", "-c", command)
 
 
-def shown(buildah: Builder, container: str, name: str) -> str:
-    """Return a row that tells how large the files of an image are."""
+def size_row(buildah: Builder, container: str, name: str) -> str:
+    """Return a table row with the size of an image."""
     size = run_inside(buildah, container, "du -sxm / 2>/dev/null | cut -f 1")
     return f"| {name} | {size} MB |"
 
 
-#: Starts the server for engines, asks it until it answers, and ends it as Kubernetes does.
+#: Starts the REST server, sends requests until it responds, and stops it like Kubernetes.
 _SERVED = """
 import subprocess, sys, time, urllib.request
 
@@ -118,22 +120,22 @@ sys.exit(server.wait(60))
 
 
 def served_config(buildah: Builder, container: str) -> dict[str, object]:
-    """Return what a server in a container answers first; it ends well."""
+    """Return the server's first response in a container; the server exits cleanly."""
     program = f"python -c {shlex.quote(_SERVED)} {free_port()}"
-    answer: dict[str, object] = json.loads(run_inside(buildah, container, program).splitlines()[-1])
-    return answer
+    response: dict[str, object] = json.loads(run_inside(buildah, container, program).splitlines()[-1])
+    return response
 
 
 @pytest.fixture(scope="module")
-def built(builder: Builder) -> tuple[Builder, str]:
-    """The image with everything, and a container of it."""
+def built_image(builder: Builder) -> tuple[Builder, str]:
+    """The complete image and a container of it."""
     return builder, build(builder, IMAGE)
 
 
-def test_it_has_what_its_services_start(built: tuple[Builder, str], record_property: pytest.RecordProperty) -> None:
-    buildah, container = built
+def test_image_runs_its_services(built_image: tuple[Builder, str], record_property: pytest.RecordProperty) -> None:
+    buildah, container = built_image
     inside = functools.partial(run_inside, buildah, container)
-    record_property(SHOWN, shown(buildah, container, "all"))
+    record_property(SHOWN, size_row(buildah, container, "all"))
     assert inside("id -un") == "trinitylake"
     assert inside("trinitylake --root /lakehouse/lake init").startswith(
         "Created a lakehouse at file:///lakehouse/lake/"
@@ -142,7 +144,7 @@ def test_it_has_what_its_services_start(built: tuple[Builder, str], record_prope
     assert {"definitions.py", "workspace.yaml", "trinitylake_ops"} <= {*inside("ls /app").split()}
     assert not {"tests", "docs", ".git", "benchmarks"} & {*inside("ls -a /app").split()}
     inside("touch /dagster/storage/written /lakehouse/written")
-    # A home of its own, as the image's has the settings of a database, and a folder that its user may write.
+    # A separate, writable home, because the image's home is configured for a database.
     without_database = "DAGSTER_HOME=/lakehouse/home TRINITYLAKE_ROOT=/lakehouse/lake"
     validated = "dagster definitions validate --python-file /app/definitions.py"
     inside(f"mkdir /lakehouse/home && cd /lakehouse/home && {without_database} {validated}")
@@ -150,13 +152,13 @@ def test_it_has_what_its_services_start(built: tuple[Builder, str], record_prope
     assert served_config(buildah, container)["overrides"] == {"prefix": "main"}
 
 
-@pytest.mark.parametrize(("target", "lacking"), [("server", ("dagster", "pyspark")), ("dagster", ("pyspark",))])
-def test_smaller_images_have_what_they_start(
-    target: str, lacking: tuple[str, ...], builder: Builder, record_property: pytest.RecordProperty
+@pytest.mark.parametrize(("target", "missing_modules"), [("server", ("dagster", "pyspark")), ("dagster", ("pyspark",))])
+def test_smaller_images_run_their_services(
+    target: str, missing_modules: tuple[str, ...], builder: Builder, record_property: pytest.RecordProperty
 ) -> None:
     container = build(builder, f"{IMAGE}-{target}", "--target", target)
     inside = functools.partial(run_inside, builder, container)
-    record_property(SHOWN, shown(builder, container, target))
+    record_property(SHOWN, size_row(builder, container, target))
     assert inside("id -u") == "1000"
     assert inside("trinitylake --root /lakehouse/lake init").startswith("Created a lakehouse")
     assert inside("trinitylake --root /lakehouse/lake verify")
@@ -164,7 +166,7 @@ def test_smaller_images_have_what_they_start(
     modules = json.loads(
         inside("python -c 'import json, pkgutil; print(json.dumps([m.name for m in pkgutil.iter_modules()]))'")
     )
-    assert not {*lacking} & {*modules}
+    assert not {*missing_modules} & {*modules}
     assert {"s3fs", "gcsfs", "obstore", "uvicorn"} <= {*modules}
     inside("python -c 'import azure.storage.blob'")
     if target == "dagster":

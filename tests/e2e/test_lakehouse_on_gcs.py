@@ -1,4 +1,4 @@
-"""A lakehouse in a bucket of Google Cloud Storage, from its creation to its purge, and two processes that commit."""
+"""Test a lakehouse on Google Cloud Storage from creation to purge, and two processes that commit."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ N_PROCESSES = 2
 
 @pytest.fixture
 def root(fake_gcs: GcsServer) -> Iterator[str]:
-    made = fake_gcs.fresh_root()
-    yield made
-    fake_gcs.delete_all(made)
+    fresh_root = fake_gcs.fresh_root()
+    yield fresh_root
+    fake_gcs.delete_all(fresh_root)
 
 
 def rows(lake: Lakehouse) -> list[int]:
@@ -33,25 +33,25 @@ def rows(lake: Lakehouse) -> list[int]:
         return sorted(catalog.load_table("ns.t").scan().to_arrow()["id"].to_pylist())
 
 
-def test_a_lakehouse_and_its_tables(fake_gcs: GcsServer, root: str, tmp_path: Path) -> None:
+def test_lakehouse_is_created_changed_and_exported(fake_gcs: GcsServer, root: str, tmp_path: Path) -> None:
     options = fake_gcs.storage_options
     lake = Lakehouse.create(root, options, order=4)
     with pytest.raises(LakehouseExistsError):
         Lakehouse.create(root, options)
     create(lake, "a", "t", "u")
     append_rows(lake)
-    kept = lake.latest_version()
+    kept_version = lake.latest_version()
     expected = objects(lake.snapshot()), rows(lake)
-    late = lake.transaction()
-    late.alter_table("a", "t", table(late="yes"))
+    conflicting = lake.transaction()
+    conflicting.alter_table("a", "t", table(late="yes"))
     drop(lake, "a")
     with pytest.raises(CommitConflictError):
-        late.commit()
+        conflicting.commit()
     append_rows(lake)
     assert Lakehouse.open(root, options).snapshot().namespaces() == ["ns"]
     assert rows(lake) == sorted([1, 2, 3] * 2)
 
-    operations.rollback(lake, kept)
+    operations.rollback(lake, kept_version)
     assert (objects(lake.snapshot()), rows(lake)) == expected
     operations.plan_export(lake, "away", "full", target=str(tmp_path / "copy")).execute()
     copy = Lakehouse.open(str(tmp_path / "copy"))
@@ -64,7 +64,7 @@ def test_a_lakehouse_and_its_tables(fake_gcs: GcsServer, root: str, tmp_path: Pa
     check_lake(lake)
 
 
-def test_what_is_expired_is_purged(fake_gcs: GcsServer, root: str) -> None:
+def test_expired_files_are_purged(fake_gcs: GcsServer, root: str) -> None:
     aging = Aging.on(open_storage(root, fake_gcs.storage_options))
     grow(aging, 5)
     aging.later()
@@ -77,8 +77,8 @@ def test_what_is_expired_is_purged(fake_gcs: GcsServer, root: str) -> None:
     purged = aging.purge()
     assert (purged.files, purged.is_complete) == (expired.files, True)
     assert expired.files > 10
-    gone = before - set(fake_gcs.names(root))
-    assert len([name for name in gone if not name.startswith("_ops/")]) == expired.files
+    deleted = before - set(fake_gcs.names(root))
+    assert len([name for name in deleted if not name.startswith("_ops/")]) == expired.files
     assert needed_files(aging.lake, 5) == needed
     aging.later()
     fake_gcs.put(root, "0101/left-over.binpb", b"x")
@@ -88,8 +88,8 @@ def test_what_is_expired_is_purged(fake_gcs: GcsServer, root: str) -> None:
 
 
 @pytest.mark.usefixtures("fixed_requests")
-def test_the_requests_of_a_commit(fake_gcs: GcsServer, root: str) -> None:
-    """As in docs/storages/README.md: the new files at once, then the root, each by one upload; the hint is a note."""
+def test_commit_sends_three_requests(fake_gcs: GcsServer, root: str) -> None:
+    """As in docs/storages/README.md: one upload for each new file, then one for the root; the hint is best-effort."""
     with FaultyProxy(fake_gcs.endpoint) as proxy:
         lake = Lakehouse.create(root, {**fake_gcs.storage_options, "endpoint": proxy.url})
         create(lake, "a", "t")
@@ -105,33 +105,33 @@ def test_the_requests_of_a_commit(fake_gcs: GcsServer, root: str) -> None:
 @pytest.mark.parametrize(
     "n_commits", [20, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1_800)], id="200-soak")]
 )
-def test_two_processes_commit(fake_gcs: GcsServer, root: str, n_commits: int) -> None:
-    """Each commit has a version of its own, and none is lost: both write their own tables and one that they share."""
+def test_concurrent_processes_lose_no_commit(fake_gcs: GcsServer, root: str, n_commits: int) -> None:
+    """Each commit has a separate version and none is lost. Both processes write separate tables and a shared one."""
     lake = Lakehouse.create(root, fake_gcs.storage_options, order=8)
     create(lake, "ns", "shared", *(f"t{number}" for number in range(N_PROCESSES)))
     first = lake.latest_version()
 
     def writer(number: int) -> Callable[[Callable[[str], None]], None]:
         def work(report: Callable[[str], None]) -> None:
-            own = Lakehouse.open(root, fake_gcs.storage_options)
-            done = 0
-            while done < n_commits:
+            lakehouse = Lakehouse.open(root, fake_gcs.storage_options)
+            n_done = 0
+            while n_done < n_commits:
                 try:
-                    with own.transaction() as txn:
-                        txn.alter_table("ns", f"t{number}", table(n=str(done + 1)))
-                        if done % 5 == 0:
-                            txn.alter_table("ns", "shared", table(by=f"{number}-{done}"))
+                    with lakehouse.transaction() as txn:
+                        txn.alter_table("ns", f"t{number}", table(n=str(n_done + 1)))
+                        if n_done % 5 == 0:
+                            txn.alter_table("ns", "shared", table(by=f"{number}-{n_done}"))
                 except CommitConflictError:
                     continue
                 report(str(txn.committed_version))
-                done += 1
+                n_done += 1
 
         return work
 
     children = [fork(writer(number), time_limit_seconds=1_700) for number in range(N_PROCESSES)]
-    ended = [child.finish() for child in children]
-    assert [status for status, _ in ended] == [0] * N_PROCESSES
-    versions = sorted(int(line) for _, lines in ended for line in lines)
+    results = [child.finish() for child in children]
+    assert [status for status, _ in results] == [0] * N_PROCESSES
+    versions = sorted(int(line) for _, lines in results for line in lines)
     assert versions == list(range(first + 1, first + 1 + N_PROCESSES * n_commits))
     snapshot = lake.snapshot()
     for number in range(N_PROCESSES):

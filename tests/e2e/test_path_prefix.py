@@ -1,7 +1,7 @@
-"""The UI behind a path prefix, in a real browser: links of versions and of tables lead to pages, and act.
+"""Test the UI behind a path prefix in a real browser: links of versions and tables open pages and launch jobs.
 
-The webserver answers nothing outside of its prefix, as a proxy would. Names and messages that others wrote are shown
-as they are, and draw or run nothing.
+The webserver does not respond outside of its prefix, like behind a proxy. Names and messages from other writers are
+shown as text; they load and run nothing.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ REPOSITORY = Path(__file__).parents[2]
 PROJECT = REPOSITORY / "tests" / "dagster_plugin" / "incident_project.py"
 PREFIX = "/ops"
 PATIENCE_SECONDS = 240
-EVIL_NAME = "<script>alert(1)</script>|[x](http://evil.example/x)"
-EVIL_MESSAGE = "![seen](http://evil.example/seen.png) <img src=http://evil.example/i onerror=alert(1)> | __init__"
+HOSTILE_NAME = "<script>alert(1)</script>|[x](http://evil.example/x)"
+HOSTILE_MESSAGE = "![seen](http://evil.example/seen.png) <img src=http://evil.example/i onerror=alert(1)> | __init__"
 RUN_PAGE = re.compile(rf"{PREFIX}/runs/(?P<run_id>[0-9a-f-]{{36}})")
 
 
-class Prefixed:
-    """A lakehouse with two publications, the second wrong, and the UI of its code location."""
+class PrefixedUi:
+    """A lakehouse with two publications, the second one bad, and the UI of its code location."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch):
         self.port = free_port()
@@ -49,13 +49,13 @@ class Prefixed:
         home = folder / "home"
         home.mkdir()
         (home / "dagster.yaml").write_text((REPOSITORY / "deploy" / "demo" / "dagster.yaml").read_text())
-        given = {
+        variables = {
             ROOT: str(folder / "shop"),
             URL: self.url,
             "DAGSTER_HOME": str(home),
             "PYTHONPATH": str(REPOSITORY),
         }
-        for name, value in given.items():
+        for name, value in variables.items():
             patch.setenv(name, value)
         definitions = location()
         with dg.DagsterInstance.get() as instance:
@@ -65,12 +65,12 @@ class Prefixed:
                     definitions, LOAD, instance, file=str(PROJECT), location_name=f"{PROJECT.name}:location"
                 ).success
                 if self.lake.latest_version() == 1:
-                    self._be_evil()
+                    self._commit_hostile_names()
 
-    def _be_evil(self) -> None:
-        with self.lake.transaction(message=EVIL_MESSAGE) as txn:
-            txn.create_namespace(EVIL_NAME)
-            txn.create_table(EVIL_NAME, EVIL_NAME, table())
+    def _commit_hostile_names(self) -> None:
+        with self.lake.transaction(message=HOSTILE_MESSAGE) as txn:
+            txn.create_namespace(HOSTILE_NAME)
+            txn.create_table(HOSTILE_NAME, HOSTILE_NAME, table())
 
     def serve(self) -> Iterator[None]:
         command = [sys.executable, "-m", "dagster_webserver", "--host", "127.0.0.1", "--port", str(self.port)]
@@ -95,21 +95,21 @@ class Prefixed:
 
 
 @pytest.fixture(scope="module")
-def prefixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefixed]:
+def prefixed_ui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefixedUi]:
     with pytest.MonkeyPatch.context() as patch:
-        made = Prefixed(tmp_path_factory.mktemp("prefixed"), patch)
-        yield from (made for _ in made.serve())
-        check_lake(made.lake)
+        ui = PrefixedUi(tmp_path_factory.mktemp("prefixed"), patch)
+        yield from (ui for _ in ui.serve())
+        check_lake(ui.lake)
 
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    with opened_page() as opened:
-        yield opened
+    with opened_page() as browser_page:
+        yield browser_page
 
 
-def shown(page: Page, label: str) -> None:
-    """Show some Markdown of the newest event, whether it stands on the page or behind a button."""
+def show_markdown(page: Page, label: str) -> None:
+    """Show a Markdown value of the newest event, either inline or behind a button."""
     row = page.get_by_role("row").filter(has=page.get_by_role("cell", name=label, exact=True)).last
     expect(row).to_be_visible()
     if (button := row.get_by_text("[Show Markdown]")).count():
@@ -117,58 +117,62 @@ def shown(page: Page, label: str) -> None:
         expect(page.get_by_role("dialog").last).to_be_visible()
 
 
-def launch(page: Page, prefixed: Prefixed) -> None:
+def launch(page: Page, prefixed_ui: PrefixedUi) -> None:
     page.wait_for_url(re.compile(f"{PREFIX}/locations/.*/playground"))
     page.get_by_role("button", name=re.compile("Launch Run$", re.IGNORECASE)).click()
     page.wait_for_url(RUN_PAGE)
     expect(page.get_by_text("Success", exact=True).first).to_be_visible()
 
 
-def test_nothing_answers_outside_of_the_prefix(prefixed: Prefixed) -> None:
+def test_requests_outside_of_prefix_fail(prefixed_ui: PrefixedUi) -> None:
     with pytest.raises(urllib.error.HTTPError):
-        urllib.request.urlopen(f"http://127.0.0.1:{prefixed.port}/assets", timeout=30)
+        urllib.request.urlopen(f"http://127.0.0.1:{prefixed_ui.port}/assets", timeout=30)
 
 
-def test_texts_of_others_are_shown_and_nothing_of_them_is_drawn(prefixed: Prefixed, page: Page) -> None:
-    asked: list[str] = []
+def test_foreign_text_is_escaped(prefixed_ui: PrefixedUi, page: Page) -> None:
+    requested_urls: list[str] = []
     dialogs: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requested_urls.append(request.url))
     page.on("dialog", lambda dialog: dialogs.append(dialog.message))
-    page.goto(f"{prefixed.url}/assets/shop/lakehouse")
-    shown(page, "last_versions")
-    expect(page.get_by_text(EVIL_NAME).first).to_be_visible()
-    assert ([url for url in asked if "evil.example" in url], dialogs) == ([], [])
+    page.goto(f"{prefixed_ui.url}/assets/shop/lakehouse")
+    show_markdown(page, "last_versions")
+    expect(page.get_by_text(HOSTILE_NAME).first).to_be_visible()
+    assert ([url for url in requested_urls if "evil.example" in url], dialogs) == ([], [])
     assert page.locator("[role=dialog] img, [role=dialog] script").count() == 0
     links = {link.get_attribute("href") or "" for link in page.locator("[role=dialog] a").all()}
-    assert [link for link in links if not link.startswith((prefixed.url, f"{PREFIX}/", "http://evil.example/x"))] == []
+    assert [
+        link for link in links if not link.startswith((prefixed_ui.url, f"{PREFIX}/", "http://evil.example/x"))
+    ] == []
 
 
-def test_a_version_and_a_table_are_rolled_back_by_links(prefixed: Prefixed, page: Page) -> None:
+def test_links_roll_back_version_and_table(prefixed_ui: PrefixedUi, page: Page) -> None:
     def rows() -> list[int]:
-        found: list[int] = catalog_at(prefixed.lake).load_table("sales.orders").scan().to_arrow()["amount"].to_pylist()
-        return found
+        amounts: list[int] = (
+            catalog_at(prefixed_ui.lake).load_table("sales.orders").scan().to_arrow()["amount"].to_pylist()
+        )
+        return amounts
 
     assert rows() == [4, -5]
-    page.goto(f"{prefixed.url}/assets/shop/sales/orders")
+    page.goto(f"{prefixed_ui.url}/assets/shop/sales/orders")
     link = page.get_by_role("link", name="roll back sales.orders alone to version 2")
     expect(link.first).to_be_visible()
-    assert (link.first.get_attribute("href") or "").startswith(f"{prefixed.url}/locations/")
+    assert (link.first.get_attribute("href") or "").startswith(f"{prefixed_ui.url}/locations/")
     link.first.click()
-    launch(page, prefixed)
-    shown(page, "plan")
+    launch(page, prefixed_ui)
+    show_markdown(page, "plan")
     row = page.get_by_role("row").filter(has=page.get_by_role("cell", name="apply", exact=True)).last
     address = row.get_by_role("link").first.get_attribute("href") or ""
-    assert address.startswith(f"{prefixed.url}/locations/")
+    assert address.startswith(f"{prefixed_ui.url}/locations/")
     page.goto(address)
     page.wait_for_url(re.compile(f"{PREFIX}/locations/.*/playground"))
     page.locator(".CodeMirror-line", has_text="approved_by:").click()
     page.keyboard.press("End")
     page.keyboard.type("Ada")
     page.keyboard.press("Escape")
-    launch(page, prefixed)
+    launch(page, prefixed_ui)
     assert rows() == [1, 2, 3]
-    assert next(prefixed.lake.history()).approved_by == "Ada"
-    page.goto(f"{prefixed.url}/assets/shop/lakehouse")
-    shown(page, "last_versions")
+    assert next(prefixed_ui.lake.history()).approved_by == "Ada"
+    page.goto(f"{prefixed_ui.url}/assets/shop/lakehouse")
+    show_markdown(page, "last_versions")
     page.get_by_role("link", name="roll back to the last version that passed").first.click()
     page.wait_for_url(re.compile(f"{PREFIX}/locations/.*/jobs/shop_rollback/playground"))

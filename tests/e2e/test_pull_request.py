@@ -1,6 +1,6 @@
-"""A pull request, from its clone to its end, on the demo: a mart's code is changed, compared, promoted, and cleaned up.
+"""Test a pull request on the demo, from its clone to its end: change, compare, promote and clean up a data mart.
 
-``scripts.make_pictures`` draws the page of the comparison that this writes.
+``scripts.make_pictures`` draws the comparison page that this test writes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ APPROVER = "Ada Lovelace"
 
 @dg.asset(key=[*MART], ins={"flights": dg.AssetIn(["facts", "flights"])}, io_manager_key="lakehouse_io_manager")
 def delay_by_carrier_month(flights: DataFrame) -> DataFrame:
-    """The mart as the branch makes it: half an hour counts as a delay, and the worst one is a column."""
+    """Build the mart of the branch: a delay starts at half an hour, and there is a column with the worst delay."""
     return flights.groupBy("year", "month", "carrier").agg(
         F.count("*").alias("flights"),
         F.count_if(F.col("dep_delay") > 30).alias("dep_delayed_over_30_min"),
@@ -47,7 +47,7 @@ def delay_by_carrier_month(flights: DataFrame) -> DataFrame:
 
 
 def branch_definitions(lakehouse: TrinityLakeResource) -> dg.Definitions:
-    """Return the code of the branch."""
+    """Return the definitions of the branch."""
     publish = build_publish_asset(
         key=["publish", "mart"], tables={"mart": delay_by_carrier_month}, description="The mart, as one version."
     )
@@ -55,8 +55,10 @@ def branch_definitions(lakehouse: TrinityLakeResource) -> dg.Definitions:
     lake = LakehouseSettings(
         name="", lakehouse=lakehouse, tables=["facts.flights"], operations="clones", spark=SparkResource()
     )
-    own = dg.Definitions(assets=[delay_by_carrier_month, publish], jobs=[job], executor=dg.in_process_executor)
-    return dg.Definitions.merge(own, build_trinitylake_definitions(lake))
+    branch_assets = dg.Definitions(
+        assets=[delay_by_carrier_month, publish], jobs=[job], executor=dg.in_process_executor
+    )
+    return dg.Definitions.merge(branch_assets, build_trinitylake_definitions(lake))
 
 
 def lakehouse_at(folder: Path) -> TrinityLakeResource:
@@ -71,7 +73,7 @@ def columns(lake: Lakehouse) -> set[str]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_a_pull_request(
+def test_pull_request_is_compared_promoted_and_cleaned_up(
     spark: SparkSession,
     sample_folder: Path,
     tmp_path: Path,
@@ -94,15 +96,15 @@ def test_a_pull_request(
         assert "worst_dep_delay_min" in columns(clone)
         assert (columns(lake), lake.latest_version()) == (columns_before, version + 2)
 
-        production.initial_load()  # production goes on
-        theirs = lake.latest_version()
+        production.initial_load()  # production continues
+        parent_version = lake.latest_version()
         comparison = operations.compare(lake, name)
         write_page(tmp_path / "compare.html", comparison_page(comparison, lake.storage.now_ms()))
         (mart,) = comparison.on(ChangedOn.CLONE)
         assert mart.name == ".".join(MART)
         assert mart.clone is not None
         assert any("worst_dep_delay_min" in text for text in mart.clone.schema)
-        assert {one.name for one in comparison.on(ChangedOn.PARENT)} == {
+        assert {change.name for change in comparison.on(ChangedOn.PARENT)} == {
             f"reference.{table}" for table in ("airlines", "airports", "planes")
         }
 
@@ -111,14 +113,16 @@ def test_a_pull_request(
         assert plan.success
         production.must_run("promote", name=name, approval={"digest": digest, "approved_by": APPROVER})
         promoted = lake.latest_version()
-        assert promoted == theirs + 1
-        assert [(one.kind, one.namespace, one.table) for one in lake.diff(theirs, promoted)] == [("changed", *MART)]
+        assert promoted == parent_version + 1
+        assert [(change.kind, change.namespace, change.table) for change in lake.diff(parent_version, promoted)] == [
+            ("changed", *MART)
+        ]
         assert columns(lake) == columns(clone)
         assert production.query("delay_by_carrier_month", "SELECT count(*) FROM t") == rows_before
 
-        taken = sum(info.size_bytes for info in clone.storage.list())
+        clone_bytes = sum(info.size_bytes for info in clone.storage.list())
         production.must_run("drop_closed_branch", name=name)
-        assert taken > 10_000
+        assert clone_bytes > 10_000
         assert list(clone.storage.list()) == []
         assert lake.snapshot().definition.exports == ()
         assert production.query("airlines", "SELECT count(*) FROM t") == [(16,)]

@@ -1,11 +1,11 @@
-"""One project of tables, stored in four ways, each in two code locations: of most tables, and of those made of them.
+"""A project of tables for four stores, each in two code locations: most tables, and downstream tables.
 
-``own``: the IO manager of the lakehouse, each table published by its step. ``publisher``: the same with publish assets.
-``iceberg``: dagster-iceberg with a catalog in SQLite. ``files``: Dagster's IO manager of files. Environments without
-this package load ``iceberg``, so that other packages are imported where they are needed.
+``direct``: the lakehouse's IO manager, where each table is published by its step. ``publisher``: the same with publish
+assets. ``iceberg``: dagster-iceberg with a catalog in SQLite. ``files``: Dagster's filesystem IO manager. ``iceberg``
+is loaded in an environment without this package, so other packages are imported where they are needed.
 
-The folder ``GESTURES`` has a folder for each store with a file ``value``, the value of all rows, and files that
-make steps fail (``broken``) or wait (``slow``).
+The folder ``PUBLISHING_PROJECT`` contains a folder for each store, with a file ``value`` for the value of all rows, and
+files that make steps fail (``broken``) or wait (``slow``).
 """
 
 import os
@@ -19,7 +19,7 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-STORES = ("own", "publisher", "iceberg", "files")
+STORES = ("direct", "publisher", "iceberg", "files")
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-03")
 REGIONS = dg.StaticPartitionsDefinition(["north", "south"])
 DAYS_AND_REGIONS = dg.MultiPartitionsDefinition({"day": DAYS, "region": REGIONS})
@@ -34,18 +34,18 @@ _PRELOADED = ["dagster", "pyarrow"]
 
 
 def folder_of(store: str) -> Path:
-    """Return the folder of the files that a store's project reads."""
-    return Path(os.environ["GESTURES"]) / store
+    """Return the folder with the files that control a store's project."""
+    return Path(os.environ["PUBLISHING_PROJECT"]) / store
 
 
 def lakehouse_root() -> str:
-    """Return the root of the lakehouse of ``own`` and ``publisher``."""
-    return str(Path(os.environ["GESTURES"]) / "lakehouse")
+    """Return the root of the lakehouse of ``direct`` and ``publisher``."""
+    return str(Path(os.environ["PUBLISHING_PROJECT"]) / "lakehouse")
 
 
 def catalog_properties() -> dict[str, str]:
-    """Return the properties of the catalog of ``iceberg``."""
-    folder = Path(os.environ["GESTURES"])
+    """Return the catalog properties of ``iceberg``."""
+    folder = Path(os.environ["PUBLISHING_PROJECT"])
     return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
 
 
@@ -54,12 +54,12 @@ class Store:
 
     def __init__(self, name: str):
         self.name = name
-        #: Of an input that is a table. Several partitions of files are a dictionary.
+        #: Type of an input table. With ``files``, several partitions are a dictionary.
         self.input_type: Any = Any if name == "files" else pa.Table
 
     @property
     def is_lakehouse(self) -> bool:
-        return self.name in {"own", "publisher"}
+        return self.name in {"direct", "publisher"}
 
     def key(self, table: str) -> list[str]:
         return [self.name, table]
@@ -67,9 +67,13 @@ class Store:
     def table(
         self, *inputs: str, columns: tuple[str, ...] = (), is_appended: bool = False, **options: Any
     ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-        """Make an asset that is a table of a function of the context and of inputs, which have the names of tables.
+        """Return a decorator that makes a table asset of a function of the context and its input tables.
 
-        ``columns`` are those that contain the partitions. ``ins`` can map the partitions of inputs.
+        Args:
+            inputs: Names of the input tables.
+            columns: Partition columns.
+            is_appended: Whether each run appends rows.
+            options: Options of the asset. ``mappings`` maps the partitions of inputs.
         """
         mappings: Mapping[str, dg.PartitionMapping] = options.pop("mappings", {})
         ins = {
@@ -77,7 +81,7 @@ class Store:
             for name in inputs
         }
 
-        def made(compute: Callable[..., Any]) -> dg.AssetsDefinition:
+        def decorate(compute: Callable[..., Any]) -> dg.AssetsDefinition:
             compute.__annotations__.update(dict.fromkeys(inputs, self.input_type), context=dg.AssetExecutionContext)
             compute.__annotations__["return"] = pa.Table
             return dg.asset(
@@ -88,14 +92,17 @@ class Store:
                 **options,
             )(compute)
 
-        return made
+        return decorate
 
     def _metadata(self, columns: tuple[str, ...], is_appended: bool) -> Mapping[str, Any]:
         if self.is_lakehouse:
             from trinitylake_ops.dagster_plugin import stored_as
 
-            by = list(columns) if len(columns) == 1 else None
-            return stored_as(**({"mode": "append"} if is_appended else {}), **({"partition_by": by} if by else {}))
+            partition_by = list(columns) if len(columns) == 1 else None
+            return stored_as(
+                **({"mode": "append"} if is_appended else {}),
+                **({"partition_by": partition_by} if partition_by else {}),
+            )
         if self.name == "iceberg":
             expression = {name: name for name in columns} if len(columns) > 1 else next(iter(columns), None)
             return {
@@ -105,15 +112,15 @@ class Store:
         return {}
 
     def publishing(self, name: str, *tables: dg.AssetsDefinition, **options: Any) -> list[dg.AssetsDefinition]:
-        """Return the tables, with the asset that publishes them where one does."""
+        """Return the tables, with a publish asset if the store has them."""
         return [*tables, self.publish(name, *tables, **options)] if self.name == "publisher" else list(tables)
 
     def publish(self, name: str, *tables: dg.AssetsDefinition | dg.AssetKey, **options: Any) -> dg.AssetsDefinition:
-        """Return a publish asset of tables, which are definitions or keys."""
+        """Return a publish asset for tables, each a definition or a key."""
         from trinitylake_ops.dagster_plugin import LakehouseNames, build_publish_asset
 
-        named = {(table if isinstance(table, dg.AssetKey) else table.key).path[-1]: table for table in tables}
-        return build_publish_asset(key=self.key(name), tables=named, names=LakehouseNames("lake"), **options)
+        tables_by_name = {(table if isinstance(table, dg.AssetKey) else table.key).path[-1]: table for table in tables}
+        return build_publish_asset(key=self.key(name), tables=tables_by_name, names=LakehouseNames("lake"), **options)
 
     def resources(self) -> dict[str, Any]:
         if self.is_lakehouse:
@@ -144,12 +151,12 @@ class Store:
         return int((folder_of(self.name) / "value").read_text())
 
     def rows(self, count: int, /, **columns: Any) -> pa.Table:
-        """Return rows that differ in ``n``."""
-        fixed = {name: [value] * count for name, value in columns.items()}
-        return pa.table({**fixed, "n": list(range(1, count + 1)), "value": [self.value()] * count})
+        """Return rows with distinct values of ``n``."""
+        constants = {name: [value] * count for name, value in columns.items()}
+        return pa.table({**constants, "n": list(range(1, count + 1)), "value": [self.value()] * count})
 
     def wait(self) -> None:
-        """Wait while there is a file that says so, for two minutes at most."""
+        """Wait while the file ``slow`` exists, at most for two minutes."""
         deadline = time.monotonic() + 120
         (folder_of(self.name) / "waits").touch()
         while (folder_of(self.name) / "slow").exists() and time.monotonic() < deadline:
@@ -157,7 +164,7 @@ class Store:
 
 
 def count_rows(rows: Any) -> int:
-    """Return the number of rows of an input; several partitions of files are a dictionary."""
+    """Return the number of rows of an input, which is a dictionary for several partitions of ``files``."""
     if rows is None:
         return 0
     return sum(map(count_rows, rows.values())) if isinstance(rows, dict) else len(rows)
@@ -174,7 +181,7 @@ def shops_of(store: str) -> dg.DynamicPartitionsDefinition:
 
 
 def _plain(store: Store) -> list[dg.AssetsDefinition]:
-    """Tables without partitions."""
+    """Return tables without partitions."""
 
     @store.table(group_name="plain")
     def orders(context):  # type: ignore[no-untyped-def]
@@ -196,7 +203,7 @@ def _plain(store: Store) -> list[dg.AssetsDefinition]:
 
 
 def _interrupted(store: Store) -> list[dg.AssetsDefinition]:
-    """Tables whose runs fail, wait or are retried. One gets its rows by appends."""
+    """Return tables whose runs fail, wait or are retried. Rows of one table are appended."""
 
     @store.table(group_name="interrupted", is_appended=True)
     def events(context):  # type: ignore[no-untyped-def]
@@ -206,8 +213,8 @@ def _interrupted(store: Store) -> list[dg.AssetsDefinition]:
     def latest(context, events):  # type: ignore[no-untyped-def]
         assert not (folder_of(store.name) / "broken").exists(), "the file says so"
         store.wait()
-        own = events.filter(pc.equal(events["value"], store.value()))
-        return store.rows(count_rows(own))
+        current = events.filter(pc.equal(events["value"], store.value()))
+        return store.rows(count_rows(current))
 
     @store.table(group_name="retried", retry_policy=dg.RetryPolicy(max_retries=1))
     def flaky(context):  # type: ignore[no-untyped-def]
@@ -221,7 +228,7 @@ def _interrupted(store: Store) -> list[dg.AssetsDefinition]:
 
 
 def _days(store: Store) -> list[dg.AssetsDefinition]:
-    """Tables with partitions, and all mappings between them."""
+    """Return tables with partitions, with all kinds of mappings between them."""
     daily: dict[str, Any] = {"group_name": "days", "partitions_def": DAYS, "columns": ("day",)}
 
     @store.table(**daily)
@@ -280,7 +287,7 @@ def _days(store: Store) -> list[dg.AssetsDefinition]:
 
 
 def _automated(store: Store) -> list[dg.AssetsDefinition]:
-    """Tables and publish assets with ``AutomationCondition.eager()``, made of what a person materializes."""
+    """Return tables and publish assets with ``AutomationCondition.eager()``, downstream of a manual asset."""
 
     @dg.asset(key=store.key("raw"), group_name="automated")
     def raw() -> None: ...
@@ -306,7 +313,7 @@ def _automated(store: Store) -> list[dg.AssetsDefinition]:
 
 
 def _automated_publishers(store: Store, raw: dg.AssetsDefinition) -> list[dg.AssetsDefinition]:
-    """Tables for each other way in which automation concerns a table and its publish asset."""
+    """Return tables for the other combinations of automation conditions on a table and its publish asset."""
 
     @store.table(deps=[raw], group_name="automated", automation_condition=EAGER)
     def eager_by_key(context):  # type: ignore[no-untyped-def]
@@ -336,32 +343,32 @@ def _automated_publishers(store: Store, raw: dg.AssetsDefinition) -> list[dg.Ass
 
 def definitions_of(store: str) -> dg.Definitions:
     """Return the first code location of a store's project."""
-    made = Store(store)
-    return made.definitions(*_plain(made), *_interrupted(made), *_days(made), *_automated(made))
+    project = Store(store)
+    return project.definitions(*_plain(project), *_interrupted(project), *_days(project), *_automated(project))
 
 
 def second_definitions_of(store: str) -> dg.Definitions:
-    """Return the second code location, with what is made of tables of the first one, or would publish them."""
-    made = Store(store)
+    """Return the second code location, with tables and publish assets that depend on tables of the first one."""
+    project = Store(store)
 
-    @made.table("eager_table", group_name="second", automation_condition=EAGER)
-    def elsewhere(context, eager_table):  # type: ignore[no-untyped-def]
-        return made.rows(count_rows(eager_table))
+    @project.table("eager_table", group_name="second", automation_condition=EAGER)
+    def downstream(context, eager_table):  # type: ignore[no-untyped-def]
+        return project.rows(count_rows(eager_table))
 
-    tables = made.publishing("publish_elsewhere", elsewhere, group_name="second")
-    specs = [dg.AssetSpec(made.key("eager_table"))]
+    tables = project.publishing("publish_downstream", downstream, group_name="second")
+    specs = [dg.AssetSpec(project.key("eager_table"))]
     if store == "publisher":
-        specs.append(dg.AssetSpec(made.key("remote")).with_io_manager_key(IO))
-        tables.append(made.publish("publish_remote", specs[-1].key, group_name="second"))
-    return made.definitions(*specs, *tables)
+        specs.append(dg.AssetSpec(project.key("remote")).with_io_manager_key(IO))
+        tables.append(project.publish("publish_remote", specs[-1].key, group_name="second"))
+    return project.definitions(*specs, *tables)
 
 
-def own() -> dg.Definitions:
-    return definitions_of("own")
+def direct() -> dg.Definitions:
+    return definitions_of("direct")
 
 
-def own_second() -> dg.Definitions:
-    return second_definitions_of("own")
+def direct_second() -> dg.Definitions:
+    return second_definitions_of("direct")
 
 
 def publisher() -> dg.Definitions:

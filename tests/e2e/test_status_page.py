@@ -1,4 +1,4 @@
-"""The page at the server's root in a real browser: it is whole, asks for nothing else, and runs nothing."""
+"""Test the status page at the server's root in a real browser: it is complete, and loads and runs nothing else."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["lakes"]
 
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(600)]
 
-EVIL = "<img/src=x/onerror=document.title='run'>"
+HOSTILE_NAME = "<img/src=x/onerror=document.title='run'>"
 
 
-def test_a_browser_shows_the_state(lakes: Lakes, tmp_path: Path) -> None:
+def test_browser_shows_status(lakes: Lakes, tmp_path: Path) -> None:
     lake = lakes.local()
-    with lake.transaction(message=EVIL) as txn:
-        txn.create_namespace(EVIL)
+    with lake.transaction(message=HOSTILE_NAME) as txn:
+        txn.create_namespace(HOSTILE_NAME)
     create(lake, "ns", "t")
     lake.storage.write(HINT_PATH, b"0")
     with serving(settings_for(lake)) as served, opened_page() as page:
-        asked: list[str] = []
+        requested_urls: list[str] = []
         errors: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("request", lambda request: requested_urls.append(request.url))
         page.on("console", lambda message: errors.append(message.text))
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(f"{served.url}/")
@@ -44,11 +44,11 @@ def test_a_browser_shows_the_state(lakes: Lakes, tmp_path: Path) -> None:
         assert (tmp_path / "status.png").stat().st_size > 10_000
         assert page.title().startswith("status: Version 2")
         assert page.locator("script, img, link, iframe").count() == 0
-        assert {url.removeprefix(served.url) for url in asked} <= {"/", "/favicon.ico"}
-        assert [one for one in errors if "favicon" not in one and "404" not in one] == []
+        assert {url.removeprefix(served.url) for url in requested_urls} <= {"/", "/favicon.ico"}
+        assert [error for error in errors if "favicon" not in error and "404" not in error] == []
 
 
-def test_a_browser_asks_for_the_token(lakes: Lakes, tmp_path: Path) -> None:
+def test_browser_sends_token_as_password(lakes: Lakes, tmp_path: Path) -> None:
     lake = lakes.local()
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text(yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read")]}))
@@ -57,6 +57,6 @@ def test_a_browser_asks_for_the_token(lakes: Lakes, tmp_path: Path) -> None:
         assert browser is not None
         context = browser.new_context(http_credentials={"username": "anybody", "password": READER})
         with context:
-            mine = context.new_page()
-            mine.goto(f"{served.url}/")
-            expect(mine.get_by_role("heading", level=1)).to_contain_text("Version 0, ")
+            authenticated_page = context.new_page()
+            authenticated_page.goto(f"{served.url}/")
+            expect(authenticated_page.get_by_role("heading", level=1)).to_contain_text("Version 0, ")

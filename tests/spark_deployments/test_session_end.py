@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark_places.spark_processes import REPOSITORY, environment, wait_for
+from tests.spark_deployments.spark_processes import REPOSITORY, environment, wait_for
 
 PROGRAM = """
 import sys, time

@@ -1,4 +1,4 @@
-"""A deployment of Dagster for the project of gestures: two code locations for each store, a webserver and a daemon."""
+"""A Dagster deployment of the publishing project: two code locations for each store, a webserver and a daemon."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ import dagster as dg
 import yaml
 
 from tests.clients.test_clients import python_of
-from tests.e2e import gestures_project
-from tests.e2e.gestures_project import SENSOR, STORES, catalog_properties, folder_of, lakehouse_root
+from tests.e2e import publishing_project
 from tests.e2e.graphql import FINISHED, Webserver
+from tests.e2e.publishing_project import SENSOR, STORES, catalog_properties, folder_of, lakehouse_root
 from tests.server.live_server import duckdb_with_iceberg
 from tests.servers.daemons import ServerStartError, die_with_parent, free_port, listens, log_tail
 from trinitylake_ops import Lakehouse
 
-PROJECT = Path(gestures_project.__file__)
+PROJECT = Path(publishing_project.__file__)
 REPOSITORY = PROJECT.parents[2]
 SECOND = "_second"
 _POLL_SECONDS = 0.5
-#: For a backfill of all stores on a busy machine. A gesture whose runs go on would meet those of the next one.
-_PATIENCE_SECONDS = 900
-#: How often automation may request further runs because of those that it requested.
-_MOST_ROUNDS = 10
+#: Maximum time for a backfill of all stores on a busy machine. After a timeout, its runs would disturb the next action.
+_TIMEOUT_SECONDS = 900
+#: Maximum number of rounds in which automation reacts to its own runs.
+_MAX_ROUNDS = 10
 _BACKFILL_ENDED = ("COMPLETED", "COMPLETED_SUCCESS", "COMPLETED_FAILED", "FAILED", "CANCELED")
 _INSTANCE = {
     "run_coordinator": {
@@ -46,31 +46,31 @@ _INSTANCE = {
 
 
 def python_for(location: str) -> str:
-    """Return the Python that loads and runs a code location."""
+    """Return the Python interpreter for a code location."""
     is_iceberg = location.removesuffix(SECOND) == "iceberg"
     return str(python_of("with_dagster_iceberg_deployed")) if is_iceberg else sys.executable
 
 
 class Deployment(Webserver):
-    """The processes of a deployment, with its runs and with the rows that its stores show."""
+    """The processes of a deployment, its runs, and the rows in its stores."""
 
     def __init__(self, folder: Path, stores: Sequence[str] = STORES, *, concurrent_runs: int = 4):
-        """Prepare the files of a deployment.
+        """Write the files of a deployment.
 
         Args:
-            folder: The folder of its files.
-            stores: The stores whose projects it loads.
-            concurrent_runs: How many runs are in progress at the same time.
+            folder: Folder for its files.
+            stores: Stores whose projects are loaded.
+            concurrent_runs: Maximum number of concurrent runs.
         """
         self.folder = folder
         self.stores = tuple(stores)
         self.port = free_port()
         self.locations = {name: free_port() for store in stores for name in (store, f"{store}{SECOND}")}
-        kept = {name: os.environ[name] for name in ("HOME", "LANG", "PATH", "TMPDIR", "TZ") if name in os.environ}
+        inherited = {name: os.environ[name] for name in ("HOME", "LANG", "PATH", "TMPDIR", "TZ") if name in os.environ}
         self.environment = {
-            **kept,
+            **inherited,
             "DAGSTER_HOME": str(folder / "dagster"),
-            "GESTURES": str(folder),
+            "PUBLISHING_PROJECT": str(folder),
             "PYTHONPATH": str(REPOSITORY),
             "PYTHONWARNINGS": "ignore",
         }
@@ -98,10 +98,11 @@ class Deployment(Webserver):
 
     @contextmanager
     def running(self) -> Iterator[Deployment]:
-        """Start everything. All processes end in any case."""
+        """Start all processes, and stop them after the block."""
         with ExitStack() as processes:
             with dg.DagsterInstance.from_config(self.environment["DAGSTER_HOME"]) as instance:
-                instance.get_runs(limit=1)  # makes the tables of its databases, which processes must not do at once
+                # Create the database tables before several processes do so at the same time.
+                instance.get_runs(limit=1)
                 instance.all_asset_keys()
                 instance.all_instigator_state()
             for name, port in self.locations.items():
@@ -124,7 +125,7 @@ class Deployment(Webserver):
         self._processes[name] = process
 
         def end() -> None:
-            with suppress(ProcessLookupError):  # it ended, and so did all that it had started
+            with suppress(ProcessLookupError):  # the process and its children have ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
@@ -138,23 +139,23 @@ class Deployment(Webserver):
             return False
         return {node["location"]["name"] for node in nodes} == set(self.locations)
 
-    def wait_until(self, is_done: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+    def wait_until(self, is_done: Callable[[], bool], condition: str) -> None:
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while not is_done():
             for name, process in self._processes.items():
                 if process.poll() is not None:
                     raise ServerStartError(f"{name} ended; its log:\n{log_tail(self.folder / f'{name}.log')}")
             if time.monotonic() > deadline:
-                raise ServerStartError(f"{what} did not come within {_PATIENCE_SECONDS} s")
+                raise ServerStartError(f"{condition} did not come within {_TIMEOUT_SECONDS} s")
             time.sleep(_POLL_SECONDS)
 
-    # Gestures
+    # Actions
 
     def materialize(self, location: str, tables: Iterable[str], partition: str | None = None) -> str:
-        """Launch a run of assets of a code location as the pages do; returns its id."""
+        """Launch a run of assets like the UI does. Return its id."""
         tags = [] if partition is None else [{"key": "dagster/partition", "value": partition}]
         selector = {**_repository(location), "jobName": "__ASSET_JOB", "assetSelection": _keys(location, tables)}
-        run: str = self._done(
+        run: str = self._mutate(
             "mutation ($params: ExecutionParams!) { done: launchRun(executionParams: $params)"
             " { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }",
             params={
@@ -167,8 +168,8 @@ class Deployment(Webserver):
         return run
 
     def backfill(self, store: str, tables: Iterable[str], partitions: Sequence[str]) -> str:
-        """Launch an asset backfill as its dialog does; returns its id."""
-        backfill: str = self._done(
+        """Launch an asset backfill like the dialog does. Return its id."""
+        backfill: str = self._mutate(
             "mutation ($params: LaunchBackfillParams!) { done: launchPartitionBackfill(backfillParams: $params)"
             " { __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }",
             params={"assetSelection": _keys(store, tables), "partitionNames": list(partitions), "fromFailure": False},
@@ -176,8 +177,8 @@ class Deployment(Webserver):
         return backfill
 
     def re_execute(self, run_id: str) -> str:
-        """Re-execute a run from failure; returns the new run's id."""
-        run: str = self._done(
+        """Re-execute a run from failure. Return the new run's id."""
+        run: str = self._mutate(
             "mutation ($params: ReexecutionParams!) { done: launchRunReexecution(reexecutionParams: $params)"
             " { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }",
             params={"parentRunId": run_id, "strategy": "FROM_FAILURE"},
@@ -185,15 +186,15 @@ class Deployment(Webserver):
         return run
 
     def terminate(self, run_id: str) -> None:
-        """Terminate a run by the button of its page."""
-        self._done(
+        """Terminate a run like the button on its page does."""
+        self._mutate(
             "mutation ($id: String!) { done: terminateRun(runId: $id) { __typename"
             " ... on TerminateRunFailure { message } ... on PythonError { message } } }",
             id=run_id,
         )
 
     def kill(self, run_id: str) -> None:
-        """Kill the process of a run, and all that it started, as the end of its machine does."""
+        """Kill the process of a run with all its descendants, as when its machine fails."""
         (started,) = [text for text in self.messages(run_id) if text.startswith("Started process for run")]
         root = int(started.partition("pid: ")[2].partition(")")[0])
         parents = _parents()
@@ -204,11 +205,11 @@ class Deployment(Webserver):
             os.kill(process, signal.SIGKILL)
 
     def set_value(self, store: str, value: int) -> None:
-        """Set the value of all rows that the next runs of a store make."""
+        """Set the value of the rows that the next runs of a store write."""
         (self.folder / store / "value").write_text(str(value))
 
     def add_partition(self, store: str, partition: str) -> None:
-        self._done(
+        self._mutate(
             "mutation ($repository: RepositorySelector!, $name: String!, $key: String!) { done: addDynamicPartition("
             "repositorySelector: $repository, partitionsDefName: $name, partitionKey: $key) { __typename"
             " ... on PythonError { message } } }",
@@ -218,18 +219,18 @@ class Deployment(Webserver):
         )
 
     def command_line(self, store: str, tables: Iterable[str]) -> str:
-        """Materialize assets by ``dg launch``, or by ``dagster asset materialize`` where only that is installed."""
+        """Materialize assets with ``dg launch``, or ``dagster asset materialize`` if ``dg`` is not installed."""
         selection = " or ".join(f'key:"{store}/{table}"' for table in tables)
-        is_own = python_for(store) == sys.executable
+        has_dg = python_for(store) == sys.executable
         launch = [_program("dg"), "launch", "--assets"]
         materialize = [python_for(store), "-m", "dagster", "asset", "materialize", "--select"]
-        command = [*(launch if is_own else materialize), selection, "-f", str(PROJECT), "-a", store]
-        done = subprocess.run(command, env=self.environment, cwd=self.folder, timeout=_PATIENCE_SECONDS, check=False,
+        command = [*(launch if has_dg else materialize), selection, "-f", str(PROJECT), "-a", store]
+        process = subprocess.run(command, env=self.environment, cwd=self.folder, timeout=_TIMEOUT_SECONDS, check=False,
                               capture_output=True)  # fmt: skip
-        (self.folder / f"dg-{store}.log").write_bytes(done.stdout + done.stderr)
-        return "FAILURE" if done.returncode else "SUCCESS"
+        (self.folder / f"dg-{store}.log").write_bytes(process.stdout + process.stderr)
+        return "FAILURE" if process.returncode else "SUCCESS"
 
-    def _done(self, mutation: str, **variables: Any) -> dict[str, Any]:
+    def _mutate(self, mutation: str, **variables: Any) -> dict[str, Any]:
         result: dict[str, Any] = self.graphql(mutation, **variables)["done"]
         assert result["__typename"].endswith("Success"), result
         return result
@@ -237,31 +238,33 @@ class Deployment(Webserver):
     # Automation
 
     def start_automation(self) -> None:
-        """Turn the sensors of automation on, and wait until each has seen what is there."""
+        """Start the automation sensors, and wait until each has evaluated the current state."""
         for location in self.locations:
             change = "mutation ($s: SensorSelector!) { done: startSensor(sensorSelector: $s) { __typename } }"
             assert self.graphql(change, s=_sensor(location))["done"]["__typename"] == "Sensor"
         self._wait_for_ticks()
 
     def stop_automation(self) -> None:
-        """Turn the sensors of automation off."""
+        """Stop the automation sensors."""
         for location in self.locations:
             change = "mutation ($id: String!) { done: stopSensor(id: $id) { __typename } }"
             sensor = self._sensor_state(location, "id")["id"]
             assert self.graphql(change, id=sensor)["done"]["__typename"] == "StopSensorMutationResult"
 
     def wait_for_automation(self) -> None:
-        """Wait until all requested runs have ended, and the sensors have requested nothing since."""
-        for _ in range(_MOST_ROUNDS):
-            self.wait_until(lambda: all(run["status"] in FINISHED for run in self.requested()), "the requested runs")
-            before = len(self.requested())
+        """Wait until all requested runs have ended and no sensor requests more runs."""
+        for _ in range(_MAX_ROUNDS):
+            self.wait_until(
+                lambda: all(run["status"] in FINISHED for run in self.requested_runs()), "the requested runs"
+            )
+            before = len(self.requested_runs())
             self._wait_for_ticks()
-            if len(self.requested()) == before:
+            if len(self.requested_runs()) == before:
                 return
         raise AssertionError("automation goes on to request runs")
 
     def _wait_for_ticks(self) -> None:
-        """Wait until each sensor has had a tick that began after now."""
+        """Wait until each sensor has completed a tick that started after this call."""
         before = {location: self._ended_ticks(location) for location in self.locations}
         self.wait_until(
             lambda: all(self._ended_ticks(location) >= count + 2 for location, count in before.items()), "the ticks"
@@ -272,13 +275,13 @@ class Deployment(Webserver):
         return sum(tick["status"] != "STARTED" for tick in ticks)
 
     def _sensor_state(self, location: str, fields: str) -> dict[str, Any]:
-        query = f"""query ($s: SensorSelector!) {{ found: sensorOrError(sensorSelector: $s) {{
+        query = f"""query ($s: SensorSelector!) {{ result: sensorOrError(sensorSelector: $s) {{
             ... on Sensor {{ sensorState {{ {fields} }} }} }} }}"""
-        state: dict[str, Any] = self.graphql(query, s=_sensor(location))["found"]["sensorState"]
+        state: dict[str, Any] = self.graphql(query, s=_sensor(location))["result"]["sensorState"]
         return state
 
-    def requested(self) -> list[dict[str, Any]]:
-        """Return the runs that automation requested, with the keys of their ``assets``."""
+    def requested_runs(self) -> list[dict[str, Any]]:
+        """Return the runs requested by automation, with their asset keys in ``assets``."""
         data = self.graphql(
             """query ($filter: RunsFilter) { runsOrError(filter: $filter) { ... on Runs { results {
                  runId status assetSelection { path } } } } }""",
@@ -286,36 +289,36 @@ class Deployment(Webserver):
         )["runsOrError"]["results"]
         return [{**run, "assets": {"/".join(key["path"]) for key in run["assetSelection"]}} for run in data]
 
-    # Ends
+    # Results
 
-    def launched(self) -> set[str]:
-        """Return the ids of backfills, and of runs that belong to none."""
+    def launched_ids(self) -> set[str]:
+        """Return the ids of backfills, and of runs outside of backfills."""
         data = self.graphql(
-            "{ found: partitionBackfillsOrError(limit: 1000) { ... on PartitionBackfills { results { id } } } }"
-        )["found"]["results"]
+            "{ result: partitionBackfillsOrError(limit: 1000) { ... on PartitionBackfills { results { id } } } }"
+        )["result"]["results"]
         runs = {run["runId"] for run in self.runs() if "dagster/backfill" not in run["tags"]}
         return runs | {backfill["id"] for backfill in data}
 
     def wait_for_backfill(self, backfill: str) -> str:
-        """Wait until a backfill has ended; returns its status."""
+        """Wait until a backfill has ended. Return its status."""
         self.wait_until(lambda: self._backfill_status(backfill) in _BACKFILL_ENDED, f"backfill {backfill}")
         return self._backfill_status(backfill)
 
     def _backfill_status(self, backfill: str) -> str:
-        query = "query ($id: String!) { found: partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill"
-        status: str = self.graphql(f"{query} {{ status }} }} }}", id=backfill)["found"]["status"]
+        query = "query ($id: String!) { result: partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill"
+        status: str = self.graphql(f"{query} {{ status }} }} }}", id=backfill)["result"]["status"]
         return status
 
     def runs_of(self, backfill: str) -> list[str]:
-        """Return the ids of the runs of a backfill."""
+        """Return the ids of a backfill's runs."""
         return [run["runId"] for run in self.runs(tags=[{"key": "dagster/backfill", "value": backfill}])]
 
-    # Rows, by readers that share no code with what wrote them, where there is one
+    # Rows, read by a reader that is independent of the writer if possible
 
     def rows(self, store: str, table: str) -> list[tuple[str, ...]]:
-        """Return the rows of a table that anyone sees, sorted, as text; none if there is no table."""
-        read = {"iceberg": self._iceberg_rows, "files": self._file_rows}.get(store, self._lakehouse_rows)
-        return sorted(tuple(str(value) for value in row.values()) for row in read(store, table))
+        """Return the published rows of a table as sorted text, or nothing if the table does not exist."""
+        read_rows = {"iceberg": self._iceberg_rows, "files": self._file_rows}.get(store, self._lakehouse_rows)
+        return sorted(tuple(str(value) for value in row.values()) for row in read_rows(store, table))
 
     def _lakehouse_rows(self, store: str, table: str) -> list[dict[str, Any]]:
         head = Lakehouse.open(lakehouse_root()).snapshot()
@@ -323,10 +326,10 @@ class Deployment(Webserver):
             return []
         location = f"{lakehouse_root()}/{head.table(store, table).format_properties['metadata_location']}"
         with duckdb_with_iceberg() as connection:
-            found: list[dict[str, Any]] = (
+            rows: list[dict[str, Any]] = (
                 connection.execute("SELECT * FROM iceberg_scan(?)", [location]).to_arrow_table().to_pylist()
             )
-        return found
+        return rows
 
     def _catalog(self) -> Any:
         from pyiceberg.catalog.sql import SqlCatalog
@@ -337,12 +340,12 @@ class Deployment(Webserver):
         catalog = self._catalog()
         if not catalog.table_exists((store, table)):
             return []
-        found: list[dict[str, Any]] = catalog.load_table((store, table)).scan().to_arrow().to_pylist()
-        return found
+        rows: list[dict[str, Any]] = catalog.load_table((store, table)).scan().to_arrow().to_pylist()
+        return rows
 
     def _file_rows(self, store: str, table: str) -> list[dict[str, Any]]:
-        place = folder_of("files") / "stored" / store / table
-        files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
+        table_path = folder_of("files") / "stored" / store / table
+        files = [table_path] if table_path.is_file() else [path for path in table_path.rglob("*") if path.is_file()]
         return [row for path in files for row in pickle.loads(path.read_bytes()).to_pylist()]
 
 
@@ -363,11 +366,11 @@ def _program(name: str) -> str:
 
 
 def _parents() -> dict[int, int]:
-    """Return the parent of each process."""
-    found = {}
+    """Return the parent process id of each process."""
+    parents = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
-            found[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended
+            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # the process has ended
             continue
-    return found
+    return parents

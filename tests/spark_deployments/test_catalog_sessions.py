@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.spark_places.spark_processes import REPOSITORY, SPARK_HOME, connect_server, environment
+from tests.spark_deployments.spark_processes import REPOSITORY, SPARK_HOME, connect_server, environment
 
-PROGRAM = REPOSITORY / "tests/spark_places/catalog_program.py"
+PROGRAM = REPOSITORY / "tests/spark_deployments/catalog_program.py"
 EXPECTED: dict[str, Any] = {
     "counts": [11, 10, 5, 8],
     "versions": 4,

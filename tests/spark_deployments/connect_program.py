@@ -1,4 +1,4 @@
-"""What works in a session of Spark Connect: ``python -m tests.spark_places.connect_program REMOTE FOLDER STEP``.
+"""What works in a session of Spark Connect: ``python -m tests.spark_deployments.connect_program REMOTE FOLDER STEP``.
 
 Figures come as JSON in the last line.
 """

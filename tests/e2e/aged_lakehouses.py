@@ -1,4 +1,4 @@
-"""Lakehouses in folders that look as if they were weeks old, so that another process finds something to let go of."""
+"""Create lakehouses in folders with old timestamps, so that another process finds versions to expire or purge."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from tests.operations.changes import create
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.storage import LocalStorage
 
-_MADE_DAYS_AGO, _EXPIRED_DAYS_AGO = 40, 30
+_CREATED_DAYS_AGO, _EXPIRED_DAYS_AGO = 40, 30
 
 
-def aged_lake(folder: Path, *, n_versions: int, n_tables: int = 1, is_expired: bool) -> Lakehouse:
-    """Return a lakehouse with versions that are older than its settings keep; where asked, all but one are expired.
+def aged_lakehouse(folder: Path, *, n_versions: int, n_tables: int = 1, is_expired: bool) -> Lakehouse:
+    """Create a lakehouse with versions that are older than its settings retain.
 
-    Each version alters all tables, so that it has a file for each of them.
+    Each version alters all tables, so that it writes a file for each of them. With ``is_expired``, all versions but the
+    latest are expired.
     """
     storage = LocalStorage(f"file://{folder}/", fsync=False)
-    clock = AgingStorage(storage, _days_ago_ms(_MADE_DAYS_AGO))
+    clock = AgingStorage(storage, _days_ago_ms(_CREATED_DAYS_AGO))
     lake = Lakehouse.create(storage.root, storage=clock, maximum_version_age_millis=DAY_MS, minimum_versions_to_keep=1)
     names = [f"t{number}" for number in range(n_tables)]
     create(lake, "ns", *names)

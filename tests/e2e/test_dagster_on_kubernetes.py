@@ -1,8 +1,7 @@
-"""Runs and steps as pods: dagster-k8s' own launcher and executor, on a stand-in for a cluster of Kubernetes.
+"""Run jobs and steps as pods: dagster-k8s with its own launcher and executor, on a fake Kubernetes cluster.
 
-A run worker is the container that the launcher asks for, and each step one that the executor asks for. They are
-processes here, with the variables of the pod alone. What only a cluster has is not tried: images, nodes, volumes,
-limits of memory, eviction.
+A run worker is the container that the launcher requests, and a step is one that the executor requests. Here they are
+processes with only the variables of the pod. Not tested: images, nodes, volumes, memory limits and eviction.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ mutation($run: ExecutionParams!) {
 
 
 class Deployment:
-    """An instance whose runs are pods of a cluster, and the code location in a process of its own."""
+    """An instance whose runs are pods of a cluster, with the code location in a separate process."""
 
     def __init__(self, instance: dg.DagsterInstance, workspace: WorkspaceProcessContext, cluster: Cluster):
         self.instance = instance
@@ -51,16 +50,16 @@ class Deployment:
         self.cluster = cluster
 
     def run(self, job: str, config: Mapping[str, Any] | None = None) -> dg.DagsterRun:
-        """Launch a job as the launchpad does, and wait until its run ended."""
+        """Launch a job like the launchpad, and wait until its run has ended."""
         selector = {"repositoryLocationName": "lake", "repositoryName": "__repository__", "jobName": job}
-        answer: Any = execute_dagster_graphql(
+        response: Any = execute_dagster_graphql(
             self.workspace.create_request_context(),
             LAUNCH,
             {"run": {"selector": selector, "runConfigData": config or {}}},
         )
-        assert not answer.errors, answer.errors
-        assert answer.data["launchRun"]["__typename"] == "LaunchRunSuccess", answer.data
-        run_id = answer.data["launchRun"]["run"]["runId"]
+        assert not response.errors, response.errors
+        assert response.data["launchRun"]["__typename"] == "LaunchRunSuccess", response.data
+        run_id = response.data["launchRun"]["run"]["runId"]
         end_s = time.monotonic() + PATIENCE_SECONDS
         while True:
             run = self.instance.get_run_by_id(run_id)
@@ -71,30 +70,30 @@ class Deployment:
             time.sleep(1)
 
     def must_run(self, job: str, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Run a job that succeeds; returns the metadata of its last step."""
+        """Run a job that must succeed. Return the metadata of its last step."""
         run = self.run(job, config)
         assert run.is_success, (self.cluster.refused, self.cluster.log()[-20_000:])
-        found: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
         for record in self.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_OUTPUT).records:
             event = record.event_log_entry.dagster_event
             assert event is not None
-            found = {name: value.value for name, value in event.step_output_data.metadata.items()}
-        return found
+            metadata = {name: value.value for name, value in event.step_output_data.metadata.items()}
+        return metadata
 
 
 def settings(home: Path, kubeconfig: Path) -> str:
-    """Return the ``dagster.yaml`` that docs/deploy/dagster.md has for Kubernetes, with the place of the stand-in."""
+    """Return the ``dagster.yaml`` for Kubernetes from docs/deploy/dagster.md, with the fake cluster's address."""
     page = (REPOSITORY / "docs" / "deploy" / "dagster.md").read_text()
     (snippet,) = (text for text in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "K8s" in text)
-    given = yaml.safe_load(snippet)
-    given["run_launcher"]["config"] |= {
+    config_file = yaml.safe_load(snippet)
+    config_file["run_launcher"]["config"] |= {
         "dagster_home": str(home),
         "load_incluster_config": False,
         "kubeconfig_file": str(kubeconfig),
         "env_vars": [f"KUBECONFIG={kubeconfig}"],
     }
     coordinator = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}
-    return yaml.safe_dump({**given, "run_coordinator": coordinator, "telemetry": {"enabled": False}})
+    return yaml.safe_dump({**config_file, "run_coordinator": coordinator, "telemetry": {"enabled": False}})
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +115,7 @@ def deployment(shop: Lakehouse, tmp_path_factory: pytest.TempPathFactory) -> Ite
         kubeconfig = cluster.kubeconfig(url)
         config_maps["dagster-instance"]["dagster.yaml"] = settings(home, kubeconfig)
         (home / "dagster.yaml").write_text(settings(home, kubeconfig))
-        # The code location's own process reads definitions, and so has the variables, too.
+        # The process of the code location reads the definitions, so it needs the variables.
         for name, value in {"KUBECONFIG": str(kubeconfig), ROOT: root, "PYTHONPATH": str(REPOSITORY)}.items():
             patch.setenv(name, value)
         target = PythonFileTarget(
@@ -135,13 +134,13 @@ def publish(deployment: Deployment, shop: Lakehouse, amounts: str) -> int:
     return shop.latest_version()
 
 
-def test_tables_are_published_and_rolled_back_by_pods(deployment: Deployment, shop: Lakehouse) -> None:
-    good = publish(deployment, shop, "1\n2\n3")
-    bad = publish(deployment, shop, "4\n-5")
-    assert (good, bad) == (1, 2)
-    plan = deployment.must_run(NAMES.of("rollback"), {"to": {"version": good}})
+def test_pods_publish_and_roll_back_tables(deployment: Deployment, shop: Lakehouse) -> None:
+    good_version = publish(deployment, shop, "1\n2\n3")
+    bad_version = publish(deployment, shop, "4\n-5")
+    assert (good_version, bad_version) == (1, 2)
+    plan = deployment.must_run(NAMES.of("rollback"), {"to": {"version": good_version}})
     assert (plan["rows_coming_back"], plan["rows_going_away"]) == (3, 2)
-    approved = {"to": {"version": good}, "approval": {"digest": plan["digest"], "approved_by": "Ada"}}
+    approved = {"to": {"version": good_version}, "approval": {"digest": plan["digest"], "approved_by": "Ada"}}
     proof = deployment.must_run(NAMES.of("rollback"), approved)
     assert (proof["rows_before"], proof["rows_after"], proof["checks_failed"]) == (2, 3, 0)
     rows = catalog_at(shop).load_table("sales.orders").scan().to_arrow()["amount"].to_pylist()
@@ -149,7 +148,7 @@ def test_tables_are_published_and_rolled_back_by_pods(deployment: Deployment, sh
     assert next(shop.history()).approved_by == "Ada"
 
 
-def test_what_deletes_is_in_its_pool_in_pods_too(deployment: Deployment, shop: Lakehouse) -> None:
+def test_purge_uses_pool_in_pods(deployment: Deployment, shop: Lakehouse) -> None:
     deployment.instance.event_log_storage.set_concurrency_slots(NAMES.pool, 1)
     plan = deployment.must_run(NAMES.of("purge"))
     deployment.must_run(NAMES.of("purge"), {"approval": {"digest": plan["digest"], "approved_by": "Ada"}})
@@ -160,8 +159,8 @@ def test_what_deletes_is_in_its_pool_in_pods_too(deployment: Deployment, shop: L
     assert (info.slot_count, info.active_slot_count, info.pending_step_count) == (1, 0, 0)
 
 
-def test_pods_get_what_the_settings_say_and_no_secret_stands_in_them(deployment: Deployment, shop: Lakehouse) -> None:
-    """Runs after the others: looks at all pods that there were."""
+def test_pods_have_settings_and_no_secrets(deployment: Deployment, shop: Lakehouse) -> None:
+    """Check all pods of the other tests. Must run last."""
     pods, root = deployment.cluster.pods, shop.root.removeprefix("file://").rstrip("/")
     kinds = {pod.body["metadata"]["labels"]["app.kubernetes.io/component"] for pod in pods.values()}
     assert (deployment.cluster.refused, kinds) == ([], {"run_worker", "step_worker"})

@@ -16,7 +16,7 @@ import pytest
 from tests.operations.aging import Aging, grow
 from tests.servers.s3_server import S3Server
 from tests.spark.cluster import Cluster, bare_environment
-from tests.spark_places.spark_processes import REPOSITORY, SPARK_HOME, environment
+from tests.spark_deployments.spark_processes import REPOSITORY, SPARK_HOME, environment
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.storage import open_storage
 

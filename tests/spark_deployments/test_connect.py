@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.operations.aging import Aging, grow
-from tests.spark_places.connect_program import SECRET
-from tests.spark_places.spark_processes import REPOSITORY, connect_server, environment, grows, wait_for
+from tests.spark_deployments.connect_program import SECRET
+from tests.spark_deployments.spark_processes import REPOSITORY, connect_server, environment, grows, wait_for
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.errors import InvalidInputError
@@ -39,7 +39,7 @@ def remote(server_folder: Path) -> Iterator[str]:
 
 def program(remote: str, folder: Path, *steps: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.spark_places.connect_program", remote, str(folder), *steps],
+        [sys.executable, "-m", "tests.spark_deployments.connect_program", remote, str(folder), *steps],
         env=environment(),
         cwd=REPOSITORY,
         text=True,
