@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from scripts.make_dagster_pictures import draw
 
-TEST = "tests/airflow/test_airflow.py::test_a_person_approves_a_plan"
+TEST = "tests/airflow/test_airflow.py::test_user_approves_plan"
 
 if __name__ == "__main__":
     draw(TEST, pictures="airflow*/airflow-approval.png")

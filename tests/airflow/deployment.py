@@ -1,4 +1,4 @@
-"""A real Airflow in an environment of its own: its processes on a folder, and its API."""
+"""A real Airflow: its processes with a separate environment and folder, and its API."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tests.servers.downloads import cached_folder
 
 HERE = Path(__file__).parent
 CONSTRAINTS = HERE / "constraints.txt"
-PERSON, PASSWORD = "ana", "approves"
-PATIENCE_S = 900.0
-_INSTALL_S = 1_200
+USER, PASSWORD = "ana", "approves"
+TIMEOUT_S = 900.0
+_INSTALL_TIMEOUT_S = 1_200
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 
 def airflow_environment() -> Path:
-    """Return the folder of programs of an environment with Airflow, made on the first run and kept. Ours is not there.
+    """Return the programs folder of an environment with Airflow, which is created once and cached.
 
-    Its packages are those of constraints.txt beside this file.
+    It contains the packages of constraints.txt in this folder, without this project.
     """
 
     def install(folder: Path) -> None:
@@ -41,14 +41,14 @@ def airflow_environment() -> Path:
         environment = folder / "v"
         subprocess.run([*uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, environment], check=True)
         into = ["--quiet", "--python", environment / "bin" / "python"]
-        subprocess.run([*uv, "pip", "install", *into, "-r", CONSTRAINTS], check=True, timeout=_INSTALL_S)
+        subprocess.run([*uv, "pip", "install", *into, "-r", CONSTRAINTS], check=True, timeout=_INSTALL_TIMEOUT_S)
 
     name = f"airflow-{hashlib.sha256(CONSTRAINTS.read_bytes()).hexdigest()[:16]}"
     return cached_folder(name, install) / "v" / "bin"
 
 
 def copy_source(folder: Path) -> Path:
-    """Copy what this project is built of, as builds leave folders where they are made. Returns the folder."""
+    """Copy the sources of this project, because builds leave files in the folder. Return the new folder."""
     folder.mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, folder)
@@ -58,7 +58,7 @@ def copy_source(folder: Path) -> Path:
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build this project's wheel."""
+    """Build the wheel of this project."""
     source = copy_source(folder / "source")
     uv = Path(sys.executable).with_name("uv")
     subprocess.run(
@@ -72,24 +72,24 @@ def build_wheel(folder: Path) -> Path:
 
 
 class Api:
-    """The API of an Airflow, for a person who signed in."""
+    """Client of an Airflow's API for a signed-in user."""
 
     def __init__(self, url: str):
         self.url = url
         self._token = ""
 
-    def ask(self, method: str, path: str, body: Any = None, *, token: str | None = None) -> Any:
-        """Ask the API, and return its answer. Where its database was locked or it is slow, it is asked again."""
+    def request(self, method: str, path: str, body: Any = None, *, token: str | None = None) -> Any:
+        """Send a request and return the response. Retry if the database is locked or the server is slow."""
         headers = {"Content-Type": "application/json"}
         if token is None:
             headers["Authorization"] = f"Bearer {self._token}"
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
+        http_request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
 
-        def answer() -> str | None:
+        def send() -> str | None:
             try:
-                with urllib.request.urlopen(request, timeout=60) as answered:
-                    return str(answered.read().decode())
+                with urllib.request.urlopen(http_request, timeout=60) as response:
+                    return str(response.read().decode())
             except urllib.error.HTTPError as error:
                 if error.code < 500:
                     raise
@@ -97,15 +97,15 @@ class Api:
                 return None
             return None
 
-        return json.loads(wait_for(answer) or "null")
+        return json.loads(wait_for(send) or "null")
 
-    def sign_in(self, person: str, password: str) -> None:
-        """Get a token of a person, when the server is there."""
+    def sign_in(self, user: str, password: str) -> None:
+        """Get a token for a user when the server is ready."""
 
         def token() -> str | None:
             try:
                 return str(
-                    self.ask("POST", "/auth/token", {"username": person, "password": password}, token="")[
+                    self.request("POST", "/auth/token", {"username": user, "password": password}, token="")[
                         "access_token"
                     ]
                 )
@@ -115,61 +115,61 @@ class Api:
         self._token = wait_for(token)
 
     def wait_for_dag(self, dag: str) -> None:
-        """Wait until a DAG was read."""
+        """Wait until a DAG is loaded."""
 
-        def is_there() -> bool | None:
+        def is_loaded() -> bool | None:
             try:
-                self.ask("GET", f"/api/v2/dags/{dag}/details")
+                self.request("GET", f"/api/v2/dags/{dag}/details")
             except urllib.error.HTTPError as error:
                 assert error.code == 404, error
                 return None
             return True
 
-        wait_for(is_there)
+        wait_for(is_loaded)
 
     def trigger(self, dag: str, run_id: str, conf: Any = None) -> None:
-        """Begin a run of a DAG."""
+        """Start a run of a DAG."""
         body = {"dag_run_id": run_id, "logical_date": None, "conf": conf or {}}
         try:
-            self.ask("POST", f"/api/v2/dags/{dag}/dagRuns", body)
+            self.request("POST", f"/api/v2/dags/{dag}/dagRuns", body)
         except urllib.error.HTTPError as error:
-            assert error.code == 409, error  # it had begun, and the answer was lost
+            assert error.code == 409, error  # it had started, and the response was lost
 
     def state(self, dag: str, run_id: str) -> str:
         """Return the state of a run."""
-        return str(self.ask("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}")["state"])
+        return str(self.request("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}")["state"])
 
     def wait_for_run(self, dag: str, run_id: str, *states: str) -> str:
-        """Wait until a run is in one of some states, by default ended."""
-        wanted = states or ("success", "failed")
-        return wait_for(lambda: state if (state := self.state(dag, run_id)) in wanted else None)
+        """Wait until a run is in one of the states, by default until it has ended."""
+        expected = states or ("success", "failed")
+        return wait_for(lambda: state if (state := self.state(dag, run_id)) in expected else None)
 
     def runs(self, dag: str) -> list[str]:
         """Return the ids of the runs of a DAG."""
-        return [str(run["dag_run_id"]) for run in self.ask("GET", f"/api/v2/dags/{dag}/dagRuns")["dag_runs"]]
+        return [str(run["dag_run_id"]) for run in self.request("GET", f"/api/v2/dags/{dag}/dagRuns")["dag_runs"]]
 
     def tries(self, dag: str, run_id: str, task: str) -> int:
-        """Return how often a task of a run was begun."""
-        return int(self.ask("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}")["try_number"])
+        """Return the number of tries of a task of a run."""
+        return int(self.request("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}")["try_number"])
 
     def task_state(self, dag: str, run_id: str, task: str) -> str | None:
         """Return the state of a task of a run."""
-        state: str | None = self.ask("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}")["state"]
+        state: str | None = self.request("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}")["state"]
         return state
 
     def returned(self, dag: str, run_id: str, task: str) -> Any:
-        """Return what a task returned."""
+        """Return the return value of a task."""
         path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}/xcomEntries/return_value"
-        return self.ask("GET", f"{path}?deserialize=false&stringify=false")["value"]
+        return self.request("GET", f"{path}?deserialize=false&stringify=false")["value"]
 
     def clear(self, dag: str, run_id: str) -> None:
-        """Clear all tasks of a run, so that it runs again."""
+        """Clear all tasks of a run, so that it starts again."""
         body = {"dry_run": False, "dag_run_id": run_id, "only_failed": False, "reset_dag_runs": True}
-        self.ask("POST", f"/api/v2/dags/{dag}/clearTaskInstances", body)
+        self.request("POST", f"/api/v2/dags/{dag}/clearTaskInstances", body)
 
 
 class Deployment(Api):
-    """Airflow's processes. The plugin comes from the built wheel."""
+    """The processes of an Airflow with the plugin installed from a wheel."""
 
     def __init__(self, folder: Path, dags: Sequence[Path], database: str | None):
         super().__init__(f"http://127.0.0.1:{free_port()}")
@@ -185,19 +185,19 @@ class Deployment(Api):
         wheel = build_wheel(folder / "wheel")
         into = ["--quiet", "--no-deps", "--python", self._programs / "python", "--target", self._packages]
         subprocess.run([uv, "pip", "install", *into, wheel], check=True, capture_output=True)
-        (folder / "passwords.json").write_text(json.dumps({PERSON: PASSWORD}))
+        (folder / "passwords.json").write_text(json.dumps({USER: PASSWORD}))
         self._environment = self._settings(database)
 
     def _settings(self, database: str | None) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
-        # However long others hold SQLite's lock on a busy machine.
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        # The timeout is long because other processes hold SQLite's lock on a busy machine.
         address = database or f"sqlite:///{self.folder / 'airflow.db'}?timeout=300"
         settings = {
             "DATABASE__SQL_ALCHEMY_CONN": address,
             "CORE__DAGS_FOLDER": self.folder / "dags",
             "CORE__LOAD_EXAMPLES": "False",
             "CORE__AUTH_MANAGER": "airflow.api_fastapi.auth.managers.simple.simple_auth_manager.SimpleAuthManager",
-            "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{PERSON}:admin",
+            "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
             "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": self.folder / "passwords.json",
             "CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "CORE__PARALLELISM": "6",
@@ -208,23 +208,23 @@ class Deployment(Api):
             "API__BASE_URL": self.url,
             "API__HOST": "127.0.0.1",
             "API__WORKERS": "1",
-            # However busy the machine is.
+            # Long timeouts for busy machines.
             "CORE__DAGBAG_IMPORT_TIMEOUT": "600",
             "DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "900",
             "DAG_PROCESSOR__REFRESH_INTERVAL": "5",
             "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
             "SCHEDULER__JOB_HEARTBEAT_SEC": "1",
-            # What a scheduler that was killed left is taken over soon.
+            # Another scheduler quickly adopts the tasks of a killed scheduler.
             "SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "60",
             "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
             "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "120",
-            # On a busy machine a scheduler may take the tasks of one that is only slow.
+            # On a busy machine, a scheduler may adopt the tasks of a scheduler that is only slow.
             "CORE__DEFAULT_TASK_RETRIES": "4",
             "CORE__DEFAULT_TASK_RETRY_DELAY": "1",
             "USAGE_DATA_COLLECTION__ENABLED": "False",
         }
         return {
-            **kept,
+            **inherited,
             "AIRFLOW_HOME": str(self.folder),
             "PYTHONPATH": str(self._packages),
             "STEPS_OF": str(self.folder / "steps"),
@@ -232,10 +232,10 @@ class Deployment(Api):
             **{f"AIRFLOW__{name}": str(value) for name, value in settings.items()},
         }
 
-    def run(self, *words: str) -> str:
-        """Run the command line of Airflow, and return what it prints."""
-        done = subprocess.run(
-            [self._programs / "python", "-m", "airflow", *words],
+    def run(self, *arguments: str) -> str:
+        """Run a command of Airflow, and return its output."""
+        process = subprocess.run(
+            [self._programs / "python", "-m", "airflow", *arguments],
             env=self._environment,
             cwd=self.folder,
             capture_output=True,
@@ -243,15 +243,15 @@ class Deployment(Api):
             timeout=300,
             check=False,
         )
-        assert done.returncode == 0, f"{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
-        return done.stdout
+        assert process.returncode == 0, f"{process.stdout[-3_000:]}\n{process.stderr[-3_000:]}"
+        return process.stdout
 
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
-        """Start a process of Airflow, whose output goes to a file of its name."""
-        log = (self.folder / f"{'-'.join(words)}-{len(self._running)}.log").open("wb")
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a process of Airflow, with its output in a file named like the command."""
+        log = (self.folder / f"{'-'.join(arguments)}-{len(self._running)}.log").open("wb")
         with log:
             process = subprocess.Popen(
-                [self._programs / "python", "-m", "airflow", *words],
+                [self._programs / "python", "-m", "airflow", *arguments],
                 env=self._environment,
                 cwd=self.folder,
                 stdout=log,
@@ -262,9 +262,9 @@ class Deployment(Api):
         return process
 
     def replace_a_scheduler(self) -> None:
-        """Kill a scheduler with all its workers and their tasks, as a lost machine does, and start another one.
+        """Kill a scheduler with all its workers and tasks, as when its machine fails, and start another one.
 
-        Workers that went on alone would keep the scheduler's connection to the database open, and with it its locks.
+        If the workers continued, they would keep the scheduler's database connection open, including its locks.
         """
         killed = next(process for process in self._running if "scheduler" in process.args and process.poll() is None)
         os.killpg(killed.pid, signal.SIGKILL)
@@ -272,20 +272,20 @@ class Deployment(Api):
         self.start("scheduler", "--skip-serve-logs")
 
     def notes(self, run_id: str) -> list[str]:
-        """Return what the tasks of a run noted, each after the number of its try: see dags/killed_tasks.py."""
+        """Return the notes of a run's tasks, each prefixed with the number of its try: see dags/killed_tasks.py."""
         return (self.folder / "steps" / run_id).read_text().splitlines()
 
     def steps(self, run_id: str) -> list[str]:
-        """Return the names of the steps that the watched task of a run took in its first try."""
+        """Return the names of the steps in the first try of a run's watched task."""
         noted = [note.removeprefix("1 ") for note in self.notes(run_id)]
-        return [one for one in noted if one not in ("begun", "committed")]
+        return [step for step in noted if step not in ("begun", "committed")]
 
     def stop(self) -> None:
-        """End all processes, with all that they started."""
-        for moment in (signal.SIGTERM, signal.SIGKILL):
+        """Stop all processes with their children."""
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
             for process in self._running:
                 if process.poll() is None:
-                    os.killpg(process.pid, moment)
+                    os.killpg(process.pid, signal_number)
             for process in self._running:
                 try:
                     process.wait(20)
@@ -293,32 +293,33 @@ class Deployment(Api):
                     continue
 
 
-def wait_for_a_question(log: Path, dag: str, run_id: str, task: str) -> None:
-    """Wait until a task asks a person, and the scheduler has seen by its log that it does.
+def wait_for_approval_request(log: Path, dag: str, run_id: str, task: str) -> None:
+    """Wait until a task asks for an approval, and the scheduler has processed this according to its log.
 
-    An answer before that begins the task while the scheduler takes it for ended. Then Airflow tries and asks again.
+    If the response comes earlier, the task starts while the scheduler assumes that it has ended, and Airflow asks
+    again.
     """
     key = f"TaskInstanceKey(dag_id='{dag}', task_id='{task}', run_id='{run_id}'"
     seen = f"Received executor event with state success for task instance {key}"
     wait_for(lambda: seen in log.read_text(errors="replace") or None)
 
 
-def wait_for(look: Callable[[], Found | None]) -> Found:
-    """Return what a look finds at last."""
-    end_s = time.monotonic() + PATIENCE_S
-    while (found := look()) is None:
-        assert time.monotonic() < end_s, "waited in vain"
+def wait_for(probe: Callable[[], Value | None]) -> Value:
+    """Poll until a probe returns a value other than None."""
+    end_s = time.monotonic() + TIMEOUT_S
+    while (value := probe()) is None:
+        assert time.monotonic() < end_s, "timed out"
         time.sleep(1)
-    return found
+    return value
 
 
 @contextmanager
 def deployed(
     folder: Path, dags: Sequence[Path], *commands: Sequence[str], database: str | None = None, schedulers: int = 1
 ) -> Iterator[Deployment]:
-    """Provide a running Airflow with some DAGs, after commands such as of a connection; it ends with the block.
+    """Provide a running Airflow with DAGs, after running commands such as adding a connection; stop it after the block.
 
-    Without the address of a database, it is SQLite, which Airflow allows one scheduler alone.
+    Without a database address it uses SQLite, with which Airflow only supports one scheduler.
     """
     airflow = Deployment(folder, dags, database)
     try:
@@ -326,7 +327,7 @@ def deployed(
         for command in commands:
             airflow.run(*command)
         airflow.start("api-server")
-        airflow.sign_in(PERSON, PASSWORD)
+        airflow.sign_in(USER, PASSWORD)
         airflow.start("dag-processor")
         airflow.start("triggerer", "--skip-serve-logs")
         for _ in range(schedulers):

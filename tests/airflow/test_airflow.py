@@ -1,4 +1,4 @@
-"""A real Airflow: tasks that are killed, cleared runs and two schedulers publish once; a person approves a plan."""
+"""Test a real Airflow: killed tasks, cleared runs and two schedulers publish once, and a user approves a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from playwright.sync_api import expect
 
-from tests.airflow.deployment import HERE, PASSWORD, PERSON, Deployment, deployed, wait_for, wait_for_a_question
+from tests.airflow.deployment import HERE, PASSWORD, USER, Deployment, deployed, wait_for, wait_for_approval_request
 from tests.docs.pages import DOCS, snippets
 from tests.e2e.browser import WIDTH, opened_page
 from tests.environments import PROJECT
@@ -30,43 +30,43 @@ from trinitylake_ops.iceberg.write.publication import publication_id, publish_on
 
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(7_200)]
 
-#: The step that commits, by its name in dags/killed_tasks.py.
+#: The step that commits, as named in dags/killed_tasks.py.
 COMMIT = "create root 1"
 EXAMPLES = PROJECT / "trinitylake_ops" / "airflow_plugin" / "example_dags"
 
 
 def append(lake: Lakehouse, table: str, rows: pa.Table) -> None:
-    """Commit as another program does."""
+    """Commit rows like another program."""
     staged = stage_arrow(lake, rows, "sales", table, mode="append")
     publish_once(lake, [staged], publication_id(staged.metadata_location))
 
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Lakehouse:
-    """A lakehouse with versions of two days ago, which may expire."""
+    """A lakehouse with versions from two days ago, which may expire."""
     folder = tmp_path_factory.mktemp("lake") / "lake"
     with pytest.MonkeyPatch.context() as patch:
         LocalClock(patch).forward(-48)
         lake = Lakehouse.create(str(folder), {"fsync": "false"})
         for number in range(4):
             append(lake, "old", pa.table({"n": [number]}))
-    then_s = time.time() - 48 * 3_600
+    two_days_ago_s = time.time() - 48 * 3_600
     for path in folder.rglob("*"):
-        os.utime(path, (then_s, then_s))
+        os.utime(path, (two_days_ago_s, two_days_ago_s))
     return Lakehouse.open(lake.root, {"fsync": "false"})
 
 
 def connection_to(lake: Lakehouse) -> list[str]:
-    """Return the words of the page's command that adds a connection, to this lakehouse."""
-    (shown,) = (one.text for one in snippets(DOCS / "deploy" / "airflow.md") if "--conn-json" in one.text)
-    program, *words = shlex.split(shown.replace("s3://bucket/lake", lake.root))
+    """Return the arguments of the documented command that adds a connection, for this lakehouse."""
+    (shown,) = (snippet.text for snippet in snippets(DOCS / "deploy" / "airflow.md") if "--conn-json" in snippet.text)
+    program, *arguments = shlex.split(shown.replace("s3://bucket/lake", lake.root))
     assert program == "airflow"
-    return words
+    return arguments
 
 
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory, lake: Lakehouse) -> Iterator[Deployment]:
-    """On SQLite, with one scheduler."""
+    """An Airflow on SQLite with one scheduler."""
     dags = [HERE / "dags" / "killed_tasks.py", EXAMPLES / "example_trinitylake.py"]
     extra = json.dumps({"storage_options": {"fsync": "false"}})
     host = ["--conn-type", "trinitylake", "--conn-host", lake.root]
@@ -77,7 +77,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, lake: Lakehouse) -> Iterat
 
 @contextmanager
 def airflow_on_postgres(folder: Path, server: Postgres, lake: Lakehouse) -> Iterator[Deployment]:
-    """Provide an Airflow with two schedulers."""
+    """Provide an Airflow on Postgres with two schedulers."""
     address = f"postgresql+psycopg2://{server.user}:{server.password}@127.0.0.1:{server.port}/{server.database}"
     command, dags = ["postgres", "-p", str(server.port)], [HERE / "dags" / "killed_tasks.py"]
     folder.mkdir()
@@ -88,31 +88,33 @@ def airflow_on_postgres(folder: Path, server: Postgres, lake: Lakehouse) -> Iter
         yield deployment
 
 
-def queued_by_schedulers(server: Postgres) -> dict[int, int]:
-    """Return how many tries of tasks each scheduler has queued, as Airflow's database tells."""
-    both = (
+def queued_tries(server: Postgres) -> dict[int, int]:
+    """Return the number of task tries that each scheduler has queued according to Airflow's database."""
+    tries_query = (
         "SELECT queued_by_job_id AS job FROM task_instance UNION ALL SELECT queued_by_job_id FROM task_instance_history"
     )
     with closing(server.connect()) as connection, connection.cursor() as cursor:
-        cursor.execute(f"SELECT job, count(*) FROM ({both}) AS tries WHERE job IS NOT NULL GROUP BY job ORDER BY job")
+        cursor.execute(
+            f"SELECT job, count(*) FROM ({tries_query}) AS tries WHERE job IS NOT NULL GROUP BY job ORDER BY job"
+        )
         return dict(cursor.fetchall())
 
 
 def column(lake: Lakehouse, table: str, name: str) -> Counter[int]:
-    """Return the values of a column, but for those of others in dags/killed_tasks.py."""
+    """Count the values of a column, without the rows of the other program in dags/killed_tasks.py."""
     values = catalog_at(lake).load_table(table).scan().to_arrow()[name].to_pylist()
     return Counter(value for value in values if value != -1)
 
 
 def publications(lake: Lakehouse) -> Counter[str | None]:
-    """Return how many versions each run published."""
+    """Count the versions that each run published."""
     infos = lake.history(lake.latest_version() + 1)
     return Counter(info.run_id for info in infos if info.operation == "publish" and info.run_id)
 
 
 @dataclass(frozen=True)
 class Kill:
-    """Where tries of a task are killed, and how: see dags/killed_tasks.py."""
+    """Where and how tries of a task are killed: see dags/killed_tasks.py."""
 
     task: str
     at: str
@@ -121,12 +123,12 @@ class Kill:
     tries: int = 1
 
 
-def kills_at(steps: dict[str, list[str]]) -> list[Kill]:
-    """Return the kills before and after each step of both tasks, and further ones around the commit."""
+def kills_around(steps: dict[str, list[str]]) -> list[Kill]:
+    """Return kills before and after each step of both tasks, and more kills around the commit."""
     return [
         *(Kill(task, at, moment) for task in steps for at in steps[task] for moment in ("before", "after")),
-        Kill("load", "", "told"),
-        Kill("publish", "", "told", tries=3),
+        Kill("load", "", "returned"),
+        Kill("publish", "", "returned", tries=3),
         Kill("publish", COMMIT, "before", tries=3),
         Kill("load", steps["load"][-1], "after", how="machine"),
         Kill("publish", COMMIT, "before", how="machine"),
@@ -135,7 +137,7 @@ def kills_at(steps: dict[str, list[str]]) -> list[Kill]:
     ]
 
 
-def test_a_killed_or_cleared_task_publishes_once_beside_two_schedulers(tmp_path: Path) -> None:
+def test_killed_or_cleared_task_publishes_once_with_two_schedulers(tmp_path: Path) -> None:
     server = Postgres(free_port(), "airflow", "airflow", "of-a-test")
     lake = Lakehouse.create(str(tmp_path / "lake"))
     with airflow_on_postgres(tmp_path / "airflow", server, lake) as airflow:
@@ -145,29 +147,29 @@ def test_a_killed_or_cleared_task_publishes_once_beside_two_schedulers(tmp_path:
 
 def kill_and_clear(airflow: Deployment, server: Postgres, lake: Lakehouse) -> None:
     airflow.wait_for_dag("killed")
-    # Which steps there are is told by runs that nobody kills. The first one makes the table.
-    wanted = {}
+    # Runs without kills show which steps exist. The first one creates the table.
+    expected_ids = {}
     for number, task in enumerate(("publish", "load", "publish")):
         airflow.trigger("killed", run_id := f"whole-{number}", {"id": number, "task": task})
         assert airflow.wait_for_run("killed", run_id) == "success"
-        wanted[run_id] = number
+        expected_ids[run_id] = number
     steps = {task: airflow.steps(f"whole-{number}") for number, task in ((1, "load"), (2, "publish"))}
     assert COMMIT in steps["publish"] and COMMIT not in steps["load"]
-    killed = {f"k{number}": kill for number, kill in enumerate(kills_at(steps), 100)}
+    killed = {f"k{number}": kill for number, kill in enumerate(kills_around(steps), 100)}
     for run_id, kill in killed.items():
-        wanted[run_id] = int(run_id[1:])
-        airflow.trigger("killed", run_id, {"id": wanted[run_id], **asdict(kill)})
-    wait_for(lambda: len(queued_by_schedulers(server)) == 2 or None)
+        expected_ids[run_id] = int(run_id[1:])
+        airflow.trigger("killed", run_id, {"id": expected_ids[run_id], **asdict(kill)})
+    wait_for(lambda: len(queued_tries(server)) == 2 or None)
     airflow.replace_a_scheduler()
     n_killed: Counter[str] = Counter()
-    not_reached, n_told = [], 0
+    not_reached, n_committed = [], 0
     for run_id, kill in killed.items():
         assert airflow.wait_for_run("killed", run_id) == "success", kill
         notes = airflow.notes(run_id)
         tries = [note for note in notes if note[1:].startswith(" killed")]
         n_killed[kill.how] += len(tries)
-        assert len({*tries}) == len(tries) and "waited in vain" not in str(notes), notes
-        if len(tries) < kill.tries:  # beside others a publication may take fewer steps
+        assert len({*tries}) == len(tries) and "timed out" not in str(notes), notes
+        if len(tries) < kill.tries:  # a publication may take fewer steps while others publish
             not_reached.append(kill)
         else:
             assert airflow.tries("killed", run_id, kill.task) > kill.tries, kill
@@ -176,26 +178,26 @@ def kill_and_clear(airflow: Deployment, server: Postgres, lake: Lakehouse) -> No
             last = max(note[0] for note in notes)
             was_published = airflow.returned("killed", run_id, "publish")["was_published"]
             assert was_published == (committed != last), (kill, notes)
-            n_told += was_published
+            n_committed += was_published
     assert not [kill for kill in not_reached if kill.task == "load" or kill.at in ("", COMMIT)]
-    assert column(lake, "sales.killed", "id") == Counter(wanted.values())
-    published = dict.fromkeys((f"killed/{name}" for name in wanted), 1)
+    assert column(lake, "sales.killed", "id") == Counter(expected_ids.values())
+    published = dict.fromkeys((f"killed/{name}" for name in expected_ids), 1)
     assert publications(lake) == published
     for run_id in killed:
         airflow.clear("killed", run_id)
     for run_id in killed:
         assert airflow.wait_for_run("killed", run_id) == "success"
         assert airflow.returned("killed", run_id, "publish")["was_published"]
-    assert column(lake, "sales.killed", "id") == Counter(wanted.values())
+    assert column(lake, "sales.killed", "id") == Counter(expected_ids.values())
     assert publications(lake) == published
-    queued = queued_by_schedulers(server)
-    assert len(queued) == 3, queued  # two, and the one in place of that which was killed
+    queued = queued_tries(server)
+    assert len(queued) == 3, queued  # two, and the replacement of the killed one
     print(f"steps: {steps}")
-    print(f"killed: {dict(n_killed)}, {n_told} of them had committed; not reached: {not_reached}")
-    print(f"{len(wanted)} runs, {len(killed)} of them cleared; tasks queued by each scheduler: {queued}")
+    print(f"killed: {dict(n_killed)}, {n_committed} of them had committed; not reached: {not_reached}")
+    print(f"{len(expected_ids)} runs, {len(killed)} of them cleared; tasks queued by each scheduler: {queued}")
 
 
-def test_a_cleared_run_replaces_where_that_is_asked_for(airflow: Deployment, lake: Lakehouse) -> None:
+def test_cleared_run_replaces_if_configured(airflow: Deployment, lake: Lakehouse) -> None:
     airflow.wait_for_dag("replaced")
     airflow.trigger("replaced", "once")
     assert airflow.wait_for_run("replaced", "once") == "success"
@@ -208,36 +210,36 @@ def test_a_cleared_run_replaces_where_that_is_asked_for(airflow: Deployment, lak
     assert airflow.wait_for_run("refused", "once") == "failed"
 
 
-def test_a_rejected_plan_is_not_applied(airflow: Deployment, lake: Lakehouse) -> None:
-    """It stands before the test whose plan is approved, after which nothing is left to expire."""
+def test_rejected_plan_is_not_applied(airflow: Deployment, lake: Lakehouse) -> None:
+    """Runs before the test that approves a plan, because nothing is left to expire afterwards."""
     dag, run_id = "trinitylake_maintenance", "rejected"
     airflow.wait_for_dag(dag)
     airflow.trigger(dag, run_id)
     wait_for(lambda: airflow.task_state(dag, run_id, "expire.approve") == "awaiting_input" or None)
-    wait_for_a_question(next(airflow.folder.glob("scheduler*.log")), dag, run_id, "expire.approve")
+    wait_for_approval_request(next(airflow.folder.glob("scheduler*.log")), dag, run_id, "expire.approve")
     path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/expire.approve/-1/hitlDetails"
-    airflow.ask("PATCH", path, {"chosen_options": ["Reject"], "params_input": {}})
+    airflow.request("PATCH", path, {"chosen_options": ["Reject"], "params_input": {}})
     airflow.wait_for_run(dag, run_id)
     assert airflow.task_state(dag, run_id, "expire.apply") == "skipped"
     assert "expire" not in {info.operation for info in lake.history(lake.latest_version() + 1)}
 
 
-def test_a_person_approves_a_plan(airflow: Deployment, lake: Lakehouse) -> None:
-    """``python -m scripts.make_airflow_picture`` runs this test, too: the picture becomes that of the docs."""
+def test_user_approves_plan(airflow: Deployment, lake: Lakehouse) -> None:
+    """``python -m scripts.make_airflow_picture`` runs this test and copies its screenshot into the documentation."""
     dag, run_id = "trinitylake_maintenance", "approved"
     airflow.wait_for_dag(dag)
     airflow.trigger(dag, run_id)
     wait_for(lambda: airflow.task_state(dag, run_id, "expire.approve") == "awaiting_input" or None)
-    wait_for_a_question(next(airflow.folder.glob("scheduler*.log")), dag, run_id, "expire.approve")
+    wait_for_approval_request(next(airflow.folder.glob("scheduler*.log")), dag, run_id, "expire.approve")
     plan = airflow.returned(dag, run_id, "expire.plan")
     assert not plan["is_empty"]
     with opened_page() as page:
         page.goto(f"{airflow.url}/auth/login/")
-        page.get_by_label("Username").fill(PERSON)
+        page.get_by_label("Username").fill(USER)
         page.get_by_label("Password").fill(PASSWORD)
         page.get_by_role("button", name="Sign in").click()
         page.wait_for_url(lambda now: "/auth/login" not in now)
-        page.set_viewport_size({"width": WIDTH, "height": 1_250})  # down to the buttons
+        page.set_viewport_size({"width": WIDTH, "height": 1_250})  # shows the buttons
         page.goto(f"{airflow.url}/dags/{dag}/runs/{run_id}/tasks/expire.approve/required_actions")
         expect(page.get_by_text("Approve the plan of expire?").first).to_be_visible()
         page.screenshot(path=airflow.folder / "airflow-approval.png", animations="disabled")
@@ -245,11 +247,11 @@ def test_a_person_approves_a_plan(airflow: Deployment, lake: Lakehouse) -> None:
         wait_for(lambda: airflow.state(dag, run_id) != "running" or None)
         assert airflow.state(dag, run_id) == "success"
     info = next(info for info in lake.history(20) if info.operation == "expire")
-    assert (info.approved_by, info.run_id) == (PERSON, f"{dag}/{run_id}")
+    assert (info.approved_by, info.run_id) == (USER, f"{dag}/{run_id}")
     assert airflow.returned(dag, run_id, "expire.apply")["versions"] == plan["versions"]
 
 
-def test_the_example_publishes_and_a_watcher_follows_commits_of_others(airflow: Deployment, lake: Lakehouse) -> None:
+def test_example_publishes_and_follows_commits_of_others(airflow: Deployment, lake: Lakehouse) -> None:
     assert "trinitylake" in airflow.run("providers", "hooks")
     dag, follow = "trinitylake_publish", "trinitylake_follow"
     airflow.wait_for_dag(follow)
@@ -260,14 +262,14 @@ def test_the_example_publishes_and_a_watcher_follows_commits_of_others(airflow: 
     assert airflow.returned(dag, "by-hand", "publish")["lakehouse_version"] == lake.latest_version()
     assert column(lake, "sales.orders", "amount") == {9.5: 1, 20.0: 1}
 
-    def told(rows: int) -> bool | None:
-        """Whether a run that follows has counted so many rows."""
+    def has_counted(rows: int) -> bool | None:
+        """Return True if a run of the following DAG has counted this number of rows."""
         ended = [run_id for run_id in airflow.runs(follow) if airflow.state(follow, run_id) == "success"]
         return any(airflow.returned(follow, run_id, "count") == rows for run_id in ended) or None
 
-    wait_for(lambda: told(2))
+    wait_for(lambda: has_counted(2))
     append(lake, "orders", pa.table({"day": ["2020-01-01"], "amount": [7.0]}))
-    wait_for(lambda: told(3))
+    wait_for(lambda: has_counted(3))
 
 
 def test_sensors_wait_for_a_commit(airflow: Deployment, lake: Lakehouse) -> None:
@@ -281,7 +283,7 @@ def test_sensors_wait_for_a_commit(airflow: Deployment, lake: Lakehouse) -> None
     assert {airflow.returned("waits", "w", task) for task in ("deferred", "poking")} == {version}
 
 
-def test_connections_are_asked_for_by_coroutines_at_once(airflow: Deployment, lake: Lakehouse) -> None:
+def test_concurrent_coroutines_open_connections(airflow: Deployment, lake: Lakehouse) -> None:
     airflow.wait_for_dag("together")
     airflow.trigger("together", "t")
     assert airflow.wait_for_run("together", "t") == "success"

@@ -1,4 +1,4 @@
-"""The first steps of docs/deploy/airflow.md, as a new user takes them: a new environment, standalone, an approval."""
+"""Follow the first steps of docs/deploy/airflow.md like a new user: standalone Airflow and an approval."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.airflow.deployment import CONSTRAINTS, Api, copy_source, wait_for, wait_for_a_question
+from tests.airflow.deployment import CONSTRAINTS, Api, copy_source, wait_for, wait_for_approval_request
 from tests.docs.pages import DOCS, snippets
 from tests.e2e.browser import opened_page
 from tests.servers.daemons import free_port
@@ -23,15 +23,15 @@ from trinitylake_ops import Lakehouse
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(7_200)]
 
 PAGE = DOCS / "deploy" / "airflow.md"
-#: Which connection each row of the page's table is about.
-WRONG = {
+#: The connection for each row of the page's table of errors.
+CONNECTION_ERRORS = {
     "the host is not a root": {"host": "lake"},
     "the extra has an unknown field": {"host": "/srv/lake", "extra": {"enginee": "local"}},
     "the extra is not JSON": {"host": "/srv/lake", "extra": "engine: local"},
     "there is no lakehouse": {"host": "/srv/lake"},
     "the storage's package is missing": {"host": "s3://bucket/lake"},
 }
-#: The triggerer's loop stands still while it imports a trigger.
+#: The triggerer's event loop is blocked while it imports a trigger.
 IMPORT_TRIGGER = """
 import sys
 from trinitylake_ops.airflow_plugin import CommitTrigger
@@ -44,26 +44,26 @@ print(TrinityLakeHook().test_connection()[1])
 
 
 def first_steps(source: Path) -> list[str]:
-    """Return the commands of the page, for a clone of this repository."""
-    shown = [one.text for one in snippets(PAGE) if one.section == "First steps"]
+    """Return the page's commands, with this repository as the clone."""
+    shown = [snippet.text for snippet in snippets(PAGE) if snippet.section == "First steps"]
     assert len(shown) == 3 and "SOURCE=$HOME/trinitylake-ops\n" in shown[0]
     return [text.replace("SOURCE=$HOME/trinitylake-ops", f"SOURCE={source}") for text in shown]
 
 
-def own_environment() -> dict[str, str]:
-    """Return the variables of this process, but for those of its own environment."""
+def clean_environment() -> dict[str, str]:
+    """Return the environment variables of this process without those of its virtual environment."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
 @contextmanager
 def standalone(folder: Path, script: str, ports: dict[str, str]) -> Iterator[Path]:
-    """Run a script that ends with a standalone Airflow. Provides its log."""
+    """Run a script that ends with a standalone Airflow, and yield the path of its log."""
     log = folder / "standalone.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", script],
             cwd=folder,
-            env={**own_environment(), **ports},
+            env={**clean_environment(), **ports},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -71,15 +71,15 @@ def standalone(folder: Path, script: str, ports: dict[str, str]) -> Iterator[Pat
     try:
         yield log
     finally:
-        for moment in (signal.SIGTERM, signal.SIGKILL):
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
             try:
-                os.killpg(process.pid, moment)
+                os.killpg(process.pid, signal_number)
                 process.wait(30)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
 
 
-def test_a_new_user_publishes_and_approves_a_rollback(tmp_path: Path) -> None:
+def test_new_user_publishes_and_approves_rollback(tmp_path: Path) -> None:
     source = copy_source(tmp_path / "clone")
     (source / "tests" / "airflow").mkdir(parents=True)
     shutil.copy(CONSTRAINTS, source / "tests" / "airflow")
@@ -98,17 +98,17 @@ def test_a_new_user_publishes_and_approves_a_rollback(tmp_path: Path) -> None:
         airflow = Api(url)
         airflow.sign_in("admin", password)
         assert f"Password for user 'admin': {password}" in log.read_text()
-        # Not sooner: tasks that begin before the server is there fail.
+        # Not earlier, because tasks that start before the server is ready fail.
         for dag in ("trinitylake_follow", "trinitylake_rollback", "trinitylake_publish"):
             airflow.wait_for_dag(dag)
-            airflow.ask("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
+            airflow.request("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
         for dag in ("trinitylake_publish", "trinitylake_follow"):
             first, *_ = wait_for(lambda dag=dag: airflow.runs(dag) or None)
             assert airflow.wait_for_run(dag, first) == "success"
         dag, run_id = "trinitylake_rollback", "by-hand"
         airflow.trigger(dag, run_id, {"version": 0})
         wait_for(lambda: airflow.task_state(dag, run_id, "rollback.approve") == "awaiting_input" or None)
-        wait_for_a_question(log, dag, run_id, "rollback.approve")
+        wait_for_approval_request(log, dag, run_id, "rollback.approve")
         with opened_page() as page:
             page.goto(f"{url}/auth/login/")
             page.get_by_label("Username").fill("admin")
@@ -123,27 +123,30 @@ def test_a_new_user_publishes_and_approves_a_rollback(tmp_path: Path) -> None:
     (info,) = lake.history(1)
     assert (lake.latest_version(), info.operation, info.approved_by) == (2, "rollback", "admin")
     python, home = user / ".venv" / "bin" / "python", user / "home"
-    check_what_is_wrong(python, home)
-    assert said(python, home, IMPORT_TRIGGER) == ""
+    check_error_table(python, home)
+    assert last_output_line(python, home, IMPORT_TRIGGER) == ""
 
 
-def said(python: Path, home: Path, program: str, **environment: str) -> str:
-    """Return the last line that a program of an environment prints."""
-    done = subprocess.run(
+def last_output_line(python: Path, home: Path, program: str, **environment: str) -> str:
+    """Return the last line that a program prints in an environment."""
+    process = subprocess.run(
         [python, "-c", program],
         cwd=home,
-        env={**own_environment(), "AIRFLOW_HOME": str(home), **environment},
+        env={**clean_environment(), "AIRFLOW_HOME": str(home), **environment},
         capture_output=True,
         text=True,
         check=True,
         timeout=300,
     )
-    return done.stdout.splitlines()[-1]
+    return process.stdout.splitlines()[-1]
 
 
-def check_what_is_wrong(python: Path, home: Path) -> None:
-    """Compare the page's table of errors with what the hook says."""
+def check_error_table(python: Path, home: Path) -> None:
+    """Compare the page's table of errors with the messages of the hook."""
     rows = dict(re.findall(r"^\| ([^|]+) \| `([^|]+)` \|$", PAGE.read_text(), re.MULTILINE))
-    for name, connection in WRONG.items():
-        given = json.dumps({"conn_type": "trinitylake", **connection})
-        assert said(python, home, TEST_CONNECTION, AIRFLOW_CONN_TRINITYLAKE_DEFAULT=given) == rows[name], name
+    for name, connection in CONNECTION_ERRORS.items():
+        connection_json = json.dumps({"conn_type": "trinitylake", **connection})
+        assert (
+            last_output_line(python, home, TEST_CONNECTION, AIRFLOW_CONN_TRINITYLAKE_DEFAULT=connection_json)
+            == rows[name]
+        ), name

@@ -1,4 +1,4 @@
-"""What the plugin for Airflow does without Airflow: operations from the same declarations as Dagster's jobs."""
+"""Test the Airflow plugin without Airflow: its operations have the same declarations as Dagster's jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.iceberg import catalog_at
 
 LOG = logging.getLogger(__name__)
-RUN = "upkeep/manual"
+RUN = "maintenance/manual"
 ROWS = pa.table({"id": [1]})
 
 
@@ -35,39 +35,39 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
     return old_lake(tmp_path, LocalClock(monkeypatch))
 
 
-def ran(lake: Lakehouse, operation: str, **options: Any) -> dict[str, Any]:
-    """Carry out an operation as a task does, and return what Airflow keeps of it."""
+def run_operation(lake: Lakehouse, operation: str, **options: Any) -> dict[str, Any]:
+    """Run an operation like a task does, and return the result that Airflow stores."""
     settings = LakehouseSettings.of(lake.root, {"storage_options": {"fsync": "false"}})
     shown: dict[str, Any] = json.loads(json.dumps(carry_out(BY_NAME[operation], options, settings, RUN, LOG)))
     return shown
 
 
-def test_operations_are_the_jobs_of_dagster() -> None:
+def test_operations_are_jobs_of_dagster() -> None:
     limits = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
     assert {job.name for job in build_jobs(operations="all", limits=limits)} == {*BY_NAME}
 
 
-def test_a_plan_is_approved_and_applied(lake: Lakehouse) -> None:
-    plan = ran(lake, "expire")
+def test_plan_is_approved_and_applied(lake: Lakehouse) -> None:
+    plan = run_operation(lake, "expire")
     assert not plan["is_empty"]
     assert "| version | verdict | why |" in plan["page"]
     assert "data:image" not in plan["page"]
     assert "to apply it, run expire" in plan["summary"] and "to apply it" not in plan["page"]
     with pytest.raises(InvalidInputError, match="approved_by"):
-        ran(lake, "expire", **plan["configuration"])
-    done = ran(lake, "expire", approval={"digest": plan["digest"], "approved_by": "ana"})
+        run_operation(lake, "expire", **plan["configuration"])
+    done = run_operation(lake, "expire", approval={"digest": plan["digest"], "approved_by": "ana"})
     assert done["versions"] == plan["versions"]
     info = next(iter(lake.history(1)))
     assert (info.operation, info.run_id, info.approved_by) == ("expire", RUN, "ana")
-    assert ran(lake, "expire")["is_empty"]
+    assert run_operation(lake, "expire")["is_empty"]
     version = lake.latest_version()
-    # Its response was lost, and it is retried.
-    ran(lake, "expire", approval={"digest": plan["digest"], "approved_by": "ana"})
+    # The response was lost and the task is retried.
+    run_operation(lake, "expire", approval={"digest": plan["digest"], "approved_by": "ana"})
     assert lake.latest_version() == version
 
 
 @pytest.mark.parametrize(
-    ("operation", "options", "told"),
+    ("operation", "options", "message"),
     [
         ("export", {}, "name is required"),
         ("export", {"name": None}, "name is required"),
@@ -78,27 +78,27 @@ def test_a_plan_is_approved_and_applied(lake: Lakehouse) -> None:
         ("purge", {"unattended": True}, "the code sets no limits for runs without approval"),
     ],
 )
-def test_a_required_option_is_refused_when_it_is_left_out(
-    lake: Lakehouse, operation: str, options: dict[str, Any], told: str
+def test_missing_required_option_is_rejected(
+    lake: Lakehouse, operation: str, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidInputError, match=told):
-        ran(lake, operation, **options)
+    with pytest.raises(InvalidInputError, match=message):
+        run_operation(lake, operation, **options)
 
 
-def test_an_unattended_run_applies_within_limits(lake: Lakehouse) -> None:
+def test_unattended_run_applies_within_limits(lake: Lakehouse) -> None:
     settings = LakehouseSettings.of(lake.root, {"storage_options": {"fsync": "false"}})
-    few, many = (ApplyLimits(max_files=most, max_bytes=10**9, min_age=timedelta(0)) for most in (0, 1000))
+    few, many = (ApplyLimits(max_files=max_files, max_bytes=10**9, min_age=timedelta(0)) for max_files in (0, 1000))
     with pytest.raises(OperationFailedError, match="nothing was done"):
         carry_out(BY_NAME["expire"], {"unattended": True}, settings, RUN, LOG, few)
     assert carry_out(BY_NAME["expire"], {"unattended": True}, settings, RUN, LOG, many)["versions"] == "0-2"
     assert next(iter(lake.history(1))).approved_by == "the limits of schedules"
 
 
-def test_the_log_of_a_task_has_what_its_report_has(lake: Lakehouse, caplog: pytest.LogCaptureFixture) -> None:
-    """As that of Dagster's job has it: figures, tables as text, and the options of what applies the plan."""
+def test_task_log_contains_report(lake: Lakehouse, caplog: pytest.LogCaptureFixture) -> None:
+    """Like the log of Dagster's job: metrics, tables as text, and the configuration that applies the plan."""
     caplog.set_level(logging.INFO, LOG.name)
-    plan = ran(lake, "expire", max_age=None)  # null is the default
-    text = "\n".join(caplog.messages)  # however a test before has let its handler write them
+    plan = run_operation(lake, "expire", max_age=None)  # null is the default
+    text = "\n".join(caplog.messages)  # independent of the log format of earlier tests
     lines = text.splitlines()
     assert f"digest: {plan['digest']}" in lines
     assert any(line.split() == ["version", "verdict", "why"] for line in lines)
@@ -108,20 +108,20 @@ def test_the_log_of_a_task_has_what_its_report_has(lake: Lakehouse, caplog: pyte
 
 
 @pytest.mark.parametrize("operation", ["verify", "log", "purge", "orphans", "trim", "compact"])
-def test_what_reads_only_is_kept_as_json(lake: Lakehouse, operation: str) -> None:
-    assert ran(lake, operation)["summary"]
+def test_read_only_operation_returns_json(lake: Lakehouse, operation: str) -> None:
+    assert run_operation(lake, operation)["summary"]
 
 
-def test_a_damage_fails_the_task_with_its_first_finding(lake: Lakehouse) -> None:
-    gone = next(Path(lake.root.removeprefix("file://")).glob("data/**/*.arrow"), None)
+def test_damage_fails_task_with_first_finding(lake: Lakehouse) -> None:
+    data_file = next(Path(lake.root.removeprefix("file://")).glob("data/**/*.arrow"), None)
     files = [info.path for info in lake.storage.list() if info.path.endswith(".binpb")]
-    (gone or Path(lake.root.removeprefix("file://")) / files[0]).unlink()
+    (data_file or Path(lake.root.removeprefix("file://")) / files[0]).unlink()
     with pytest.raises(OperationFailedError, match="the first:"):
-        ran(lake, "verify")
+        run_operation(lake, "verify")
 
 
 @pytest.mark.parametrize(
-    ("root", "extra", "told"),
+    ("root", "extra", "message"),
     [
         ("", {}, "the connection's root is not shown"),
         ("s3://key:secret@bucket/lake", {}, "the connection's root is not shown"),
@@ -134,45 +134,47 @@ def test_a_damage_fails_the_task_with_its_first_finding(lake: Lakehouse) -> None
         ("/lake", '{"engine": "sparc"}', "extra is wrong at engine"),
     ],
 )
-def test_a_wrong_connection_is_refused_and_not_repeated(root: str, extra: dict[str, Any] | str, told: str) -> None:
-    with pytest.raises(InvalidInputError, match=told) as refused:
+def test_invalid_connection_is_rejected_without_its_values(
+    root: str, extra: dict[str, Any] | str, message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message) as raised:
         LakehouseSettings.of(root, extra)
-    assert "secret@" not in str(refused.value)
+    assert "secret@" not in str(raised.value)
 
 
-def test_secrets_of_a_connection_are_known() -> None:
+def test_connection_secrets_are_collected() -> None:
     options = {"endpoint": "http://127.0.0.1", "secret_access_key": "do-not-show"}
     assert LakehouseSettings.of("s3://bucket/lake", {"storage_options": options}).secrets == ["do-not-show"]
 
 
-def test_an_extra_is_read() -> None:
+def test_extra_is_parsed() -> None:
     assert LakehouseSettings.of("/lake", '{"engine": "spark"}').engine == "spark"
     assert LakehouseSettings.of("/lake", " ") == LakehouseSettings.of("/lake", None)
 
 
-def test_a_look_tells_what_is_new(tmp_path: Path) -> None:
+def test_inspection_detects_new_versions(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
-    begun, none = inspect_table(lake, None), inspect_table(lake, "ns.t")
-    assert not none.is_new(None)
+    initial, no_table = inspect_table(lake, None), inspect_table(lake, "ns.t")
+    assert not no_table.is_new(None)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
     created = inspect_table(lake, "ns.t")
     assert (
-        created.is_new(none)
+        created.is_new(no_table)
         and created.is_new(inspect_table(lake, "ns.t", 0))
         and created.is_new(inspect_table(lake, "ns.t", -1))
     )
     catalog.create_table("ns.other", ROWS.schema)
-    assert inspect_table(lake, None).is_new(begun)
+    assert inspect_table(lake, None).is_new(initial)
     assert not inspect_table(lake, "ns.t").is_new(created)
     table.append(ROWS)
     assert inspect_table(lake, "ns.t").is_new(created)
     assert inspect_table(lake, "ns.t").is_new(inspect_table(lake, "ns.t", created.version))
 
 
-def test_the_page_shows_the_example() -> None:
-    """Its snippets are parts of the example."""
+def test_page_shows_parts_of_example() -> None:
+    """The page's snippets are parts of the example."""
     example = (PROJECT / "trinitylake_ops/airflow_plugin/example_dags/example_trinitylake.py").read_text()
     snippets = re.findall(r"```python\n(.*?)```", (PROJECT / "docs/deploy/airflow.md").read_text(), re.DOTALL)
     assert len(snippets) >= 3

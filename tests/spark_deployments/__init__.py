@@ -1,1 +1,1 @@
-"""Where Spark runs: Connect, spark-submit, and that sessions end. Each test has Spark in processes of its own."""
+"""Tests of Spark Connect, spark-submit and the end of sessions. Each test runs Spark in separate processes."""

@@ -1,6 +1,7 @@
-"""The catalog in a session that is not ``build_session``'s, or of Spark Connect: ``catalog_program.py ROOT [REMOTE]``.
+"""Use the catalog in a session not created by ``build_session``, or of Spark Connect: ``catalog_program.py ROOT
+[REMOTE]``.
 
-Figures come as JSON in the last line.
+The last line of the output is a JSON document with the results.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from trinitylake_ops.spark import register_catalog, session_scope, spark_failure
 OPTIONS = {"fsync": "false"}
 
 
-def figures(spark: SparkSession, root: str) -> dict[str, Any]:
+def run_queries(spark: SparkSession, root: str) -> dict[str, Any]:
     lake = Lakehouse.create(root, OPTIONS)
-    for _ in range(2):  # the second finds all there
+    for _ in range(2):  # the second registration changes nothing
         register_catalog(spark, "lake", root, OPTIONS)
 
     def count(clause: str) -> int:
@@ -30,25 +31,25 @@ def figures(spark: SparkSession, root: str) -> dict[str, Any]:
 
     spark.sql("CREATE NAMESPACE lake.a").collect()
     spark.sql("CREATE TABLE lake.a.t PARTITIONED BY (half) AS SELECT id, id % 2 AS half FROM range(10)").collect()
-    with ThreadPoolExecutor(1) as thread:  # a thread that never saw the session
+    with ThreadPoolExecutor(1) as thread:  # a thread that has not used the session before
         thread.submit(lambda: spark.sql("INSERT INTO lake.a.t VALUES (10, 0)").collect()).result()
         counts = thread.submit(lambda: [count(""), count("VERSION AS OF 2"), count("WHERE half = 1")]).result()
     spark.range(3).selectExpr("id", "0L AS half").writeTo("lake.a.t").overwritePartitions()
-    told = []
+    error_texts = []
     for clause in ("VERSION AS OF 99", "VERSION AS OF 'none'"):
         try:
             with spark_failures("count"):
                 count(clause)
         except TrinityLakeError as error:
-            told.append([type(error).__name__, str(error)])
+            error_texts.append([type(error).__name__, str(error)])
     try:
         count("VERSION AS OF 99")
     except PySparkException as error:
-        told.append([type(error).__name__, str(error).splitlines()[0]])
+        error_texts.append([type(error).__name__, str(error).splitlines()[0]])
     return {
         "counts": [*counts, count("")],
         "versions": lake.latest_version(),
-        "told": told,
+        "errors": error_texts,
         "messages": [row[0] for row in spark.sql("SELECT message FROM lake.versions ORDER BY version").collect()],
     }
 
@@ -56,11 +57,11 @@ def figures(spark: SparkSession, root: str) -> dict[str, Any]:
 def main(root: str, remote: str | None = None) -> None:
     if remote is None:
         spark = SparkSession.builder.getOrCreate()
-        print(json.dumps(figures(spark, root)))
+        print(json.dumps(run_queries(spark, root)))
         spark.stop()
         return
     with session_scope(remote=remote) as session:
-        print(json.dumps(figures(session, root)))
+        print(json.dumps(run_queries(session, root)))
 
 
 if __name__ == "__main__":

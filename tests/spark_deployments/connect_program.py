@@ -1,6 +1,6 @@
-"""What works in a session of Spark Connect: ``python -m tests.spark_deployments.connect_program REMOTE FOLDER STEP``.
+"""Use a session of Spark Connect: ``python -m tests.spark_deployments.connect_program REMOTE FOLDER STEP``.
 
-Figures come as JSON in the last line.
+The last line of the output is a JSON document with the results.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from trinitylake_ops.spark.tables.writer import write_groups_on
 from trinitylake_ops.storage import open_storage
 
 OPTIONS = {"fsync": "false"}
-#: Goes to tasks as credentials do, and is seen nowhere else.
+#: Sent to tasks like credentials, and must not appear anywhere else.
 SECRET = b"a secret of a storage"
 
 
 def operations(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """Each operation planned by both engines, and carried out by Spark."""
+    """Plan each operation with both engines, and execute it with Spark."""
     executor_module.FEW = 0
     aging = Aging.on(open_storage(f"file://{folder}/lake/", OPTIONS))
     grow(aging, 5)
@@ -57,7 +57,7 @@ def operations(spark: SparkSession, folder: Path) -> dict[str, Any]:
     reports = [maintenance.verify(lake, deep=True, executor=executor).to_dict() for executor in (LOCAL, spark_tasks)]
     for report in reports:
         report.pop("cost")
-    figures: dict[str, Any] = {
+    results: dict[str, Any] = {
         "slots": spark_tasks.slots,
         "verify": [reports[0] == reports[1], reports[1]["orphan_files"]],
     }
@@ -67,20 +67,20 @@ def operations(spark: SparkSession, folder: Path) -> dict[str, Any]:
         for executor in (LOCAL, spark_tasks)
     ]
     copied = exports[1].execute(exports[0].digest).copied_files
-    figures["export"] = [copied, maintenance.verify(Lakehouse.open(target, OPTIONS), deep=True).is_clean]
+    results["export"] = [copied, maintenance.verify(Lakehouse.open(target, OPTIONS), deep=True).is_clean]
     maintenance.plan_expiration(lake, keeping(2), executor=spark_tasks).execute()
     for name, plan in (("purge", maintenance.plan_purge), ("orphans", maintenance.plan_orphan_removal)):
         aging.later()
         local, remote = plan(lake), plan(lake, executor=spark_tasks)
         report = remote.execute(local.digest)
         planned = local.files if isinstance(local.files, int) else sum(local.files.values())
-        figures[name] = [planned, report.files, report.is_complete]
-    figures["findings"] = len(maintenance.verify(lake).findings)
-    return figures
+        results[name] = [planned, report.files, report.is_complete]
+    results["findings"] = len(maintenance.verify(lake).findings)
+    return results
 
 
 def frames(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """A pipeline, its tables read again, views, the source, compaction."""
+    """Run a pipeline, and read its tables with views, the data source, and after a compaction."""
     lake = Lakehouse.create(f"file://{folder}/frames/", OPTIONS)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -89,7 +89,7 @@ def frames(spark: SparkSession, folder: Path) -> dict[str, Any]:
         rows = spark.range(100).selectExpr(f"id + {100 * number} AS id", "id % 2 AS half")
         run.write(rows, "ns", "t", mode="append", partition_by=("half",))
         run.publish()
-    figures: dict[str, Any] = {
+    results: dict[str, Any] = {
         "by spark's reader": read_table(spark, lake, "ns.t").count(),
         "by ours": read_table(spark, lake, "ns.t", row_filter="id >= 150", columns=["id"]).count(),
         "at a version": read_table(spark, lake, "ns.t", 2, row_filter="id >= 0").count(),
@@ -97,17 +97,17 @@ def frames(spark: SparkSession, folder: Path) -> dict[str, Any]:
         "source": spark.read.format("trinitylake").option("root", lake.root).load("ns.t").count(),
     }
     create_views(spark, lake, tables=["ns.t"])
-    figures["views"] = spark.sql(
+    results["views"] = spark.sql(
         "SELECT (SELECT count(*) FROM ns_t), (SELECT count(*) FROM trinitylake_files WHERE kind = 'data')"
     ).collect()[0][0:2]
     plan = maintenance.plan_compact_tables(lake, min_input_files=2)
-    figures["compacted"] = [table.files_after for table in plan.execute(write_groups_on(spark)).tables]
-    figures["after"] = read_table(spark, lake, "ns.t").count()
-    return figures
+    results["compacted"] = [table.files_after for table in plan.execute(write_groups_on(spark)).tables]
+    results["after"] = read_table(spark, lake, "ns.t").count()
+    return results
 
 
 def streams(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """What takes a server long: functions of SQL, writes of the source, streams."""
+    """Use SQL functions, writes of the data source, and streams, which take longer on a server."""
     lake = Lakehouse.create(f"file://{folder}/streams/", OPTIONS)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -123,17 +123,19 @@ def streams(spark: SparkSession, folder: Path) -> dict[str, Any]:
 
 
 def jobs(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """Results of any size in order, errors with their class, and tasks that are repeated."""
+    """Return results of any size in order, errors with their class, and the results of repeated tasks."""
     lengths = [3 * PIECE_BYTES + 1, 0, PIECE_BYTES, 5]
-    done = run_in_tasks(spark, "make bytes", partial(_bytes, SECRET), [str(length).encode() for length in lengths], 4)
-    figures: dict[str, Any] = {"lengths": [len(one) for one in done] == lengths, "told": []}
+    byte_results = run_in_tasks(
+        spark, "make bytes", partial(_bytes, SECRET), [str(length).encode() for length in lengths], 4
+    )
+    results: dict[str, Any] = {"lengths": [len(result) for result in byte_results] == lengths, "errors": []}
     for task in (_missing, _broken):
         try:
             run_in_tasks(spark, "read", task, [b"", b""], 2)
         except TrinityLakeError as error:
-            figures["told"].append([type(error).__name__, str(error)])
+            results["errors"].append([type(error).__name__, str(error)])
     crashed = run_in_tasks(spark, "crash once", _crashes_once, [str(folder / "crashed").encode()], 1)
-    figures["attempts"] = [int(one) for one in crashed]
+    results["attempts"] = [int(attempt) for attempt in crashed]
     storage = open_storage(f"file://{folder}/deletes/", OPTIONS)
     storage.create("a", b"")
     now_ms = storage.now_ms()
@@ -141,12 +143,12 @@ def jobs(spark: SparkSession, folder: Path) -> dict[str, Any]:
     element = pickle.dumps([str(folder / "crashed again"), deletes])
     (row,) = run_in_tasks(spark, "delete", _deletes_after_a_crash, [element], 1)
     repeated: DeletesDone = pickle.loads(row)
-    figures["deletes"] = [repeated.is_repeated, list(repeated.held_back), sorted(listed(storage))]
-    return figures
+    results["deletes"] = [repeated.is_repeated, list(repeated.held_back), sorted(listed(storage))]
+    return results
 
 
-def works_on(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """Write to a file for a minute, from a task."""
+def write_for_a_minute(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Write to a file for a minute in a task."""
     run_in_tasks(spark, "write for long", _writes_for_long, [str(folder / "written").encode()], 1)
     return {}
 
@@ -199,17 +201,17 @@ def _writes_for_long(elements: Iterator[bytes]) -> Iterator[bytes]:
         yield b""
 
 
-STEPS = {step.__name__: step for step in (operations, frames, streams, jobs, works_on)}
+STEPS = {step.__name__: step for step in (operations, frames, streams, jobs, write_for_a_minute)}
 
 
 def main(remote: str, folder: str, *steps: str) -> None:
-    figures: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with session_scope(remote=remote) as spark:
         for step in steps:
-            begun_s = time.monotonic()
-            figures[step] = STEPS[step](spark, Path(folder))
-            figures[f"{step} seconds"] = round(time.monotonic() - begun_s, 1)
-    print(json.dumps(figures))
+            started_s = time.monotonic()
+            results[step] = STEPS[step](spark, Path(folder))
+            results[f"{step} seconds"] = round(time.monotonic() - started_s, 1)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

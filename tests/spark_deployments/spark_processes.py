@@ -1,4 +1,4 @@
-"""Programs of Spark as processes that a test starts, and that are gone when it ends."""
+"""Spark programs as processes that are stopped at the end of a test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _START_SECONDS = 90
 
 
 def environment(**values: str) -> dict[str, str]:
-    """Return what a program with this package needs."""
+    """Return the environment variables for a program that uses this package and Spark."""
     spark = {
         "JAVA_HOME": str(java_home_for_spark(find_java())),
         "PYTHONPATH": str(REPOSITORY),
@@ -35,7 +35,7 @@ def environment(**values: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def connect_server(folder: Path, master: str = "local[2]") -> Iterator[str]:
-    """Run a server of Spark Connect, with its log and its events in the folder; gives its address."""
+    """Run a Spark Connect server with its log and events in the folder. Yield its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -49,12 +49,14 @@ def connect_server(folder: Path, master: str = "local[2]") -> Iterator[str]:
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
-    words = [str(SPARK_HOME / "bin/spark-submit"), "--master", master, "--driver-memory", "700m"]
-    words += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
-    words += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    command = [str(SPARK_HOME / "bin/spark-submit"), "--master", master, "--driver-memory", "700m"]
+    command += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
+    command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
     log = folder / "server.log"
-    with open(log, "wb") as out:
-        server = subprocess.Popen(words, stdout=out, stderr=out, env=environment(), cwd=folder, start_new_session=True)
+    with open(log, "wb") as output:
+        server = subprocess.Popen(
+            command, stdout=output, stderr=output, env=environment(), cwd=folder, start_new_session=True
+        )
     try:
         for _ in range(_START_SECONDS * 10):
             if re.search("Spark Connect server started at", log.read_text(errors="replace")):
@@ -66,13 +68,13 @@ def connect_server(folder: Path, master: str = "local[2]") -> Iterator[str]:
         yield f"sc://127.0.0.1:{port}"
         assert server.poll() is None, "the server stays, whatever its clients do"
     finally:
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
 
 def grows(path: Path, seconds: float) -> bool:
-    """Whether a file is written within so many seconds."""
+    """Return whether a file grows within a time in seconds."""
     before = path.stat().st_size
     time.sleep(seconds)
     return path.stat().st_size > before

@@ -1,4 +1,4 @@
-"""The catalog beyond ``build_session``: a program under ``spark-submit``, and a session of Spark Connect."""
+"""Test the catalog without ``build_session``: in a program under ``spark-submit``, and with Spark Connect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAM = REPOSITORY / "tests/spark_deployments/catalog_program.py"
 EXPECTED: dict[str, Any] = {
     "counts": [11, 10, 5, 8],
     "versions": 4,
-    "told": [
+    "errors": [
         ["VersionNotFoundError", "version 99 does not exist; the latest is 4"],
         ["ExportNotFoundError", "there is no export 'none'; exports: none"],
         ["IllegalArgumentException", "VersionNotFoundError: version 99 does not exist; the latest is 4"],
@@ -25,24 +25,24 @@ EXPECTED: dict[str, Any] = {
 }
 
 
-def figures(words: list[str], cwd: Path) -> dict[str, Any]:
-    ran = subprocess.run(words, cwd=cwd, env=environment(), text=True, capture_output=True, timeout=280)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return found
+def run_program(command: list[str], cwd: Path) -> dict[str, Any]:
+    process = subprocess.run(command, cwd=cwd, env=environment(), text=True, capture_output=True, timeout=280)
+    assert process.returncode == 0, process.stderr[-3000:]
+    results: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return results
 
 
 @pytest.mark.soak
-def test_a_program_under_spark_submit(tmp_path: Path) -> None:
-    """The JVM runs before the program does, so it has no jar of ours when it starts."""
+def test_catalog_in_program_under_spark_submit(tmp_path: Path) -> None:
+    """The JVM starts before the program, so the catalog's jar is not on its class path."""
     submit = [str(SPARK_HOME / "bin/spark-submit"), "--master", "local[2]", "--driver-memory", "600m"]
     submit += ["--conf", "spark.ui.enabled=false", "--conf", f"spark.sql.warehouse.dir={tmp_path}/warehouse"]
-    assert figures([*submit, str(PROGRAM), f"file://{tmp_path}/lake/"], tmp_path) == EXPECTED
+    assert run_program([*submit, str(PROGRAM), f"file://{tmp_path}/lake/"], tmp_path) == EXPECTED
 
 
 @pytest.mark.soak
-def test_a_session_of_spark_connect(tmp_path: Path) -> None:
+def test_catalog_in_session_of_spark_connect(tmp_path: Path) -> None:
     with connect_server(tmp_path) as remote:
-        for name in ("one", "two"):  # sessions of one server
-            words = [sys.executable, str(PROGRAM), f"file://{tmp_path}/{name}/", remote]
-            assert figures(words, tmp_path) == EXPECTED
+        for name in ("one", "two"):  # two sessions of the same server
+            command = [sys.executable, str(PROGRAM), f"file://{tmp_path}/{name}/", remote]
+            assert run_program(command, tmp_path) == EXPECTED

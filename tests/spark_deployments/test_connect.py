@@ -1,4 +1,4 @@
-"""Sessions of Spark Connect, on a server of their own: what works, what is refused, and that they end."""
+"""Test sessions of Spark Connect on a separate server: supported operations, rejected settings, and their end."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def remote(server_folder: Path) -> Iterator[str]:
-    """A server that tries a task twice."""
+    """The address of a server that tries a task twice."""
     with connect_server(server_folder, "local[2,2]") as address:
         yield address
 
 
-def program(remote: str, folder: Path, *steps: str) -> subprocess.Popen[str]:
+def start_program(remote: str, folder: Path, *steps: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.spark_deployments.connect_program", remote, str(folder), *steps],
         env=environment(),
@@ -48,37 +48,37 @@ def program(remote: str, folder: Path, *steps: str) -> subprocess.Popen[str]:
     )
 
 
-def done(remote: str, folder: Path, *steps: str) -> dict[str, Any]:
-    process = program(remote, folder, *steps)
-    out, errors = process.communicate(timeout=280)
+def run_steps(remote: str, folder: Path, *steps: str) -> dict[str, Any]:
+    process = start_program(remote, folder, *steps)
+    output, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors[-3000:]
-    figures: dict[str, Any] = json.loads(out)
-    return figures
+    results: dict[str, Any] = json.loads(output)
+    return results
 
 
 @pytest.mark.soak
-def test_operations_and_frames(remote: str, server_folder: Path, tmp_path: Path) -> None:
-    figures = done(remote, tmp_path, "jobs", "operations", "frames")
-    assert figures["jobs"] == {
+def test_operations_and_data_frames(remote: str, server_folder: Path, tmp_path: Path) -> None:
+    results = run_steps(remote, tmp_path, "jobs", "operations", "frames")
+    assert results["jobs"] == {
         "lengths": True,
-        "told": [
+        "errors": [
             ["FileMissingError", "it is gone (path 'a/b')"],
             ["JobFailedError", "cannot read: LookupError: no such thing"],
         ],
         "attempts": [1],
         "deletes": [True, ["a"], ["a"]],
     }
-    operations = figures["operations"]
+    operations = results["operations"]
     assert operations["slots"] == 2
     assert operations["verify"] == [True, 1]
     copied, is_clean = operations["export"]
     assert is_clean and copied > 5
-    for command, least in (("purge", 6), ("orphans", 1)):
-        planned, deleted, is_complete = operations[command]
-        assert planned == deleted >= least
+    for run_command, min_files in (("purge", 6), ("orphans", 1)):
+        planned, deleted, is_complete = operations[run_command]
+        assert planned == deleted >= min_files
         assert is_complete
     assert operations["findings"] == 0
-    assert figures["frames"] == {
+    assert results["frames"] == {
         "by spark's reader": 200,
         "by ours": 50,
         "at a version": 100,
@@ -89,19 +89,19 @@ def test_operations_and_frames(remote: str, server_folder: Path, tmp_path: Path)
         "after": 200,
     }
     logs = [path.read_bytes() for path in server_folder.rglob("*") if path.is_file()]
-    assert any(b"SparkListenerConnectOperationStarted" in log for log in logs), "the plans are told"
+    assert any(b"SparkListenerConnectOperationStarted" in log for log in logs), "the event log contains the plans"
     assert not any(SECRET in log for log in logs)
 
 
 @pytest.mark.soak
 def test_streams_writes_and_functions(remote: str, tmp_path: Path) -> None:
-    assert done(remote, tmp_path, "streams")["streams"] == {"function": 50, "stream": 50}
+    assert run_steps(remote, tmp_path, "streams")["streams"] == {"function": 50, "stream": 50}
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_runs_on_for_a_client_that_is_gone(remote: str, tmp_path: Path, end: signal.Signals) -> None:
-    client = program(remote, tmp_path, "works_on")
+def test_tasks_stop_when_client_is_gone(remote: str, tmp_path: Path, end: signal.Signals) -> None:
+    client = start_program(remote, tmp_path, "write_for_a_minute")
     wait_for(tmp_path / "written")
     client.send_signal(end)
     client.communicate(timeout=60)
@@ -113,10 +113,10 @@ def test_nothing_runs_on_for_a_client_that_is_gone(remote: str, tmp_path: Path, 
     assert (tmp_path / "written").stat().st_size < 300
 
 
-def command(root: str, *words: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    code = f"{before}\nfrom trinitylake_ops.cli import main\nmain()"
+def run_command(root: str, *arguments: str, setup_code: str = "") -> subprocess.CompletedProcess[str]:
+    code = f"{setup_code}\nfrom trinitylake_ops.cli import main\nmain()"
     return subprocess.run(
-        [sys.executable, "-c", code, "--root", root, "--storage-option", "fsync=false", *words],
+        [sys.executable, "-c", code, "--root", root, "--storage-option", "fsync=false", *arguments],
         env=environment(),
         cwd=REPOSITORY,
         text=True,
@@ -126,20 +126,21 @@ def command(root: str, *words: str, before: str = "") -> subprocess.CompletedPro
 
 
 @pytest.mark.soak
-def test_the_command_line(remote: str, tmp_path: Path) -> None:
+def test_command_output_equals_local_engine(remote: str, tmp_path: Path) -> None:
     root = f"file://{tmp_path}/lake/"
     grow(Aging.on(open_storage(root, {"fsync": "false"})), 3)
-    ran = [
-        command(root, "orphans", "--json", *words) for words in ((), ("--engine", "spark", "--spark-remote", remote))
+    processes = [
+        run_command(root, "orphans", "--json", *arguments)
+        for arguments in ((), ("--engine", "spark", "--spark-remote", remote))
     ]
-    shown = [json.loads(one.stdout) for one in ran]
-    for one in shown:
-        del one["digest"], one["now_ms"]
-    assert shown[1] == shown[0]
-    assert (ran[1].returncode, ran[1].stderr) == (0, ran[0].stderr)
+    reports = [json.loads(process.stdout) for process in processes]
+    for report in reports:
+        del report["digest"], report["now_ms"]
+    assert reports[1] == reports[0]
+    assert (processes[1].returncode, processes[1].stderr) == (0, processes[0].stderr)
 
 
-WRONG = {
+INVALID_OPTIONS = {
     "with a master": (
         ["--spark-remote", "sc://127.0.0.1:1", "--spark-master", "local[2]"],
         "",
@@ -161,28 +162,28 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, wrong: str) -> None:
+@pytest.mark.parametrize("wrong", INVALID_OPTIONS)
+def test_invalid_options_are_one_line(tmp_path: Path, wrong: str) -> None:
     root = f"file://{tmp_path}/lake/"
     Lakehouse.create(root, {"fsync": "false"})
-    words, before, told = WRONG[wrong]
-    if before:
-        ran = command(root, "verify", "--engine", "spark", *words, before=before)
-        code, errors = ran.returncode, ran.stderr
+    arguments, setup_code, message = INVALID_OPTIONS[wrong]
+    if setup_code:
+        process = run_command(root, "verify", "--engine", "spark", *arguments, setup_code=setup_code)
+        code, errors = process.returncode, process.stderr
     else:
-        result = CliRunner().invoke(trinitylake, ["--root", root, "verify", "--engine", "spark", *words])
+        result = CliRunner().invoke(trinitylake, ["--root", root, "verify", "--engine", "spark", *arguments])
         code, errors = result.exit_code, f"{result.stderr}{result.exception}"
     assert code != 0
-    assert told in errors
+    assert message in errors
     assert "Traceback" not in errors and "secret" not in errors
-    assert len(ran.stderr.splitlines() if before else str(result.exception).splitlines()) == 1
+    assert len(process.stderr.splitlines() if setup_code else str(result.exception).splitlines()) == 1
 
 
 @pytest.mark.soak
-def test_settings_of_the_server_cannot_be_set(remote: str) -> None:
-    ran = command(
+def test_server_settings_cannot_be_set(remote: str) -> None:
+    process = run_command(
         "memory://none",
-        before=(
+        setup_code=(
             "import sys\nfrom trinitylake_ops.errors import InvalidInputError\n"
             "from trinitylake_ops.spark import session_scope\n"
             "try:\n"
@@ -195,13 +196,13 @@ def test_settings_of_the_server_cannot_be_set(remote: str) -> None:
             "sys.exit()"
         ),
     )
-    assert ran.stderr == ""
-    first, *others = ran.stdout.splitlines()
+    assert process.stderr == ""
+    first, *others = process.stdout.splitlines()
     assert first.startswith("spark.executor.memory cannot be set for a session at 127.0.0.1:")
     assert others == ["True 3", "7 UTC"]
 
 
-def test_addresses() -> None:
+def test_remote_addresses_are_validated() -> None:
     assert check_remote("sc://h") == "h:15002"
     assert check_remote("sc://h:7/;use_ssl=true;user_id=u") == "h:7"
     for wrong in ("", "h:1", "sc://", "sc://h:x", "sc://u:p@h:1", "sc://h/;x=1;Token=t"):

@@ -1,4 +1,4 @@
-"""Sessions start quietly, and no JVM of theirs is left, however the process that started them ends."""
+"""Test that sessions start quietly and leave no JVM behind, no matter how their process ends."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ with session_scope("ends") as spark:
 """
 
 
-def started(folder: Path, how: str) -> subprocess.Popen[str]:
-    """Start the program with a mark in its environment, which its children have, too."""
+def start_program(folder: Path, how: str) -> subprocess.Popen[str]:
+    """Start the program with a mark in its environment, which its child processes inherit."""
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(folder), how],
         env=environment(SPARK_TEST_MARK=str(folder)),
@@ -49,63 +49,63 @@ def started(folder: Path, how: str) -> subprocess.Popen[str]:
     )
 
 
-def marked(folder: Path) -> dict[int, str]:
-    """Return the processes that the program started, and itself: id -> name of its program."""
+def marked_processes(folder: Path) -> dict[int, str]:
+    """Return the processes with the mark: the program and its descendants, by id, with their names."""
     mark = f"SPARK_TEST_MARK={folder}".encode()
-    found: dict[int, str] = {}
+    processes: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found[int(entry.name)] = (entry / "comm").read_text().strip()
-            except (FileNotFoundError, ProcessLookupError, PermissionError):  # it ended, or is another user's
+                    processes[int(entry.name)] = (entry / "comm").read_text().strip()
+            except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended or belongs to another user
                 continue
-    return found
+    return processes
 
 
-def left_after(folder: Path, seconds: float) -> dict[int, str]:
-    """Return what is left when so much time has passed, or nothing as soon as nothing is."""
-    until_s = time.monotonic() + seconds
-    while (left := marked(folder)) and time.monotonic() < until_s:
+def remaining_processes(folder: Path, seconds: float) -> dict[int, str]:
+    """Return the marked processes as soon as there are none, or after a timeout."""
+    deadline_s = time.monotonic() + seconds
+    while (remaining := marked_processes(folder)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    return left
+    return remaining
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("how", "told"), [("ends", ""), ("fails", "LookupError: no such thing")])
-def test_a_session_is_quiet_and_stops_with_its_block(tmp_path: Path, how: str, told: str) -> None:
-    program = started(tmp_path, how)
-    out, errors = program.communicate(timeout=120)
-    assert out == ""
-    assert errors.strip().rpartition("\n")[2] == told
+@pytest.mark.parametrize(("how", "last_line"), [("ends", ""), ("fails", "LookupError: no such thing")])
+def test_session_is_quiet_and_stops_with_its_block(tmp_path: Path, how: str, last_line: str) -> None:
+    program = start_program(tmp_path, how)
+    output, errors = program.communicate(timeout=120)
+    assert output == ""
+    assert errors.strip().rpartition("\n")[2] == last_line
     assert "WARN" not in errors and "Setting default log level" not in errors
-    assert program.returncode == (1 if told else 0)
-    assert left_after(tmp_path, 60) == {}
+    assert program.returncode == (1 if last_line else 0)
+    assert remaining_processes(tmp_path, 60) == {}
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_jvm_is_left_by_a_process_that_is_ended(tmp_path: Path, end: signal.Signals) -> None:
-    program = started(tmp_path, "works")
+def test_ended_process_leaves_no_jvm(tmp_path: Path, end: signal.Signals) -> None:
+    program = start_program(tmp_path, "works")
     wait_for(tmp_path / "written", 240)
-    assert "java" in marked(tmp_path).values()
+    assert "java" in marked_processes(tmp_path).values()
     program.send_signal(end)
     program.communicate(timeout=60)
     assert program.returncode == -end
-    assert left_after(tmp_path, 120) == {}
+    assert remaining_processes(tmp_path, 120) == {}
     assert (tmp_path / "written").stat().st_size < 500
 
 
 @pytest.mark.soak
-def test_a_command_that_fails_leaves_no_jvm(tmp_path: Path) -> None:
-    """It fails once its session runs: the option is looked at by what runs in it."""
-    words = ["--root", f"file://{tmp_path}/lake/", "--storage-option", "fsync=false"]
-    trinitylake = [sys.executable, "-m", "trinitylake_ops.cli", *words]
+def test_failed_command_leaves_no_jvm(tmp_path: Path) -> None:
+    """The command fails after the session has started, because the digest is checked in the session."""
+    options = ["--root", f"file://{tmp_path}/lake/", "--storage-option", "fsync=false"]
+    trinitylake = [sys.executable, "-m", "trinitylake_ops.cli", *options]
     env = environment(SPARK_TEST_MARK=str(tmp_path))
     subprocess.run([*trinitylake, "init"], env=env, check=True, capture_output=True)
     command = [*trinitylake, "orphans", "--engine", "spark", "--apply", "0" * 64]
-    ran = subprocess.run(command, env=env, text=True, capture_output=True, timeout=120)
-    assert ran.returncode not in (0, 1)
-    assert "Traceback" not in ran.stderr
-    assert left_after(tmp_path, 60) == {}
+    process = subprocess.run(command, env=env, text=True, capture_output=True, timeout=120)
+    assert process.returncode not in (0, 1)
+    assert "Traceback" not in process.stderr
+    assert remaining_processes(tmp_path, 60) == {}

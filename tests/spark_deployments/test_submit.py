@@ -1,4 +1,4 @@
-"""``spark-submit`` with what ``make package`` makes, on workers that have a Python of the version and nothing else."""
+"""Test ``spark-submit`` with the output of ``make package``, on workers that only have Python."""
 
 from __future__ import annotations
 
@@ -21,36 +21,38 @@ from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.storage import open_storage
 
 JOB = REPOSITORY / "deploy/spark/trinitylake_job.py"
-#: What differs from run to run.
-OF_ITS_TIME = ("digest", "now_ms", "cost")
+#: Fields that differ between runs.
+VARYING_FIELDS = ("digest", "now_ms", "cost")
 
 
-def submitted(
-    words: list[str], cwd: Path, environment: dict[str, str], timeout: float = 200
+def spark_submit(
+    arguments: list[str], cwd: Path, environment: dict[str, str], timeout: float = 200
 ) -> subprocess.CompletedProcess[str]:
     submit = [str(SPARK_HOME / "bin/spark-submit"), "--driver-memory", "600m", "--conf", "spark.ui.enabled=false"]
-    return subprocess.run([*submit, *words], cwd=cwd, env=environment, text=True, capture_output=True, timeout=timeout)
+    return subprocess.run(
+        [*submit, *arguments], cwd=cwd, env=environment, text=True, capture_output=True, timeout=timeout
+    )
 
 
-def shown(text: str) -> dict[str, object]:
-    # Spark passes on what its program says on standard error, too, on standard output.
+def stable_report(text: str) -> dict[str, object]:
+    # Spark writes the program's standard error to standard output.
     report: dict[str, object] = json.JSONDecoder().raw_decode(text)[0]
-    return {name: value for name, value in report.items() if name not in OF_ITS_TIME}
+    return {name: value for name, value in report.items() if name not in VARYING_FIELDS}
 
 
 @pytest.mark.soak
-def test_the_job_under_spark_submit(tmp_path: Path) -> None:
-    """On this machine: the arguments are those of the command, and so are output and exit codes."""
+def test_job_matches_command_under_spark_submit(tmp_path: Path) -> None:
+    """On this machine: the job has the same arguments, output and exit codes as the command."""
     root = f"file://{tmp_path}/lake/"
     aging = Aging.on(open_storage(root, {"fsync": "false"}))
     grow(aging, 3)
     local = [sys.executable, "-m", "trinitylake_ops.cli", "--root", root, "verify", "--json"]
     expected = subprocess.run(local, env=environment(), text=True, capture_output=True, check=True)
     spark = ["--master", "local[2]", str(JOB), "--root"]
-    ran = submitted([*spark, root, "verify", "--engine", "spark", "--json"], tmp_path, environment())
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    assert shown(ran.stdout) == shown(expected.stdout)
-    failed = submitted([*spark, f"file://{tmp_path}/none/", "verify", "--engine", "spark"], tmp_path, environment())
+    process = spark_submit([*spark, root, "verify", "--engine", "spark", "--json"], tmp_path, environment())
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert stable_report(process.stdout) == stable_report(expected.stdout)
+    failed = spark_submit([*spark, f"file://{tmp_path}/none/", "verify", "--engine", "spark"], tmp_path, environment())
     assert failed.returncode == 4
     assert failed.stdout == f"Error: there is no lakehouse at file://{tmp_path}/none/; create one with init\n"
     assert "Traceback" not in failed.stderr
@@ -71,18 +73,18 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     venv.create(tmp_path / "bare", symlinks=True, with_pip=False)
-    made = Cluster(tmp_path, tmp_path / "bare")
+    running_cluster = Cluster(tmp_path, tmp_path / "bare")
     try:
-        made.start(2)
-        yield made
+        running_cluster.start(2)
+        yield running_cluster
     finally:
-        made.stop()
+        running_cluster.stop()
 
 
 @pytest.mark.soak
 @pytest.mark.debian_packages
 @pytest.mark.timeout(900)
-def test_workers_that_have_only_python(cluster: Cluster, dist: Path, radosgw: S3Server, tmp_path: Path) -> None:
+def test_workers_need_only_python(cluster: Cluster, dist: Path, radosgw: S3Server, tmp_path: Path) -> None:
     assert cluster.bare is not None
     python = str(cluster.bare / "bin/python")
     for module in ("trinitylake_ops", "pyarrow", "pyspark"):
@@ -97,20 +99,20 @@ def test_workers_that_have_only_python(cluster: Cluster, dist: Path, radosgw: S3
     node = min(info.path for info in storage.list() if "-node-" in info.path)
     storage.create(new_node_path(), b"left behind")
     secret = radosgw.storage_options["secret_access_key"]
-    known = {
+    storage_variables = {
         "TRINITYLAKE_STORAGE_OPTIONS": ",".join(f"{key}={value}" for key, value in radosgw.storage_options.items())
     }
-    here = bare_environment(cluster.bare, environment(**known))
-    here["PYSPARK_PYTHON"] = "./environment/bin/python"
+    driver_environment = bare_environment(cluster.bare, environment(**storage_variables))
+    driver_environment["PYSPARK_PYTHON"] = "./environment/bin/python"
     work = tmp_path / "dist"
     shutil.copytree(dist, work)
     events = tmp_path / "events"
     events.mkdir()
-    words = ["--master", cluster.url, "--py-files", "trinitylake_ops.zip"]
-    words += ["--archives", "environment.tar.gz#environment", "--conf", "spark.executor.memory=512m"]
-    words += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.cores.max=2"]
-    words += ["--conf", "spark.scheduler.minRegisteredResourcesRatio=1"]  # both have joined
-    words += [
+    arguments = ["--master", cluster.url, "--py-files", "trinitylake_ops.zip"]
+    arguments += ["--archives", "environment.tar.gz#environment", "--conf", "spark.executor.memory=512m"]
+    arguments += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.cores.max=2"]
+    arguments += ["--conf", "spark.scheduler.minRegisteredResourcesRatio=1"]  # both workers have registered
+    arguments += [
         "--conf",
         "spark.eventLog.enabled=true",
         "--conf",
@@ -118,24 +120,28 @@ def test_workers_that_have_only_python(cluster: Cluster, dist: Path, radosgw: S3
         "--conf",
         f"spark.eventLog.dir=file://{events}",
     ]
-    words += ["trinitylake_job.py", "--root", root]
+    arguments += ["trinitylake_job.py", "--root", root]
     for command in (["orphans"], ["verify", "--deep"]):
         local = [sys.executable, "-m", "trinitylake_ops.cli", "--root", root, *command, "--json"]
-        expected = subprocess.run(local, env=environment(**known), text=True, capture_output=True, check=True)
-        ran = submitted([*words, *command, "--json", "--engine", "spark"], work, here)
-        assert ran.returncode == 0, ran.stderr[-3000:]
-        assert shown(ran.stdout) == shown(expected.stdout)
-        assert len(shown(ran.stdout)) > 4
+        expected = subprocess.run(
+            local, env=environment(**storage_variables), text=True, capture_output=True, check=True
+        )
+        process = spark_submit([*arguments, *command, "--json", "--engine", "spark"], work, driver_environment)
+        assert process.returncode == 0, process.stderr[-3000:]
+        assert stable_report(process.stdout) == stable_report(expected.stdout)
+        assert len(stable_report(process.stdout)) > 4
     applications = [[path.read_bytes() for path in folder.rglob("*") if path.is_file()] for folder in events.iterdir()]
     assert len(applications) == 2
-    ended = [sum(log.count(b'"Event":"SparkListenerTaskEnd"') for log in logs) for logs in applications]
-    assert ended == [2, 2], "each command lists by a job, in a task of each worker"
-    seen = [*itertools.chain(*applications), *(path.read_bytes() for path in tmp_path.glob("*.log"))]
-    assert not any(secret.encode() in log for log in seen)
+    task_counts = [sum(log.count(b'"Event":"SparkListenerTaskEnd"') for log in logs) for logs in applications]
+    assert task_counts == [2, 2], "each command lists by a job, in a task of each worker"
+    logged = [*itertools.chain(*applications), *(path.read_bytes() for path in tmp_path.glob("*.log"))]
+    assert not any(secret.encode() in log for log in logged)
     storage.write(node, b"no node")
-    found = submitted([*words, "verify", "--engine", "spark"], work, here)
-    assert found.returncode == 1, "a command that finds something says so to whoever submitted it"
-    failed = submitted([*words[:-1], radosgw.fresh_root(), "verify", "--engine", "spark"], work, here)
+    failed_verify = spark_submit([*arguments, "verify", "--engine", "spark"], work, driver_environment)
+    assert failed_verify.returncode == 1, "a command that finds something says so by its exit code"
+    failed = spark_submit(
+        [*arguments[:-1], radosgw.fresh_root(), "verify", "--engine", "spark"], work, driver_environment
+    )
     assert failed.returncode == 4
     assert len(failed.stdout.splitlines()) == 1 and failed.stdout.startswith("Error: there is no lakehouse at s3://")
     assert "Traceback" not in failed.stderr

@@ -1,7 +1,8 @@
-"""OpenLineage events in a file, and whether each is what its schema demands.
+"""Read OpenLineage events from a file and validate them.
 
-Its client's classes are generated from the schema: each event is read back into them, and nothing may be left over.
-``OPENLINEAGE_SPEC`` names the folder ``spec`` of a clone of OpenLineage: then the JSON Schemas there are asked as well.
+The classes of the OpenLineage client are generated from the schema: each event is converted to them, without any
+members left. If ``OPENLINEAGE_SPEC`` is set to the folder ``spec`` of a clone of OpenLineage, its JSON Schemas are used
+as well.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from openlineage.client.generated.base import BaseEvent, BaseFacet
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-#: The variable that names a folder with the schemas.
-SPECIFICATION = "OPENLINEAGE_SPEC"
-#: Members of all events and of all facets: the classes give them defaults, the schema demands them.
+#: Environment variable with the folder of the schemas.
+SPEC_VARIABLE = "OPENLINEAGE_SPEC"
+#: Members of all events and facets that the schema requires, although the classes have defaults.
 _ALWAYS = {BaseEvent: {"eventTime", "producer", "schemaURL"}, BaseFacet: {"_producer", "_schemaURL"}}
-_ONES = {str, int, bool}
+_SCALARS = {str, int, bool}
 _FORMATS = jsonschema.FormatChecker(formats=())
 
 
-def to_file(patch: pytest.MonkeyPatch, folder: Path) -> Path:
-    """Let OpenLineage's own variables send events to a file; returns it."""
+def log_to_file(patch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """Configure OpenLineage by its environment variables to write events to a file. Return the path."""
     path = folder / "lineage.json"
     patch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "file")
     patch.setenv("OPENLINEAGE__TRANSPORT__LOG_FILE_PATH", str(path))
@@ -48,36 +49,36 @@ def to_file(patch: pytest.MonkeyPatch, folder: Path) -> Path:
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a file, each of which is as the schema demands."""
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    for event in found:
+    """Return the validated events of a file."""
+    run_events = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in run_events:
         check_event(event)
-    return found
+    return run_events
 
 
 def check_event(event: dict[str, Any]) -> None:
-    """Assert what OpenLineage's schema demands of a run event and of its facets."""
-    read_back(RunEvent, event)
+    """Assert that a run event and its facets conform to OpenLineage's schema."""
+    convert(RunEvent, event)
     for facet in _facets(event):
         _check_uri(facet["_producer"])
     _check_uri(event["producer"])
     _check_time(event["eventTime"])
-    if folder := os.environ.get(SPECIFICATION):
+    if folder := os.environ.get(SPEC_VARIABLE):
         check_by_schema(event, Path(folder))
 
 
-def read_back(kind: Any, value: Any) -> Any:
-    """Return a value as an instance of a generated class, or of what such a class holds."""
+def convert(kind: Any, value: Any) -> Any:
+    """Convert a value to an instance of a generated class, recursively."""
     kinds = typing.get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    (kind,) = (one for one in kinds if one is not NoneType)
+    (kind,) = (member for member in kinds if member is not NoneType)
     if typing.get_origin(kind) is list:
         assert isinstance(value, list), value
-        (of,) = typing.get_args(kind)
-        return [read_back(of, one) for one in value]
+        (item_kind,) = typing.get_args(kind)
+        return [convert(item_kind, item) for item in value]
     if typing.get_origin(kind) is dict:
         _, facet = typing.get_args(kind)
-        return {name: read_back(_class_of(one, facet), one) for name, one in value.items()}
-    if kind in _ONES:
+        return {name: convert(_class_of(item, facet), item) for name, item in value.items()}
+    if kind in _SCALARS:
         assert type(value) is kind, value
         return value
     return kind(value) if issubclass(kind, Enum) else _instance(kind, value)
@@ -85,42 +86,42 @@ def read_back(kind: Any, value: Any) -> Any:
 
 def _instance(kind: type, value: dict[str, Any]) -> Any:
     types = typing.get_type_hints(kind)
-    members = {one.name: one for one in attr.fields(kind)}
-    demanded = {name for name, one in members.items() if one.default is attr.NOTHING}
+    members = {field.name: field for field in attr.fields(kind)}
+    required = {name for name, field in members.items() if field.default is attr.NOTHING}
     for base, names in _ALWAYS.items():
-        demanded |= names if issubclass(kind, base) else set()
-    assert demanded <= value.keys() <= members.keys(), (kind, value)
-    read = {name: read_back(types[name], one) for name, one in value.items()}
-    made = kind(**{members[name].alias: one for name, one in read.items() if members[name].init})
-    for name, one in read.items():  # among them the URL of the schema, which a class sets
-        assert getattr(made, name) == one, (kind, name)
-    return made
+        required |= names if issubclass(kind, base) else set()
+    assert required <= value.keys() <= members.keys(), (kind, value)
+    converted = {name: convert(types[name], item) for name, item in value.items()}
+    instance = kind(**{members[name].alias: item for name, item in converted.items() if members[name].init})
+    for name, item in converted.items():  # includes the URL of the schema, which the class sets
+        assert getattr(instance, name) == item, (kind, name)
+    return instance
 
 
 def _class_of(facet: dict[str, Any], base: type) -> type:
-    """Return the class of the schema that a facet names. It has to be of its place: a run's, a job's, a table's."""
-    found = _classes()[facet["_schemaURL"]]
-    assert issubclass(found, base), (found, base)
-    return found
+    """Return the schema class of a facet. It must be a subclass of ``base``: of runs, jobs or tables."""
+    facet_class = _classes()[facet["_schemaURL"]]
+    assert issubclass(facet_class, base), (facet_class, base)
+    return facet_class
 
 
 @cache
 def _classes() -> dict[str, type]:
     for module in pkgutil.iter_modules(generated.__path__):
         importlib.import_module(f"{generated.__name__}.{module.name}")
-    return {one._get_schema(): one for one in _below(BaseFacet)}
+    return {facet_class._get_schema(): facet_class for facet_class in _subclasses(BaseFacet)}
 
 
-def _below(kind: type) -> Iterator[Any]:
-    for one in kind.__subclasses__():
-        yield one
-        yield from _below(one)
+def _subclasses(kind: type) -> Iterator[Any]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def _facets(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for named in (event["run"], event["job"], *event.get("inputs", ()), *event.get("outputs", ())):
+    for dataset in (event["run"], event["job"], *event.get("inputs", ()), *event.get("outputs", ())):
         for kind in ("facets", "inputFacets", "outputFacets"):
-            yield from named.get(kind, {}).values()
+            yield from dataset.get(kind, {}).values()
 
 
 @_FORMATS.checks("uri", AssertionError)
@@ -142,16 +143,16 @@ def _check_uuid(value: object) -> bool:
 
 
 def check_by_schema(event: dict[str, Any], folder: Path) -> None:
-    """Ask the schemas in a folder: the one that the event names, and of each facet the one of its name and URL."""
+    """Validate an event against the schemas in a folder: its own, and for each facet those of its name and URL."""
     by_url, by_name = _schemas(folder)
 
     def check(reference: dict[str, Any], value: Any) -> None:
         jsonschema.Draft202012Validator(reference, registry=by_url, format_checker=_FORMATS).validate(value)
 
     check({"$ref": event["schemaURL"]}, event)
-    for named in (event["run"], event["job"], *event.get("inputs", ()), *event.get("outputs", ())):
+    for dataset in (event["run"], event["job"], *event.get("inputs", ()), *event.get("outputs", ())):
         for kind in ("facets", "inputFacets", "outputFacets"):
-            for name, facet in named.get(kind, {}).items():
+            for name, facet in dataset.get(kind, {}).items():
                 schema = facet["_schemaURL"].partition("#")[0]
                 assert schema in by_name[name], name
                 check({"$ref": facet["_schemaURL"]}, facet)
@@ -160,11 +161,11 @@ def check_by_schema(event: dict[str, Any], folder: Path) -> None:
 
 @cache
 def _schemas(folder: Path) -> tuple[Registry[Any], dict[str, set[str]]]:
-    """Return all schemas of a folder, and those of the facets of a name."""
+    """Return all schemas of a folder, and the ids of the schemas that define each facet name."""
     schemas = [json.loads(path.read_text()) for path in (folder / "OpenLineage.json", *folder.glob("facets/*.json"))]
-    resources = [(one["$id"], Resource(contents=one, specification=DRAFT202012)) for one in schemas]
+    resources = [(schema["$id"], Resource(contents=schema, specification=DRAFT202012)) for schema in schemas]
     names: dict[str, set[str]] = {}
-    for one in schemas:
-        for name in one.get("properties", ()):
-            names.setdefault(name, set()).add(one["$id"])
+    for schema in schemas:
+        for name in schema.get("properties", ()):
+            names.setdefault(name, set()).add(schema["$id"])
     return Registry[Any]().with_resources(resources), names

@@ -1,4 +1,4 @@
-"""A listener that remembers, and spans of the SDK in memory."""
+"""A listener that records metrics, and an exporter that records spans in memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trinitylake_ops.telemetry.hub import listen
 from trinitylake_ops.telemetry.otel import stop_listening
 
 
-class Heard:
-    """All numbers that were told, by the name of the instrument and the values of its labels."""
+class RecordedMetrics:
+    """All recorded metrics, by instrument name and label values."""
 
     def __init__(self) -> None:
         self.added: dict[tuple[str, ...], float] = defaultdict(float)
@@ -36,18 +36,18 @@ class Heard:
 
 
 @contextmanager
-def hearing() -> Iterator[Heard]:
-    heard = Heard()
-    end = listen(heard)
+def recorded_metrics() -> Iterator[RecordedMetrics]:
+    metrics = RecordedMetrics()
+    stop = listen(metrics)
     try:
-        yield heard
+        yield metrics
     finally:
-        end()
+        stop()
 
 
 @contextmanager
-def recording(patch: pytest.MonkeyPatch, sampler: Sampler | None = None) -> Iterator[InMemorySpanExporter]:
-    """Give the process a tracer provider, as an application sets it."""
+def recorded_spans(patch: pytest.MonkeyPatch, sampler: Sampler | None = None) -> Iterator[InMemorySpanExporter]:
+    """Set the tracer provider of the process, like an application."""
     provider, exporter = TracerProvider(sampler), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with patch.context() as context:
@@ -58,7 +58,7 @@ def recording(patch: pytest.MonkeyPatch, sampler: Sampler | None = None) -> Iter
 
 
 def parents(exporter: InMemorySpanExporter) -> list[tuple[str, str]]:
-    """Return the name of each span with that of its parent, "" for none, in the order in which they ended."""
+    """Return the name and the parent's name ("" without parent) of each span, in the order in which the spans ended."""
     spans: tuple[ReadableSpan, ...] = exporter.get_finished_spans()
     names = {span.context.span_id: span.name for span in spans if span.context is not None}
     return [(span.name, "" if span.parent is None else names.get(span.parent.span_id, "?")) for span in spans]

@@ -1,4 +1,4 @@
-"""Lineage of publications: what is sent, when nothing is, and that no failure of it fails anything."""
+"""Test lineage events of publications: their content, when they are sent, and errors while sending."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from openlineage.client.serde import Serde
 
 from tests.lakes import Lakes, lakes
-from tests.telemetry.lineage_log import SPECIFICATION, check_by_schema, check_event, events, to_file
+from tests.telemetry.lineage_log import SPEC_VARIABLE, check_by_schema, check_event, events, log_to_file
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.write.publication import emit_lineage, publish_once
 from trinitylake_ops.iceberg.write.replacement import TableRead
@@ -27,8 +27,8 @@ ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "name": ["a", "b", "c"]}
 NOW = datetime(2030, 1, 31, tzinfo=UTC)
 
 
-def test_a_publication_is_two_events(lakes: Lakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = to_file(monkeypatch, tmp_path)
+def test_publication_emits_two_events(lakes: Lakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = log_to_file(monkeypatch, tmp_path)
     lake = lakes.local()
     with catalog_at(lake) as catalog:
         catalog.create_namespace("raw")
@@ -40,24 +40,24 @@ def test_a_publication_is_two_events(lakes: Lakes, tmp_path: Path, monkeypatch: 
     version = publish_once(lake, staged, "11111111-1111-1111-1111-111111111111").version
     for _ in range(2):
         emit_lineage(lake, version, staged, lambda: [read, read], integration="SPARK", job="daily", run_id="2030-01-31")
-    start, complete, *again = events(path)
+    start, complete, *repeated = events(path)
     assert [start["eventType"], complete["eventType"]] == ["START", "COMPLETE"]
-    assert [one["run"]["runId"] for one in again] == [start["run"]["runId"], complete["run"]["runId"]]
+    assert [event["run"]["runId"] for event in repeated] == [start["run"]["runId"], complete["run"]["runId"]]
     namespace = lake.root.rstrip("/")
     assert (complete["job"]["namespace"], complete["job"]["name"]) == (namespace, "daily")
-    assert [(one["namespace"], one["name"]) for one in complete["inputs"]] == [(namespace, "raw.orders")]
+    assert [(table["namespace"], table["name"]) for table in complete["inputs"]] == [(namespace, "raw.orders")]
     assert complete["inputs"][0]["facets"]["version"]["datasetVersion"] == str(read.version)
-    (made,) = complete["outputs"]
-    assert (made["namespace"], made["name"]) == (namespace, "ns.made")
-    assert made["facets"]["version"]["datasetVersion"] == str(version)
-    assert [(one["name"], one["type"]) for one in made["facets"]["schema"]["fields"]] == [
+    (output,) = complete["outputs"]
+    assert (output["namespace"], output["name"]) == (namespace, "ns.made")
+    assert output["facets"]["version"]["datasetVersion"] == str(version)
+    assert [(field["name"], field["type"]) for field in output["facets"]["schema"]["fields"]] == [
         ("id", "long"),
         ("name", "string"),
     ]
-    assert made["outputFacets"]["outputStatistics"]["rowCount"] == 3
+    assert output["outputFacets"]["outputStatistics"]["rowCount"] == 3
 
 
-def test_whether_it_is_wanted() -> None:
+def test_environment_enables_lineage() -> None:
     assert not is_wanted({})
     assert not is_wanted({"OPENLINEAGE_URL": ""})
     assert is_wanted({"OPENLINEAGE_URL": "http://marquez:5000"})
@@ -66,7 +66,7 @@ def test_whether_it_is_wanted() -> None:
     assert Origin("SPARK", "j", "b6f0f2d3-6a1d-4d0f-9b41-0f2c6de3f8a5", NOW, NOW).run_uuid.startswith("b6f0f2d3")
 
 
-def test_a_failure_is_a_warning(
+def test_failure_is_logged_as_warning(
     lakes: Lakes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     lake = lakes.local()
@@ -74,14 +74,14 @@ def test_a_failure_is_a_warning(
         staging.create_table("ns.made", ROWS.schema).append(ROWS)
         staged = [staging.staged("ns.made")]
 
-    def unknown() -> list[TableRead]:
+    def failing_reads() -> list[TableRead]:
         raise OSError("the database of runs is away")
 
-    emit_lineage(lake, 1, staged, unknown, integration="DAGSTER", job="j", run_id="r")
+    emit_lineage(lake, 1, staged, failing_reads, integration="DAGSTER", job="j", run_id="r")
     assert caplog.text == ""
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "file")
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__LOG_FILE_PATH", "/nowhere/at/all")
-    emit_lineage(lake, 1, staged, unknown, integration="DAGSTER", job="j", run_id="r")
+    emit_lineage(lake, 1, staged, failing_reads, integration="DAGSTER", job="j", run_id="r")
     assert "its reads are unknown" in caplog.text
     emit_lineage(lake, 1, staged, lambda: (), integration="DAGSTER", job="j", run_id="r")
     assert "was not sent: " in caplog.text
@@ -89,8 +89,8 @@ def test_a_failure_is_a_warning(
 
 @pytest.fixture
 def event(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The end of a publication that read a table and made one, as it is sent."""
-    monkeypatch.delenv(SPECIFICATION, raising=False)
+    """The completion event of a publication that read one table and wrote another."""
+    monkeypatch.delenv(SPEC_VARIABLE, raising=False)
     origin = Origin("DAGSTER", "publish", "r", NOW, NOW)
     made, read = PublishedTable("ns.made", (("id", "long"),), 1, 100, 1), ReadTable("s3://other/", "ns.read", 7)
     _, complete = publication_events("s3://lake", 3, origin, [made], [read])
@@ -102,7 +102,7 @@ STATISTICS = ("outputs", 0, "outputFacets", "outputStatistics")
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
+    ("path", "value"),
     [
         (("run",), None),
         (("run", "runId"), "r"),
@@ -119,28 +119,28 @@ STATISTICS = ("outputs", 0, "outputFacets", "outputStatistics")
         ((*STATISTICS, "_producer"), None),
     ],
 )
-def test_an_event_against_the_schema_is_found(event: dict[str, Any], place: tuple[Any, ...], value: Any) -> None:
+def test_invalid_event_is_detected(event: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:
     check_event(event)
-    bad = copy.deepcopy(event)
-    inside = bad
-    for step in place[:-1]:
-        inside = inside[step]
+    invalid = copy.deepcopy(event)
+    container = invalid
+    for step in path[:-1]:
+        container = container[step]
     if value is None:
-        del inside[place[-1]]
+        del container[path[-1]]
     else:
-        inside[place[-1]] = value
+        container[path[-1]] = value
     with pytest.raises((AssertionError, KeyError, ValueError)):
-        check_event(bad)
+        check_event(invalid)
 
 
-def test_a_facet_in_the_place_of_another_kind_is_found(event: dict[str, Any]) -> None:
+def test_facet_of_wrong_kind_is_detected(event: dict[str, Any]) -> None:
     event["run"]["facets"]["jobType"] = event["job"]["facets"]["jobType"]
     with pytest.raises(AssertionError, match="RunFacet"):
         check_event(event)
 
 
-def test_schemas_of_a_folder_are_asked(event: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little ones of our own, at the addresses that the event names."""
+def test_schemas_of_folder_are_used(event: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use small schemas at the URLs in the event."""
     (tmp_path / "facets").mkdir()
     names = {"RunEvent": "", "JobTypeJobFacet": "jobType", "ProcessingEngineRunFacet": "processing_engine"}
     names |= {"DatasetVersionDatasetFacet": "version", "SchemaDatasetFacet": "schema"}
@@ -154,7 +154,7 @@ def test_schemas_of_a_folder_are_asked(event: dict[str, Any], tmp_path: Path, mo
         if name == "outputStatistics":
             schema["$defs"] = {kind: {"properties": {"rowCount": {"minimum": 1}}, "required": ["size"]}}
         path.write_text(json.dumps(schema))
-    monkeypatch.setenv(SPECIFICATION, str(tmp_path))
+    monkeypatch.setenv(SPEC_VARIABLE, str(tmp_path))
     check_event(event)
     statistics = event["outputs"][0]["outputFacets"]
     statistics["outputStatistics"]["rowCount"] = 0

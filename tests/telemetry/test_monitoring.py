@@ -1,6 +1,6 @@
-"""The alert rules and the dashboard: they ask for numbers that are told, and each alert fires on what it is for.
+"""Test the alert rules and the dashboard: their metrics exist, and each alert fires.
 
-The longer tests run promtool and a Prometheus that reads a server.
+The longer tests run promtool and a Prometheus server that scrapes a REST server.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ HERE = Path(__file__).parent
 MONITORING = HERE.parents[1] / "deploy" / "monitoring"
 RULES = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"][0]["rules"]
 DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text())
-#: Those that a server counts itself (server/telemetry.py).
-OF_SERVER = {
+#: Metrics that only the server emits (server/telemetry.py).
+SERVER_METRICS = {
     "trinitylake_requests_total", "trinitylake_request_seconds_bucket", "trinitylake_requests_in_progress",
     "trinitylake_commits_total", "trinitylake_lost_attempts_total",
 }  # fmt: skip
@@ -52,34 +52,40 @@ def expressions() -> list[str]:
 
 
 def series() -> dict[str, tuple[str, ...]]:
-    """Return the series that are told, with their labels."""
+    """Return the metric names in Prometheus with their labels."""
     return {
-        f"trinitylake_{name}{ending}": one.labels for name, one in INSTRUMENTS.items() for ending in _ENDINGS[one.kind]
+        f"trinitylake_{name}{ending}": instrument.labels
+        for name, instrument in INSTRUMENTS.items()
+        for ending in _ENDINGS[instrument.kind]
     }
 
 
-def test_what_is_asked_for_is_told() -> None:
-    told = series()
+def test_expressions_use_known_metrics() -> None:
+    known_series = series()
     for expression in expressions():
-        assert set(_NAME.findall(expression)) <= told.keys() | OF_SERVER, expression
+        assert set(_NAME.findall(expression)) <= known_series.keys() | SERVER_METRICS, expression
         for name, selectors in _LABELS.findall(expression):
             for label in re.findall(r"(\w+)[=!]", selectors):
-                assert name in OF_SERVER or label in told[name], expression
-    asked = {name for expression in expressions() for name in _NAME.findall(expression)}
-    shown = {name.removeprefix("trinitylake_") for name in asked}
-    missing = [name for name, one in INSTRUMENTS.items() if not {f"{name}{end}" for end in _ENDINGS[one.kind]} & shown]
+                assert name in SERVER_METRICS or label in known_series[name], expression
+    used_series = {name for expression in expressions() for name in _NAME.findall(expression)}
+    used = {name.removeprefix("trinitylake_") for name in used_series}
+    missing = [
+        name
+        for name, instrument in INSTRUMENTS.items()
+        if not {f"{name}{end}" for end in _ENDINGS[instrument.kind]} & used
+    ]
     assert missing == []
 
 
-def test_each_alert_has_a_test_that_lets_it_fire_and_says_what_to_do() -> None:
+def test_each_alert_has_test_and_instructions() -> None:
     tests = yaml.safe_load((HERE / "alerts.yaml").read_text())["tests"]
-    fires = {one["alertname"] for test in tests for one in test["alert_rule_test"] if one["exp_alerts"]}
-    calm = {one["alertname"] for test in tests for one in test["alert_rule_test"] if not one["exp_alerts"]}
-    assert fires == calm == {rule["alert"] for rule in RULES}
+    firing = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
+    silent = {case["alertname"] for test in tests for case in test["alert_rule_test"] if not case["exp_alerts"]}
+    assert firing == silent == {rule["alert"] for rule in RULES}
     assert all(rule["annotations"]["next"] and rule["annotations"]["summary"] for rule in RULES)
 
 
-def test_the_dashboard_has_no_place_of_ours_in_it() -> None:
+def test_dashboard_contains_no_addresses() -> None:
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
     assert all(panel["datasource"]["uid"] == "${datasource}" for panel in panels())
@@ -92,53 +98,53 @@ def test_each_alert_fires() -> None:
     promtool = shutil.which("promtool")
     assert promtool is not None, "promtool is not installed"
     for arguments in (["check", "rules", str(MONITORING / "alerts.yaml")], ["test", "rules", "alerts.yaml"]):
-        ran = subprocess.run([promtool, *arguments], capture_output=True, text=True, cwd=HERE)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        assert "SUCCESS" in ran.stdout
+        process = subprocess.run([promtool, *arguments], capture_output=True, text=True, cwd=HERE)
+        assert process.returncode == 0, process.stdout + process.stderr
+        assert "SUCCESS" in process.stdout
 
 
-def asked(url: str, expression: str) -> list[Any]:
+def run_query(url: str, expression: str) -> list[Any]:
     query = urllib.parse.urlencode({"query": expression})
-    with urllib.request.urlopen(f"{url}/api/v1/query?{query}", timeout=10) as answer:
-        found: list[Any] = json.load(answer)["data"]["result"]
-    return found
+    with urllib.request.urlopen(f"{url}/api/v1/query?{query}", timeout=10) as response:
+        result: list[Any] = json.load(response)["data"]["result"]
+    return result
 
 
 @pytest.mark.soak
 @pytest.mark.debian_packages
 @pytest.mark.timeout(600)
-def test_the_panels_have_data_of_a_server(lakes: Lakes, tmp_path: Path) -> None:
-    """Each expression is understood by Prometheus. Those of a lakehouse at work have data; failures have none."""
+def test_panels_have_data_of_a_server(lakes: Lakes, tmp_path: Path) -> None:
+    """Prometheus accepts each expression, and each returns data, except those about failures."""
     lake = lakes.local()
     with serving(settings_for(lake)) as served:
         served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]})
         served.request("POST", TABLES, create_body())
         with prometheus(tmp_path, served.url.removeprefix("http://"), scrape_s=1) as url:
-            begun = time.time()
+            started = time.time()
             end_s = time.monotonic() + PATIENCE_SECONDS
             empty: set[str] = {"all"}
-            n_made = 0
+            n_commits = 0
             while empty and time.monotonic() < end_s:
-                n_made += 1
-                served.request("POST", TABLE, commit_of(properties(a=str(n_made))))
-                create(lake, f"n{n_made}")
+                n_commits += 1
+                served.request("POST", TABLE, commit_of(properties(a=str(n_commits))))
+                create(lake, f"n{n_commits}")
                 operations.verify(lake, incremental=True)
                 time.sleep(1)
                 try:
-                    empty = {one for one in expressions_of_panels() if not asked(url, one)}
+                    empty = {expression for expression in expressions_of_panels() if not run_query(url, expression)}
                 except OSError:
-                    continue  # it begins
-                empty -= {one for one in empty if any(word in one for word in MAY_BE_EMPTY)}
-            window = Window(begun, time.time(), scrape=15)  # rates of a minute, as asked above
+                    continue  # the server is starting
+                empty -= {expression for expression in empty if any(name in expression for name in MAY_BE_EMPTY)}
+            window = Window(started, time.time(), scrape=15)  # the expressions contain rates of a minute
             picture = tmp_path / "dashboard.png"
             n_drawn = draw(DASHBOARD, lambda target: answered(url, window, target), window, "", picture)
     assert empty == set()
-    may_be = [p for p in panels() if any(word in p["targets"][0]["expr"] for word in MAY_BE_EMPTY)]
+    may_be = [panel for panel in panels() if any(name in panel["targets"][0]["expr"] for name in MAY_BE_EMPTY)]
     assert n_drawn >= len(panels()) - len(may_be)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_values_and_names_are_drawn_as_they_are_read() -> None:
+def test_values_and_names_are_formatted() -> None:
     texts = [
         shown(0.0042, "s"),
         shown(90, "s"),
@@ -155,16 +161,16 @@ def test_values_and_names_are_drawn_as_they_are_read() -> None:
     assert Window(0, 600, 2).filled('rate(x{l=~"$lakehouse"}[$__rate_interval])') == 'rate(x{l=~".*"}[8s])'
 
 
-def test_all_units_of_the_dashboard_are_drawn() -> None:
+def test_all_units_of_dashboard_are_supported() -> None:
     assert all(shown(1, panel["fieldConfig"]["defaults"]["unit"]) for panel in panels())
     assert PICTURE.is_file()
     assert f"images/{PICTURE.name}" in (MONITORING.parents[1] / "docs" / "deploy" / "monitoring.md").read_text()
 
 
-#: What a lakehouse that is well does not have: things that are due, and requests that failed in passing.
+#: Metrics that a healthy lakehouse does not have: overdue maintenance and transient request failures.
 MAY_BE_EMPTY = ("due_seconds", "storage_retries")
 
 
 def expressions_of_panels() -> list[str]:
-    found = [target["expr"] for panel in panels() for target in panel["targets"]]
-    return [one.replace("$__rate_interval", "1m").replace("$lakehouse", ".*") for one in found]
+    templates = [target["expr"] for panel in panels() for target in panel["targets"]]
+    return [template.replace("$__rate_interval", "1m").replace("$lakehouse", ".*") for template in templates]

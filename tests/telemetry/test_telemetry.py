@@ -1,4 +1,4 @@
-"""What the engine tells: spans, numbers, logs. Nothing where nobody listens, and no failure where a listener fails."""
+"""Test spans, metrics and logs of the engine: nothing without a listener, and a failing listener fails no operation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.environments import extra_modules_of, run_without
 from tests.faults import FaultyStorage, fail
 from tests.operations.changes import create
 from tests.processes import fork
-from tests.telemetry.listener import hearing, parents, recording
+from tests.telemetry.listener import parents, recorded_metrics, recorded_spans
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError, StorageError, ThrottledError
 from trinitylake_ops.operations.gc.delete import delete_files
@@ -42,16 +42,16 @@ def root(tmp_path: Path) -> str:
     return str(tmp_path / "lake")
 
 
-def test_spans_are_those_of_the_transaction_its_attempts_and_rounds(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with recording(monkeypatch) as exporter:
+def test_commit_has_spans_of_transaction_attempts_and_rounds(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with recorded_spans(monkeypatch) as exporter:
         lake = Lakehouse.create(root, {"fsync": "false"})
         exporter.clear()
         create(lake, "ns", "t")
-        told = parents(exporter)
-    assert ("transaction", "") in told
-    assert ("commit", "transaction") in told
-    assert ("attempt", "commit") in told
-    assert ("storage round", "attempt") in told
+        names = parents(exporter)
+    assert ("transaction", "") in names
+    assert ("commit", "transaction") in names
+    assert ("attempt", "commit") in names
+    assert ("storage round", "attempt") in names
     commit = next(span for span in exporter.get_finished_spans() if span.name == "commit")
     assert dict(commit.attributes or {}) == {
         "trinitylake.base_version": 0,
@@ -59,29 +59,29 @@ def test_spans_are_those_of_the_transaction_its_attempts_and_rounds(root: str, m
         "trinitylake.lost_attempts": 0,
     }
     rounds = [span.attributes for span in exporter.get_finished_spans() if span.name == "storage round"]
-    assert all(one is not None and one["trinitylake.kinds"] for one in rounds)
+    assert all(attributes is not None and attributes["trinitylake.kinds"] for attributes in rounds)
 
 
-def test_operations_are_spans_with_their_commits_in_them(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operation_spans_contain_their_commits(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lakehouse.create(root, {"fsync": "false"})
     create(lake, "ns")
-    with recording(monkeypatch) as exporter, hearing() as heard:
+    with recorded_spans(monkeypatch) as exporter, recorded_metrics() as metrics:
         operations.rollback(lake, 0)
         operations.verify(lake)
-        told = parents(exporter)
-    assert ("operation rollback", "") in told
-    assert ("commit", "operation rollback") in told
-    assert ("operation verify", "") in told
-    assert heard.added["operations", "rollback", "done"] == heard.added["operations", "verify", "done"] == 1
-    assert len(heard.observed["operation_seconds", "verify"]) == 1
+        names = parents(exporter)
+    assert ("operation rollback", "") in names
+    assert ("commit", "operation rollback") in names
+    assert ("operation verify", "") in names
+    assert metrics.added["operations", "rollback", "done"] == metrics.added["operations", "verify", "done"] == 1
+    assert len(metrics.observed["operation_seconds", "verify"]) == 1
 
 
-def test_a_failure_is_on_its_span_by_type_alone(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_span_has_error_type_only(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lakehouse.create(root, {"fsync": "false"})
     other = Lakehouse.open(root)
     with (
-        recording(monkeypatch) as exporter,
-        hearing() as heard,
+        recorded_spans(monkeypatch) as exporter,
+        recorded_metrics() as metrics,
         pytest.raises(CommitConflictError),
         lake.transaction() as txn,
     ):
@@ -91,44 +91,44 @@ def test_a_failure_is_on_its_span_by_type_alone(root: str, monkeypatch: pytest.M
     assert failed.attributes is not None and failed.attributes["error.type"] == "CommitConflictError"
     assert not failed.status.is_ok
     assert not any("secret" in span.to_json() for span in exporter.get_finished_spans())
-    assert heard.added["transactions", "conflict"] == 1
-    assert heard.added["engine_lost_attempts",] == 1
+    assert metrics.added["transactions", "conflict"] == 1
+    assert metrics.added["engine_lost_attempts",] == 1
 
 
-def test_numbers_of_commits_and_requests(root: str) -> None:
-    with hearing() as heard:
+def test_metrics_of_commits_and_requests(root: str) -> None:
+    with recorded_metrics() as metrics:
         lake = Lakehouse.create(root, {"fsync": "false"})
         create(lake, "ns", "t")
         create(Lakehouse.open(root), "other")
         lake.snapshot(1).table("ns", "t")
-    assert heard.added["transactions", "committed"] == 2
-    assert heard.observed["commit_group_size",] == [1, 1]
-    assert heard.observed["version_attempts",] == [1, 1]
-    assert len(heard.observed["version_seconds",]) == 2
-    assert heard.added["storage_requests", "file", "create"] >= 6
-    assert heard.added["storage_bytes", "file", "written"] > 1_000
-    assert heard.added["storage_bytes", "file", "read"] > 0
-    assert heard.added["cache_reads", "memory"] > 0
-    known = {key[0] for key in (*heard.added, *heard.observed)}
-    assert known <= set(INSTRUMENTS)
-    told = {key[0]: len(key) - 1 for key in (*heard.added, *heard.observed)}
-    assert told == {name: len(INSTRUMENTS[name].labels) for name in told}
+    assert metrics.added["transactions", "committed"] == 2
+    assert metrics.observed["commit_group_size",] == [1, 1]
+    assert metrics.observed["version_attempts",] == [1, 1]
+    assert len(metrics.observed["version_seconds",]) == 2
+    assert metrics.added["storage_requests", "file", "create"] >= 6
+    assert metrics.added["storage_bytes", "file", "written"] > 1_000
+    assert metrics.added["storage_bytes", "file", "read"] > 0
+    assert metrics.added["cache_reads", "memory"] > 0
+    instruments = {key[0] for key in (*metrics.added, *metrics.observed)}
+    assert instruments <= set(INSTRUMENTS)
+    n_labels = {key[0]: len(key) - 1 for key in (*metrics.added, *metrics.observed)}
+    assert n_labels == {name: len(INSTRUMENTS[name].labels) for name in n_labels}
 
 
-def test_freed_files_and_retries(root: str) -> None:
+def test_metrics_of_freed_files_and_retries(root: str) -> None:
     faulty = FaultyStorage(MemoryStorage("memory://retries/"), [fail(1, ThrottledError, kind="read")])
-    with hearing() as heard:
+    with recorded_metrics() as metrics:
         storage = RetryStorage(faulty, base_delay_seconds=0)
         storage.create("a", b"1")
         assert storage.read("a") == b"1"
         lake = Lakehouse.create("memory://freed/", storage=ClockStorage(MemoryStorage("memory://freed/"), 10**12))
         lake.storage.create("0000/0000/0000/00000000-orphan", b"x")
         done = delete_files(lake.storage, {"a": 5, "b": 7})
-    assert heard.added["storage_retries", "memory", "ThrottledError"] == 1
-    assert (heard.added["freed_files",], heard.added["freed_bytes",]) == (done.files, 12)
+    assert metrics.added["storage_retries", "memory", "ThrottledError"] == 1
+    assert (metrics.added["freed_files",], metrics.added["freed_bytes",]) == (done.files, 12)
 
 
-def test_a_storage_opened_while_nobody_listens_is_as_before() -> None:
+def test_storage_is_not_instrumented_without_listener() -> None:
     opened = open_storage("memory://quiet/")
     assert isinstance(opened, RetryStorage)
     assert not isinstance(opened.inner, ObservedStorage)
@@ -137,22 +137,22 @@ def test_a_storage_opened_while_nobody_listens_is_as_before() -> None:
     with spans.span("nothing") as span:
         span.set({"a": 1})
         span.fail("E")
-    with hearing():
-        told = open_storage("memory://quiet/")
-        assert isinstance(told, RetryStorage)
-        assert isinstance(told.inner, ObservedStorage)
+    with recorded_metrics():
+        observed = open_storage("memory://quiet/")
+        assert isinstance(observed, RetryStorage)
+        assert isinstance(observed.inner, ObservedStorage)
 
 
-def test_a_listener_that_fails_fails_no_commit(root: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_listener_does_not_fail_commit(root: str, caplog: pytest.LogCaptureFixture) -> None:
     lake = Lakehouse.create(root, {"fsync": "false"})
-    with hearing() as heard:
-        heard.observe = None  # type: ignore[assignment]
+    with recorded_metrics() as metrics:
+        metrics.observe = None  # type: ignore[assignment]
         create(lake, "ns")
     assert lake.snapshot().has_namespace("ns")
     assert "the work goes on" in caplog.text
 
 
-def test_the_engine_tells_without_any_library(root: str) -> None:
+def test_engine_works_without_telemetry_libraries(root: str) -> None:
     program = (
         "import sys\nfrom trinitylake_ops import Lakehouse\nlake = Lakehouse.create(sys.argv[1], {'fsync': 'false'})\n"
         "with lake.transaction() as txn:\n    txn.create_namespace('ns')\n"
@@ -167,8 +167,8 @@ def test_the_engine_tells_without_any_library(root: str) -> None:
     assert "it is part of the extra 'lineage'; run pip install 'trinitylake-ops[lineage]'" in ran.stderr
 
 
-def test_spans_of_other_libraries_nest_with_those_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    with recording(monkeypatch) as exporter:
+def test_spans_of_other_libraries_nest_with_engine_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    with recorded_spans(monkeypatch) as exporter:
         tracer = trace.get_tracer_provider().get_tracer("a client of a storage")
         with tracer.start_as_current_span("request"), spans.span("commit", {"a": 1}) as span:
             with spans.span("attempt"), tracer.start_as_current_span("GET"):
@@ -182,33 +182,33 @@ def test_spans_of_other_libraries_nest_with_those_of_the_engine(monkeypatch: pyt
             ("GET", "attempt"),
             ("storage read", "GET"),
         }
-        (commit,) = (one for one in exporter.get_finished_spans() if one.name == "commit")
+        (commit,) = (span for span in exporter.get_finished_spans() if span.name == "commit")
         assert dict(commit.attributes or {}) == {"a": 1, "c": 3, "d": 4}
 
 
-def test_the_sampler_decides(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with recording(monkeypatch, ParentBased(ALWAYS_OFF)) as exporter:
+def test_sampler_disables_spans(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with recorded_spans(monkeypatch, ParentBased(ALWAYS_OFF)) as exporter:
         create(Lakehouse.create(root, {"fsync": "false"}), "ns")
         with spans.span("commit"):
             assert not spans.is_recorded()
     assert exporter.get_finished_spans() == ()
 
 
-def test_a_span_processor_that_fails_fails_no_commit(
+def test_failing_span_processor_does_not_fail_commit(
     root: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     lake = Lakehouse.create(root, {"fsync": "false"})
     for method in ("on_start", "on_end"):
         caplog.clear()
-        with monkeypatch.context() as patch, recording(patch):
+        with monkeypatch.context() as patch, recorded_spans(patch):
             patch.setattr(SimpleSpanProcessor, method, lambda *_, **__: 1 / 0)
             create(Lakehouse.open(root), method)
         assert "a span could not be recorded" in caplog.text
     assert lake.snapshot().has_namespace("on_start") and lake.snapshot().has_namespace("on_end")
 
 
-def test_spans_of_a_forked_child_are_within_the_span_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    with recording(monkeypatch) as exporter:
+def test_forked_child_nests_spans_in_parent_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    with recorded_spans(monkeypatch) as exporter:
         with spans.span("operation"):
             child = os.fork()
             if not child:
@@ -220,17 +220,19 @@ def test_spans_of_a_forked_child_are_within_the_span_of_its_parent(monkeypatch: 
         assert parents(exporter) == [("operation", "")]
 
 
-# Where numbers go
+# Export of metrics
 
 
 def test_prometheus_has_all_instruments(tmp_path: Path) -> None:
     listener = PrometheusListener()
-    for name, one in INSTRUMENTS.items():
-        labels = dict.fromkeys(one.labels, "x")
-        {"counter": listener.add, "histogram": listener.observe, "gauge": listener.put}[one.kind](name, 2, labels)
+    for name, instrument in INSTRUMENTS.items():
+        labels = dict.fromkeys(instrument.labels, "x")
+        {"counter": listener.add, "histogram": listener.observe, "gauge": listener.put}[instrument.kind](
+            name, 2, labels
+        )
     path = tmp_path / "metrics.prom"
     listener.write(path)
-    families = {one.name for one in text_string_to_metric_families(path.read_text())}
+    families = {family.name for family in text_string_to_metric_families(path.read_text())}
     assert {f"trinitylake_{name}" for name in INSTRUMENTS} <= families
     assert path.read_bytes() == listener.text()
     with pytest.raises(StorageError):
@@ -248,43 +250,47 @@ def test_opentelemetry_has_all_instruments() -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     listener = OtelListener(provider)
-    for name, one in INSTRUMENTS.items():
-        labels = dict.fromkeys(one.labels, "x")
-        {"counter": listener.add, "histogram": listener.observe, "gauge": listener.put}[one.kind](name, 2, labels)
+    for name, instrument in INSTRUMENTS.items():
+        labels = dict.fromkeys(instrument.labels, "x")
+        {"counter": listener.add, "histogram": listener.observe, "gauge": listener.put}[instrument.kind](
+            name, 2, labels
+        )
     data = reader.get_metrics_data()
     assert data is not None
     scopes = data.resource_metrics[0].scope_metrics
     assert {metric.name for scope in scopes for metric in scope.metrics} == {
-        f"trinitylake.{one}" for one in INSTRUMENTS
+        f"trinitylake.{name}" for name in INSTRUMENTS
     }
     provider.shutdown()
 
 
-def test_histograms_have_their_values_and_exemplars_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_histograms_have_values_and_exemplars(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = InMemoryMetricReader()
     meters = MeterProvider([reader])
     listener = OtelListener(meters)
-    with recording(monkeypatch) as exporter:
+    with recorded_spans(monkeypatch) as exporter:
         with spans.span("transaction"):
             for _ in range(300):
                 listener.observe(VERSION_SECONDS, 0.002, {})
         data = reader.get_metrics_data()
         assert data is not None
-        metrics = {one.name: one.data for one in data.resource_metrics[0].scope_metrics[0].metrics}
-        found = metrics[f"trinitylake.{VERSION_SECONDS}"]
-        assert isinstance(found, Histogram)
-        (point,) = found.data_points
+        metrics = {metric.name: metric.data for metric in data.resource_metrics[0].scope_metrics[0].metrics}
+        histogram = metrics[f"trinitylake.{VERSION_SECONDS}"]
+        assert isinstance(histogram, Histogram)
+        (point,) = histogram.data_points
         assert (point.count, point.sum) == (300, pytest.approx(0.6))
         (transaction,) = exporter.get_finished_spans()
         assert transaction.context is not None
-        assert {one.trace_id for one in point.exemplars} == {transaction.context.trace_id}
+        assert {exemplar.trace_id for exemplar in point.exemplars} == {transaction.context.trace_id}
     meters.shutdown()
 
 
-def test_settings_of_the_environment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_from_environment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "m.prom"
-    found = TelemetrySettings.of_environment({"TRINITYLAKE_METRICS_FILE": str(file), "TRINITYLAKE_OTEL": "0"})
-    assert found == TelemetrySettings(metrics_file=file)
+    environment_settings = TelemetrySettings.of_environment(
+        {"TRINITYLAKE_METRICS_FILE": str(file), "TRINITYLAKE_OTEL": "0"}
+    )
+    assert environment_settings == TelemetrySettings(metrics_file=file)
     with pytest.raises(InvalidInputError):
         TelemetrySettings.of_environment({"TRINITYLAKE_OTEL": "perhaps"})
     end = TelemetrySettings(metrics_file=file, push_url="http://127.0.0.1:1").start()
@@ -295,7 +301,7 @@ def test_settings_of_the_environment(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert not hub.is_heard()
 
 
-def test_a_process_of_spark_or_dagster_tells_what_its_environment_says(
+def test_environment_configures_metrics_once_per_process(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, ends = tmp_path / "m.prom", list[Callable[[], None]]()
@@ -317,7 +323,7 @@ def test_a_process_of_spark_or_dagster_tells_what_its_environment_says(
 # Logs
 
 
-def test_a_line_of_the_log_says_version_run_and_operation(root: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_contain_version_run_and_operation(root: str, caplog: pytest.LogCaptureFixture) -> None:
     lake = Lakehouse.create(root, {"fsync": "false"})
     create(lake, "ns")
     formatter = JsonFormatter(lambda text: text.replace("s3cret", "***"))

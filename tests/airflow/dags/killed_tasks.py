@@ -1,11 +1,12 @@
-"""Tasks that publish. The configuration of a run says where tries of a task are killed, and how.
+"""Tasks that publish and can be killed. The configuration of a run says where and how.
 
-``task`` is the task. ``at`` is a step that changes the storage, by its name, and ``moment`` is ``before`` or ``after``
-it, or ``told``: the task has returned, and Airflow does not know yet. The first ``tries`` tries are killed, ``how``:
-
-- ``task``: the process of the task, by SIGKILL. Its supervisor tells Airflow at once.
-- ``machine``: the supervisor, too. Airflow finds out when heartbeats stay away.
-- ``supervisor``: the supervisor alone. Airflow takes the task for dead. It goes on when the next try is at this step.
+- ``task``: The task to kill.
+- ``at`` and ``moment``: The step that changes the storage, by its name, and ``before`` or ``after`` it. With the moment
+  ``returned``, the task has returned and Airflow has not received the result.
+- ``tries``: The number of tries that are killed.
+- ``how``: ``task`` kills the process of the task; its supervisor reports it to Airflow at once. ``machine`` also kills
+  the supervisor; Airflow notices the missing heartbeats. ``supervisor`` kills only the supervisor: Airflow assumes that
+  the task is dead, but it continues when the next try is at the same step.
 """
 
 import asyncio
@@ -27,17 +28,17 @@ from trinitylake_ops.iceberg.write.publication import publication_id, publish_on
 from trinitylake_ops.storage.local.storage import LocalStorage
 
 TABLE = "sales.killed"
-OF_OTHERS = -1  # rows that another program appends
-AGAIN = {"retries": 8, "retry_delay": timedelta(0)}
+OTHER_PROGRAM_ID = -1  # rows appended by another program
+RETRIES = {"retries": 8, "retry_delay": timedelta(0)}
 _STEPS = ("stage", "create", "write", "write_best_effort", "delete")
 _ROOT = re.compile(r"^_[01]{32}\.(arrow|ipc)$")
 _RANDOM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[01]{4}(/[01]{4}){2}/[01]{8}|[0-9]{5,}")
-_LONGEST_WAIT_S = 900
+_MAX_WAIT_S = 900
 _lock = threading.Lock()
 
 
 class Steps:
-    """The steps of a try of a task, each noted in the run's file, and the end of the try at one of them."""
+    """Record the steps of a task's try in the run's file, and kill the try at the configured step."""
 
     def __init__(self, context):
         conf = {"at": "", "moment": "", "how": "task", "tries": 1, **(context["dag_run"].conf or {})}
@@ -51,56 +52,56 @@ class Steps:
         self._n_taken = Counter()
 
     def watch(self):
-        """Count the steps that change the storage from here on."""
+        """Record the steps that change the storage from now on."""
         if self.is_watched:
             self._note("begun")
             for name in _STEPS:
                 self._count(name)
 
-    def told(self):
-        """End after the last step, if that is asked for."""
-        if self.is_killed and self.moment == "told":
-            self._end("told")
+    def kill_after_return(self):
+        """Kill the task after its last step, if configured."""
+        if self.is_killed and self.moment == "returned":
+            self._kill("returned")
 
     def _count(self, name):
-        inner = getattr(LocalStorage, name)
+        original = getattr(LocalStorage, name)
 
         def step(storage, path, *arguments):
-            what = f"{name} {_RANDOM.sub('*', _ROOT.sub('root', path))}"
+            step_name = f"{name} {_RANDOM.sub('*', _ROOT.sub('root', path))}"
             with _lock:
-                self._n_taken[what] += 1
-                what = f"{what} {self._n_taken[what]}"
-            is_it = self.is_killed and what == self.at
-            if is_it and self.moment == "before":
-                self._end(what)
-            self._note(what)
-            answer = inner(storage, path, *arguments)
-            if what.startswith("create root "):
+                self._n_taken[step_name] += 1
+                step_name = f"{step_name} {self._n_taken[step_name]}"
+            is_kill_step = self.is_killed and step_name == self.at
+            if is_kill_step and self.moment == "before":
+                self._kill(step_name)
+            self._note(step_name)
+            result = original(storage, path, *arguments)
+            if step_name.startswith("create root "):
                 self._note("committed")
-            if is_it and self.moment == "after":
-                self._end(what)
-            return answer
+            if is_kill_step and self.moment == "after":
+                self._kill(step_name)
+            return result
 
         setattr(LocalStorage, name, step)
 
-    def _end(self, what):
-        """Kill what is to be killed."""
-        self._note(f"killed {self.how} {self.moment} {what}")
+    def _kill(self, step_name):
+        """Kill the configured processes."""
+        self._note(f"killed {self.how} {self.moment} {step_name}")
         if self.how != "task":
             os.kill(os.getppid(), signal.SIGKILL)
         if self.how != "supervisor":
             os.kill(os.getpid(), signal.SIGKILL)
-        end_s = time.monotonic() + _LONGEST_WAIT_S
-        while f"\n{self.n_try + 1} {what}\n" not in self._notes.read_text():
+        end_s = time.monotonic() + _MAX_WAIT_S
+        while f"\n{self.n_try + 1} {step_name}\n" not in self._notes.read_text():
             if time.monotonic() > end_s:
-                self._note("waited in vain")
+                self._note("timed out")
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(0.02)
-        self._note("goes on")
+        self._note("continues")
 
-    def _note(self, what):
+    def _note(self, text):
         with self._notes.open("a") as notes:
-            notes.write(f"{self.n_try} {what}\n")
+            notes.write(f"{self.n_try} {text}\n")
 
 
 class KilledPublishOperator(PublishOperator):
@@ -108,11 +109,11 @@ class KilledPublishOperator(PublishOperator):
         steps = Steps(context)
         steps.watch()
         result = super().execute(context)
-        steps.told()
+        steps.kill_after_return()
         return result
 
 
-with DAG("killed", schedule=None, catchup=False, max_active_runs=4, default_args=AGAIN):
+with DAG("killed", schedule=None, catchup=False, max_active_runs=4, default_args=RETRIES):
 
     @task
     def load():
@@ -120,15 +121,15 @@ with DAG("killed", schedule=None, catchup=False, max_active_runs=4, default_args
         steps = Steps(context)
         steps.watch()
         staged = stage(pa.table({"id": [context["dag_run"].conf["id"]]}), TABLE, mode="append")
-        steps.told()
+        steps.kill_after_return()
         return staged
 
     @task
     def audit(staged):
-        """Read what was staged. Another program appends to the table, so that the publication goes on top of that."""
+        """Read the staged table, and append to the table like another program before the publication."""
         lake = TrinityLakeHook().get_conn()
         assert load_staged(lake, StagedTable.from_json(staged)).scan().to_arrow().num_rows > 0
-        others = stage_arrow(lake, pa.table({"id": [OF_OTHERS]}), *TABLE.split("."), mode="append")
+        others = stage_arrow(lake, pa.table({"id": [OTHER_PROGRAM_ID]}), *TABLE.split("."), mode="append")
         publish_once(lake, [others], publication_id(others.metadata_location))
 
     staged = load()
@@ -141,7 +142,7 @@ for name, mode in (("replaced", "replace_table"), ("refused", "append")):
 
         @task(task_id="load")
         def load_again(table, mode):
-            """Stage what tells how often the run was cleared."""
+            """Stage the number of times that the run was cleared."""
             run = get_current_context()["dag_run"]
             return stage(pa.table({"cleared": [run.clear_number]}), table, mode=mode)
 
@@ -161,7 +162,7 @@ with DAG("together", schedule=None, catchup=False):
 
     @task
     async def open_together():
-        """Ask for a connection with an extra from many coroutines of one loop."""
+        """Open a connection with extras from many coroutines of one event loop."""
         opened = await asyncio.gather(*(TrinityLakeHook("trinitylake_with_extra").aget_conn() for _ in range(20)))
         return sorted({lake.root for lake in opened})
 
