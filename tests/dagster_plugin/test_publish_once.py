@@ -19,7 +19,7 @@ from tests.dagster_plugin.sales_project import (
 )
 from tests.lakes import check_lake
 from tests.processes import fork
-from tests.telemetry.lineage_log import events, to_file
+from tests.telemetry.lineage_log import events, log_to_file
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.iceberg.catalog import catalog_at
@@ -86,7 +86,7 @@ def test_five_tables_are_published_as_one_version(
     sales: Sales, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        lineage = to_file(patch, tmp_path)
+        lineage = log_to_file(patch, tmp_path)
         result = sales.must_run()
     _, complete = events(lineage)
     assert complete["run"]["runId"] == result.run_id

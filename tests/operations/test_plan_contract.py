@@ -16,7 +16,7 @@ import pytest
 from tests.lakes import Lakes
 from tests.operations.aging import Aging, keeping
 from tests.operations.changes import create
-from tests.telemetry.listener import hearing
+from tests.telemetry.listener import recorded_metrics
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CommitConflictError, PlanChangedError, TransactionExpiredError, TrinityLakeError
 from trinitylake_ops.format.file_names import HINT_PATH, is_immutable_path
@@ -116,11 +116,11 @@ def test_plans_and_reports_are_rendered_and_executions_traced(aging: Aging, lake
     assert plan.digest.startswith(f"{plan.base_version}-")
     assert str(plan)
     assert json.loads(plan.to_json()) == document
-    with hearing() as heard:
+    with recorded_metrics() as metrics:
         with pytest.raises(PlanChangedError):
             plan.execute(approved_digest="0-none")
         report = plan.execute()
-    in_telemetry = [heard.added["operations", plan.operation.telemetry_name, how] for how in ("failed", "done")]
+    in_telemetry = [metrics.added["operations", plan.operation.telemetry_name, how] for how in ("failed", "done")]
     assert in_telemetry == [1, 1]
     assert json.loads(report.to_json())["cost"]["duration_ms"] >= 0
     assert str(report)

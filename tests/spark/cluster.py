@@ -1,4 +1,4 @@
-"""A standalone Spark master with workers that share no folder: each has a mount of its own where it writes."""
+"""A standalone Spark master with workers that share no folder: each worker writes to a separate mount."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _START_SECONDS = 60
 
 @dataclass
 class Cluster:
-    """A master and its workers, by the process groups that they lead; ``folder`` holds their logs."""
+    """A master and its workers, each in a separate process group; ``folder`` contains their logs."""
 
     folder: Path
-    #: A virtual environment without packages: workers have nothing else then.
+    #: A virtual environment without packages that replaces this one for the workers.
     bare: Path | None = None
     url: str = ""
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -38,29 +38,29 @@ class Cluster:
     def start(self, n_workers: int) -> None:
         master = "org.apache.spark.deploy.master.Master --host 127.0.0.1 --port 0 --webui-port 0"
         self._spawn("master", [str(_SPARK_CLASS), *master.split()])
-        self.url = self._said("master", _MASTER_URL)
+        self.url = self._wait_for_log("master", _MASTER_URL)
         for _ in range(n_workers):
             self.add_worker()
 
     def add_worker(self) -> None:
-        """Start a worker of one core, whose folder for files is a mount that no other process sees."""
+        """Start a worker with one core, whose working folder is a mount that only it sees."""
         name, private = f"worker-{len(self.workers)}", self.folder / "private"
         private.mkdir(exist_ok=True)
         options = ["--host", "127.0.0.1", "--cores", "1", "--memory", "700m", "--webui-port", "0"]
         worker = [str(_SPARK_CLASS), "org.apache.spark.deploy.worker.Worker", *options, "-d", str(private), self.url]
         mounted = f'mount -t tmpfs tmpfs "{private}" && exec "$@"'
         self.workers.append(self._spawn(name, ["unshare", "--mount", "sh", "-c", mounted, "sh", *worker]))
-        self._said(name, re.compile(f"({_REGISTERED})"))
+        self._wait_for_log(name, re.compile(f"({_REGISTERED})"))
 
     def kill_worker(self, number: int) -> None:
-        """Kill a worker with its executors and their Python processes, all at once."""
+        """Kill a worker with its executors and their Python processes."""
         _kill(self.workers[number])
 
     def stop(self) -> None:
         for process in reversed(self._processes):
             _kill(process)
 
-    def _spawn(self, name: str, words: list[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         private = str(self.folder / "private")
         environment = {
             **os.environ,
@@ -75,35 +75,35 @@ class Cluster:
         if self.bare is not None:
             environment = bare_environment(self.bare, environment)
         with open(self.folder / f"{name}.log", "wb") as log:
-            process = subprocess.Popen(words, stdout=log, stderr=log, env=environment, start_new_session=True)
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         self._processes.append(process)
         return process
 
-    def _said(self, name: str, what: re.Pattern[str]) -> str:
+    def _wait_for_log(self, name: str, pattern: re.Pattern[str]) -> str:
         log = self.folder / f"{name}.log"
         for _ in range(_START_SECONDS * 10):
-            if match := what.search(log.read_text()):
+            if match := pattern.search(log.read_text()):
                 return match[1]
             time.sleep(0.1)
         raise AssertionError(f"{name} did not start: {log.read_text()[-2000:]}")
 
 
 def bare_environment(bare: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment whose Python is that of a virtual environment without packages."""
-    hidden = ("PYTHONPATH", "PYSPARK_PYTHON", "VIRTUAL_ENV", "PATH")
-    kept = {name: value for name, value in environment.items() if name not in hidden}
-    return {**kept, "PATH": f"{bare}/bin:/usr/bin:/bin"}
+    """Return an environment in which Python is that of a virtual environment without packages."""
+    replaced = ("PYTHONPATH", "PYSPARK_PYTHON", "VIRTUAL_ENV", "PATH")
+    inherited = {name: value for name, value in environment.items() if name not in replaced}
+    return {**inherited, "PATH": f"{bare}/bin:/usr/bin:/bin"}
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     for pid in [*_descendants(process.pid), *([process.pid] if process.poll() is None else [])]:
-        with contextlib.suppress(ProcessLookupError):  # it went with another one
+        with contextlib.suppress(ProcessLookupError):  # ended together with another process
             os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
 def _descendants(pid: int) -> list[int]:
-    """Return the processes below one, deepest first."""
+    """Return the descendants of a process, deepest first."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -112,11 +112,11 @@ def _descendants(pid: int) -> list[int]:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             children.setdefault(parent, []).append(int(entry.name))
-    found: list[int] = []
+    descendants: list[int] = []
     for child in children.get(pid, []):
-        found += [*_descendants_in(children, child), child]
-    return found
+        descendants += [*_descendants_in(children, child), child]
+    return descendants
 
 
 def _descendants_in(children: dict[int, list[int]], pid: int) -> list[int]:
-    return [one for child in children.get(pid, []) for one in [*_descendants_in(children, child), child]]
+    return [pid for child in children.get(pid, []) for pid in [*_descendants_in(children, child), child]]

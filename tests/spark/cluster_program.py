@@ -1,7 +1,7 @@
-"""The pipeline, a full export and a purge on a cluster; says what it does, so that workers can be killed meanwhile.
+"""Run a pipeline, a full export and a purge on a cluster, and print the progress, so that workers can be killed.
 
-``python -m tests.spark.cluster_program MASTER ROOT TARGET``, storage options as JSON on standard input. The
-figures of the local engine's plans, and what was done, come as JSON in the last line.
+``python -m tests.spark.cluster_program MASTER ROOT TARGET``, with storage options as JSON on standard input. The last
+line of the output is a JSON document with the results, including those of the local engine's plans.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ROUNDS = 12
 ROWS = 1_000
 
 
-def say(what: str) -> None:
-    print(what, flush=True)
+def report_line(line: str) -> None:
+    print(line, flush=True)
 
 
-def told(kind: str) -> Any:
-    return lambda what, done, total: say(f"{kind} {done} of {total}") if what == kind else None
+def progress_printer(kind: str) -> Any:
+    return lambda step, done, total: report_line(f"{kind} {done} of {total}") if step == kind else None
 
 
 def main(master: str, root: str, target: str) -> None:
@@ -43,10 +43,10 @@ def main(master: str, root: str, target: str) -> None:
         "spark.executor.memory": "512m",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # Workers of one address would read each other's folders, which are hidden from them as on other machines.
+        # Workers with the same address would read each other's folders, which they cannot, as on separate machines.
         "spark.shuffle.readHostLocalDisk": "false",
     }
-    figures: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with session_scope("cluster", master, **conf) as spark:
         executor = SparkExecutor(spark)
         while executor.slots < 2:
@@ -56,13 +56,13 @@ def main(master: str, root: str, target: str) -> None:
             staged = stage_dataframe(lake, frame, "ns", "t", mode="append")
             with lake.transaction(message=f"round {number}") as txn:
                 publish(txn, [staged])
-            say(f"published {number}")
-        figures["rows"] = read_table(spark, lake, "ns.t").count()
-        say("export begins")
+            report_line(f"published {number}")
+        results["rows"] = read_table(spark, lake, "ns.t").count()
+        report_line("export begins")
         local = operations.plan_export(lake, "e", "full", target=target, target_options=options)
         plan = operations.plan_export(lake, "e", "full", target=target, target_options=options, executor=executor)
-        report = plan.execute(local.digest, progress=told("copied"))
-        figures["export"] = [local.digest == plan.digest, local.files, report.copied_files]
+        report = plan.execute(local.digest, progress=progress_printer("copied"))
+        results["export"] = [local.digest == plan.digest, local.files, report.copied_files]
         operations.drop_export(lake, "e")
         frame = spark.range(1).selectExpr("id", "0 as round")
         staged = stage_dataframe(lake, frame, "ns", "t", mode="replace_table")
@@ -76,12 +76,12 @@ def main(master: str, root: str, target: str) -> None:
         purge = operations.plan_purge(lake, executor=executor)
         while local_purge.digest != purge.digest and purge.now_ms - local_purge.now_ms < 60_000:
             local_purge = local_purge.operation.plan_at(lake.snapshot(), purge.now_ms)
-        say("purge begins")
-        done = purge.execute(local_purge.digest, progress=told("deleted"))
-        left = {info.path for info in storage.list()} & purge.sizes_bytes.keys()
-        figures["purge"] = [local_purge.files, done.files, len(left), done.is_complete, done.stopped]
-        figures["findings"] = [finding.code for finding in operations.verify(lake, executor=executor).findings]
-    say(json.dumps(figures))
+        report_line("purge begins")
+        done = purge.execute(local_purge.digest, progress=progress_printer("deleted"))
+        remaining = {info.path for info in storage.list()} & purge.sizes_bytes.keys()
+        results["purge"] = [local_purge.files, done.files, len(remaining), done.is_complete, done.stopped]
+        results["findings"] = [finding.code for finding in operations.verify(lake, executor=executor).findings]
+    report_line(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The fixtures of the flights samples and of lakehouses, for all tests of this folder."""
+"""Fixtures for the Spark tests: samples of the flights, and lakehouses."""
 
 from tests.flights import flights_csv, sample, sample_folder, spark
 from tests.lakes import lakes

@@ -1,4 +1,4 @@
-"""A storage of which Spark's tasks can have copies, slow enough to be caught in the middle of something."""
+"""A storage that can be sent to Spark's tasks and is slow enough to interrupt its operations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trinitylake_ops.storage import Storage, StorageWrapper
 
 
 class SlowStorage(StorageWrapper):
-    """A storage that is ahead of its time, and takes its time for what it creates and deletes, two files a request."""
+    """A storage with a clock that is ahead, slow creates and deletes, and two files per delete request."""
 
     delete_batch_size = 2
 

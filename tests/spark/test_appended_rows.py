@@ -1,4 +1,4 @@
-"""What a stream of appended rows reads between two versions: each row once, and what stops it."""
+"""Test streams of appended rows: each row is read once, and changes that cannot be followed end the stream."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def table(lake: Lakehouse) -> Table:
     """A table at version 2, with one row at version 3."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
-    made = catalog.create_table("ns.t", rows().schema)
-    made.append(rows(1))
-    return made
+    created = catalog.create_table("ns.t", rows().schema)
+    created.append(rows(1))
+    return created
 
 
-def followed(
+def follow(
     lake: Lakehouse,
     row_filter: BooleanExpression = AlwaysTrue(),  # noqa: B008
     version: int | None = None,
 ) -> FollowedTable:
-    loaded = catalog_at(lake, version).load_table("ns.t").metadata
+    metadata = catalog_at(lake, version).load_table("ns.t").metadata
     at = lake.latest_version() if version is None else version
-    return FollowedTable("ns", "t", at, loaded.table_uuid, loaded.schema(), loaded.schema(), row_filter, 2)
+    return FollowedTable("ns", "t", at, metadata.table_uuid, metadata.schema(), metadata.schema(), row_filter, 2)
 
 
 def read(
@@ -62,10 +62,10 @@ def read(
     end: Offset | int,
     options: StreamOptions = StreamOptions(),  # noqa: B008
 ) -> list[int]:
-    one = followed(lake)
-    first, last = (one.at(lake, place) if isinstance(place, int) else place for place in (start, end))
-    schema = to_spark_schema(one.schema)
-    parts = [pickle.loads(pickle.dumps(part)) for part in one.parts(lake, first, last, options)]
+    followed = follow(lake)
+    first, last = (followed.at(lake, offset) if isinstance(offset, int) else offset for offset in (start, end))
+    schema = to_spark_schema(followed.schema)
+    parts = [pickle.loads(pickle.dumps(part)) for part in followed.parts(lake, first, last, options)]
     assert all(isinstance(part, AppendedPart) for part in parts)
     return sorted(row for part in parts for batch in part.batches(schema) for row in batch["id"].to_pylist())
 
@@ -75,22 +75,24 @@ def test_each_row_is_in_one_batch(lake: Lakehouse, table: Table) -> None:
     with lake.transaction() as txn:
         txn.create_namespace("other")
     table.append(rows(4))
-    begin = followed(lake).before(lake, 0)
-    assert followed(lake).before(lake, 5) == followed(lake).at(lake, 4)
+    begin = follow(lake).before(lake, 0)
+    assert follow(lake).before(lake, 5) == follow(lake).at(lake, 4)
     assert [read(lake, begin, end) for end in range(1, 7)] == [[], [], [1], [1, 2, 3], [1, 2, 3], [1, 2, 3, 4]]
     assert [read(lake, end - 1, end) for end in range(1, 7)] == [[], [], [1], [2, 3], [], [4]]
     assert read(lake, 0, 6) == [1, 2, 3, 4]
 
 
-def test_what_an_offset_holds(lake: Lakehouse, table: Table) -> None:
-    one = followed(lake)
-    assert all(one.is_offset(offset) for offset in (one.before(lake, 0), one.at(lake, 1), one.at(lake, 3)))
-    good = one.at(lake, 3)
-    wrong = ({"version": 3}, {**good, "snapshot_id": 7}, {**good, "snapshot_id": "x"}, {**good, "table_id": None})
-    assert not any(one.is_offset(offset) for offset in wrong)
+def test_offsets_are_validated(lake: Lakehouse, table: Table) -> None:
+    followed = follow(lake)
+    assert all(
+        followed.is_offset(offset) for offset in (followed.before(lake, 0), followed.at(lake, 1), followed.at(lake, 3))
+    )
+    valid = followed.at(lake, 3)
+    invalid = ({"version": 3}, {**valid, "snapshot_id": 7}, {**valid, "snapshot_id": "x"}, {**valid, "table_id": None})
+    assert not any(followed.is_offset(offset) for offset in invalid)
 
 
-def test_compaction_adds_nothing(lake: Lakehouse, table: Table) -> None:
+def test_compaction_adds_no_rows(lake: Lakehouse, table: Table) -> None:
     for number in range(2, 7):
         table.append(rows(number))
     before = lake.latest_version()
@@ -98,78 +100,78 @@ def test_compaction_adds_nothing(lake: Lakehouse, table: Table) -> None:
     table.refresh().append(rows(7))
     assert read(lake, before, lake.latest_version()) == [7]
     assert read(lake, before - 1, before + 1) == [6]
-    assert read(lake, followed(lake).before(lake, 0), lake.latest_version()) == [1, 2, 3, 4, 5, 6, 7]
+    assert read(lake, follow(lake).before(lake, 0), lake.latest_version()) == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_columns_are_those_of_the_stream(lake: Lakehouse, table: Table) -> None:
-    one = followed(lake)
+def test_batches_have_the_columns_of_the_stream(lake: Lakehouse, table: Table) -> None:
+    followed = follow(lake)
     with table.update_schema() as update:
         update.rename_column("id", "number")
-        update.add_column("more", one.schema.find_field("id").field_type)
+        update.add_column("more", followed.schema.find_field("id").field_type)
     table.append(pa.table({"number": pa.array([9], pa.int64()), "more": pa.array([1], pa.int64())}))
-    (part,) = one.parts(lake, one.at(lake, 3), one.at(lake, 5), StreamOptions())
+    (part,) = followed.parts(lake, followed.at(lake, 3), followed.at(lake, 5), StreamOptions())
     assert isinstance(part, AppendedPart)
-    assert [batch.to_pydict() for batch in part.batches(to_spark_schema(one.schema))] == [{"id": [9]}]
+    assert [batch.to_pydict() for batch in part.batches(to_spark_schema(followed.schema))] == [{"id": [9]}]
 
 
-def test_a_filter_means_the_columns_of_the_stream(lake: Lakehouse, table: Table) -> None:
+def test_filter_refers_to_columns_of_the_stream(lake: Lakehouse, table: Table) -> None:
     with table.update_schema() as update:
         update.add_column("other", LongType())
-    one = followed(lake, GreaterThan("id", 5))
+    followed = follow(lake, GreaterThan("id", 5))
     with table.update_schema() as update:
         update.rename_column("id", "x")
     with table.update_schema() as update:
         update.rename_column("other", "id")
     table.append(pa.table({"x": pa.array([9, 1], pa.int64()), "id": pa.array([1, 9], pa.int64())}))
-    (part,) = one.parts(lake, one.at(lake, 4), one.at(lake, lake.latest_version()), StreamOptions())
+    (part,) = followed.parts(lake, followed.at(lake, 4), followed.at(lake, lake.latest_version()), StreamOptions())
     assert isinstance(part, AppendedPart)
-    found = [batch.to_pydict() for batch in part.batches(to_spark_schema(one.schema))]
-    assert found == [{"id": [9], "other": [1]}]
+    batches = [batch.to_pydict() for batch in part.batches(to_spark_schema(followed.schema))]
+    assert batches == [{"id": [9], "other": [1]}]
 
 
-def test_columns_that_do_not_fit_the_stream_any_more_end_it(lake: Lakehouse) -> None:
+def test_incompatible_columns_end_stream(lake: Lakehouse) -> None:
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     columns = pa.schema([pa.field("id", pa.int32(), nullable=False), pa.field("part", pa.int64(), nullable=False)])
     table = catalog.create_table("ns.t", columns)
-    one, start = followed(lake), followed(lake).at(lake, lake.latest_version())
+    followed, start = follow(lake), follow(lake).at(lake, lake.latest_version())
 
-    def misfit(said: str, rows: pa.Table) -> None:
+    def assert_ends_stream(message: str, rows: pa.Table) -> None:
         catalog.load_table("ns.t").append(rows)
-        with pytest.raises(CommitConflictError, match=rf"since .*{said}; restart"):
-            one.parts(lake, start, one.at(lake, lake.latest_version()), SKIP)
+        with pytest.raises(CommitConflictError, match=rf"since .*{message}; restart"):
+            followed.parts(lake, start, followed.at(lake, lake.latest_version()), SKIP)
 
     with table.update_schema() as update:
         update.update_column("id", LongType())
-    misfit(
+    assert_ends_stream(
         "column 'id' .*long",
         pa.table({"id": [2**40], "part": [1]}, columns.set(0, pa.field("id", pa.int64(), nullable=False))),
     )
     with catalog.load_table("ns.t").update_schema(allow_incompatible_changes=True) as update:
         update.update_column("id", required=False)
-    misfit(
+    assert_ends_stream(
         "column 'id' became optional",
         pa.table({"id": [None, 1], "part": [1, 2]}, pa.schema([pa.field("id", pa.int64()), columns.field("part")])),
     )
     with catalog.load_table("ns.t").update_schema(allow_incompatible_changes=True) as update:
         update.delete_column("id")
-    misfit("required column 'id' was dropped", pa.table({"part": [1]}, pa.schema([columns.field("part")])))
+    assert_ends_stream("required column 'id' was dropped", pa.table({"part": [1]}, pa.schema([columns.field("part")])))
     catalog.drop_table("ns.t")
     catalog.create_table("ns.t", pa.schema([("part", pa.int64()), ("id", pa.int32())]))
-    misfit("another table", pa.table({"part": [1], "id": pa.array([5], pa.int32())}))
+    assert_ends_stream("another table", pa.table({"part": [1], "id": pa.array([5], pa.int32())}))
 
 
-def lagging(lake: Lakehouse, start: int, end: int) -> list[dict[str, object]]:
-    """Return the rows of a batch whose versions are older than the columns that the stream was loaded with."""
-    one = followed(lake)
-    parts = one.parts(lake, one.at(lake, start), one.at(lake, end), StreamOptions())
+def read_versions(lake: Lakehouse, start: int, end: int) -> list[dict[str, object]]:
+    """Return the rows of versions before schema changes, read with the stream's later schema."""
+    followed = follow(lake)
+    parts = followed.parts(lake, followed.at(lake, start), followed.at(lake, end), StreamOptions())
     assert all(isinstance(part, AppendedPart) for part in parts)
-    schema = to_spark_schema(one.schema)
+    schema = to_spark_schema(followed.schema)
     batches = [batch for part in parts if isinstance(part, AppendedPart) for batch in part.batches(schema)]
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def test_a_stream_that_lags_reads_older_rows_as_wider_columns(lake: Lakehouse) -> None:
+def test_older_rows_are_read_with_wider_columns(lake: Lakehouse) -> None:
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     inner = pa.struct([pa.field("n", pa.int32())])
@@ -180,38 +182,38 @@ def test_a_stream_that_lags_reads_older_rows_as_wider_columns(lake: Lakehouse) -
     with table.update_schema() as update:
         update.update_column("i", LongType()).update_column("f", DoubleType()).update_column("d", DecimalType(9, 2))
         update.update_column(("s", "n"), LongType())
-    assert lagging(lake, 2, 3) == [values]
+    assert read_versions(lake, 2, 3) == [values]
     with catalog.load_table("ns.t").update_schema(allow_incompatible_changes=True) as update:
         update.add_column("more", ListType(1, LongType(), element_required=True))
         update.update_column("i", required=True)
-    assert lagging(lake, 2, 3) == [{**values, "more": None}], "a column that became required, and an added one"
+    assert read_versions(lake, 2, 3) == [{**values, "more": None}], "a column that became required, and an added one"
 
 
-def test_older_rows_without_a_value_of_a_required_column_end_a_stream_that_lags(lake: Lakehouse, table: Table) -> None:
+def test_older_rows_without_required_value_end_stream(lake: Lakehouse, table: Table) -> None:
     table.append(pa.table({"id": pa.array([None], pa.int64())}))
     with table.update_schema(allow_incompatible_changes=True) as update:
         update.update_column("id", required=True)
-    assert lagging(lake, 2, 3) == [{"id": 1}]
+    assert read_versions(lake, 2, 3) == [{"id": 1}]
     with pytest.raises(CorruptFileError):
-        lagging(lake, 3, 4)
+        read_versions(lake, 3, 4)
     with table.update_schema(allow_incompatible_changes=True) as update:
         update.add_column("more", LongType(), required=True)
     with pytest.raises(CommitConflictError):
-        lagging(lake, 2, 3)
+        read_versions(lake, 2, 3)
 
 
-def test_replaced_rows_stop_it_or_are_passed_by(lake: Lakehouse, table: Table) -> None:
+def test_overwrite_ends_stream_or_is_skipped(lake: Lakehouse, table: Table) -> None:
     table.overwrite(rows(5))
     table.append(rows(6))
     with pytest.raises(CommitConflictError, match=r"ns\.t"):
         read(lake, 3, lake.latest_version())
-    # pyiceberg's overwrite is a delete, and an append of what takes the place.
+    # pyiceberg's overwrite is a delete followed by an append of the new rows.
     assert read(lake, 3, lake.latest_version(), SKIP) == [5, 6]
 
 
-def test_a_rollback_stops_it_or_is_passed_by(lake: Lakehouse, table: Table) -> None:
+def test_rollback_ends_stream_or_is_skipped(lake: Lakehouse, table: Table) -> None:
     table.append(rows(2))
-    start = followed(lake).at(lake, 4)
+    start = follow(lake).at(lake, 4)
     operations.rollback(lake, 3)
     catalog_at(lake).load_table("ns.t").append(rows(3))
     with pytest.raises(CommitConflictError):
@@ -219,8 +221,8 @@ def test_a_rollback_stops_it_or_is_passed_by(lake: Lakehouse, table: Table) -> N
     assert read(lake, start, lake.latest_version(), SKIP) == [3]
 
 
-def test_another_table_of_the_name(lake: Lakehouse, table: Table) -> None:
-    start = followed(lake).at(lake, 3)
+def test_new_table_with_same_name_ends_stream_or_is_skipped(lake: Lakehouse, table: Table) -> None:
+    start = follow(lake).at(lake, 3)
     catalog = catalog_at(lake)
     catalog.drop_table("ns.t")
     dropped = followed_offset(lake)
@@ -232,11 +234,11 @@ def test_another_table_of_the_name(lake: Lakehouse, table: Table) -> None:
 
 
 def followed_offset(lake: Lakehouse) -> Offset:
-    return followed(lake, version=3).at(lake, lake.latest_version())
+    return follow(lake, version=3).at(lake, lake.latest_version())
 
 
-def test_expired_versions_are_no_gap_while_the_table_remembers(lake: Lakehouse, table: Table) -> None:
-    start = followed(lake).at(lake, 3)
+def test_expired_versions_are_no_gap_while_table_has_snapshots(lake: Lakehouse, table: Table) -> None:
+    start = follow(lake).at(lake, 3)
     for number in range(2, 6):
         table.append(rows(number))
     expire(lake, "2-6")
@@ -244,27 +246,27 @@ def test_expired_versions_are_no_gap_while_the_table_remembers(lake: Lakehouse, 
     assert read(lake, start, 7) == [2, 3, 4, 5]
     policy = RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
     operations.plan_trim_tables(lake, policy).execute()
-    assert read(lake, start, 7) == [2, 3, 4, 5], "version 7 has metadata of its own"
+    assert read(lake, start, 7) == [2, 3, 4, 5], "version 7 has separate metadata"
     table.refresh().append(rows(6))
     expire(lake, "7-8")
     with pytest.raises(VersionExpiredError, match=r"ns\.t"):
         read(lake, start, lake.latest_version())
-    assert read(lake, start, lake.latest_version(), SKIP) == [5, 6], "those that are still known"
+    assert read(lake, start, lake.latest_version(), SKIP) == [5, 6], "only snapshots that still exist"
 
 
-def test_a_gap_of_a_table_of_format_version_1(lake: Lakehouse) -> None:
-    """Its snapshots have no sequence numbers, which tell of others whether they are the first."""
+def test_gap_in_table_of_format_version_1(lake: Lakehouse) -> None:
+    """Its snapshots have no sequence numbers, which show otherwise whether they are the first."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", rows().schema, properties={"format-version": "1"})
     for number in range(1, 4):
         table.append(rows(number))
-    start = followed(lake).at(lake, 4)
+    start = follow(lake).at(lake, 4)
     assert read(lake, start, 5) == [3]
     expire(lake, "1-4")
     operations.plan_trim_tables(lake, RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)).execute()
     catalog.load_table("ns.t").append(rows(7))
-    assert read(lake, start, lake.latest_version()) == [3, 7], "version 5 tells which snapshot was before"
+    assert read(lake, start, lake.latest_version()) == [3, 7], "version 5 names the previous snapshot"
     expire(lake, "5-7")
     with pytest.raises(VersionExpiredError, match=r"ns\.t"):
         read(lake, start, lake.latest_version())

@@ -1,4 +1,4 @@
-"""The catalog of Spark's SQL in one session: statements, versions, what scans read, errors of one line, the docs."""
+"""Test the Spark SQL catalog in one session: statements, versions, scans, one-line errors, and the documentation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPTIONS = {"fsync": "false"}
 
 @pytest.fixture(scope="module")
 def sql(spark: SparkSession) -> Sql:
-    """Runs a statement and returns its rows."""
+    """Return a function that runs a statement and returns its rows."""
 
     def run(statement: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in spark.sql(statement).collect()]
@@ -44,7 +44,7 @@ def new_lake(spark: SparkSession, folder: Path, name: str) -> Lakehouse:
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, sql: Sql, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lakehouse]:
-    """Rows of two months at version 3, of a third at version 4, and an export of version 3."""
+    """A table with rows of two months at version 3 and of a third month at version 4, and an export of version 3."""
     lake = new_lake(spark, tmp_path_factory.mktemp("catalog [of] one%20lake"), "lake")
     sql("CREATE NAMESPACE lake.facts COMMENT 'what was counted'")
     columns = "id INT NOT NULL COMMENT 'the number', text STRING, month INT, share DOUBLE, at TIMESTAMP, day DATE"
@@ -63,7 +63,7 @@ def ids(sql: Sql, clause: str) -> list[int]:
     return sorted(row[0] for row in sql(f"SELECT id FROM lake.facts.days {clause}"))
 
 
-def test_a_version_by_its_number_an_export_and_a_time(sql: Sql, spark: SparkSession, lake: Lakehouse) -> None:
+def test_version_by_number_export_and_time(sql: Sql, spark: SparkSession, lake: Lakehouse) -> None:
     latest = ids(sql, "")
     assert set(latest) >= {1, 2, 3, 4}
     created = {info.version: info.created_at for info in lake.history()}
@@ -80,7 +80,7 @@ def test_a_version_by_its_number_an_export_and_a_time(sql: Sql, spark: SparkSess
     assert spark.read.option("versionAsOf", 3).table("lake.facts.days").count() == 3
 
 
-def test_a_query_keeps_its_version(sql: Sql, spark: SparkSession, lake: Lakehouse) -> None:
+def test_query_keeps_its_version(sql: Sql, spark: SparkSession, lake: Lakehouse) -> None:
     frame = spark.table("lake.facts.days")
     before = frame.count()
     sql("INSERT INTO lake.facts.days (id, month) VALUES (5, 5)")
@@ -101,7 +101,7 @@ def test_metadata_tables_have_no_namespace(sql: Sql, lake: Lakehouse) -> None:
     assert sql("SELECT `table` FROM lake.objects VERSION AS OF 'january' WHERE kind = 'table'") == [("days",)]
 
 
-#: Each holds for some of the rows of version 4, and the last ones cannot be said in Iceberg's words.
+#: Each condition matches some rows of version 4. The last ones cannot be converted to Iceberg expressions.
 CONDITIONS = (
     "id = 1", "id <=> 2", "id in (1, 3, NULL)", "id > 1 AND id <= 3", "id >= 4 OR month = 1", "month < 2",
     "text = 'a'", "text IS NULL", "text IS NOT NULL AND text < 'd'", "text = 'it''s'", "NOT (text = 'a')",
@@ -112,68 +112,68 @@ CONDITIONS = (
 
 
 def check_conditions(sql: Sql, spark: SparkSession, lake: Lakehouse, conditions: Sequence[str]) -> None:
-    """All conditions at once, beside the same rows without a catalog."""
+    """Test all conditions at once, by comparison with the same rows read without the catalog."""
     spark.read.format("trinitylake").option("root", lake.root).option("version", 4).load(
         "facts.days"
     ).createOrReplaceTempView("plain_days")
 
-    def found(table: str) -> list[tuple[Any, ...]]:
-        parts = (f"SELECT {at} AS n, id FROM {table} WHERE {one}" for at, one in enumerate(conditions))
+    def matching_rows(table: str) -> list[tuple[Any, ...]]:
+        parts = (f"SELECT {at} AS n, id FROM {table} WHERE {condition}" for at, condition in enumerate(conditions))
         return sorted(sql(" UNION ALL ".join(parts)))
 
-    expected = found("plain_days")
+    expected = matching_rows("plain_days")
     assert {row[0] for row in expected} == set(range(len(conditions)))
-    assert found("lake.facts.days VERSION AS OF 4") == expected
+    assert matching_rows("lake.facts.days VERSION AS OF 4") == expected
 
 
 @pytest.mark.soak
-def test_all_conditions_keep_their_rows(sql: Sql, spark: SparkSession, lake: Lakehouse) -> None:
+def test_all_conditions_return_matching_rows(sql: Sql, spark: SparkSession, lake: Lakehouse) -> None:
     check_conditions(sql, spark, lake, CONDITIONS)
 
 
-def test_conditions_and_columns_reach_the_source(sql: Sql, spark: SparkSession, lake: Lakehouse) -> None:
+def test_conditions_and_columns_are_pushed_down(sql: Sql, spark: SparkSession, lake: Lakehouse) -> None:
     check_conditions(sql, spark, lake, CONDITIONS[::5])
     ((plan,),) = sql("EXPLAIN SELECT text FROM lake.facts.days WHERE month = 1 AND share > 0 AND text = 'a'")
     filters = '"month" is not null, "text" is not null, "month" = 1, "text" = '
     assert f"columns text, month, share, row_filter [{filters}" in plan
-    own = "SELECT count(*) FROM lake.facts.days WITH (`row_filter` = 'id < 3') WHERE id > 1 AND month < 9"
-    assert sql(own) == [(1,)]
+    query = "SELECT count(*) FROM lake.facts.days WITH (`row_filter` = 'id < 3') WHERE id > 1 AND month < 9"
+    assert sql(query) == [(1,)]
 
 
-def test_only_the_files_of_a_condition_are_read(sql: Sql, lake: Lakehouse) -> None:
+def test_only_matching_files_are_read(sql: Sql, lake: Lakehouse) -> None:
     (path,) = [
         row[0] for row in sql("SELECT path FROM lake.files VERSION AS OF 4 WHERE kind = 'data'") if "month=3" in row[0]
     ]
     file = Path(lake.root.removeprefix("file://")) / path
-    hidden = file.rename(file.with_suffix(".hidden"))
+    renamed = file.rename(file.with_suffix(".hidden"))
     try:
         assert ids(sql, "VERSION AS OF 4 WHERE month < 3") == [1, 2, 3]
     finally:
-        hidden.rename(file)
+        renamed.rename(file)
 
 
 @pytest.mark.soak
-def test_frames_write_by_the_catalog(spark: SparkSession, sql: Sql, lake: Lakehouse) -> None:
+def test_data_frames_write_through_catalog(spark: SparkSession, sql: Sql, lake: Lakehouse) -> None:
     rows = spark.range(20, 22).selectExpr("CAST(id AS INT) AS id", "9 AS month")
     before = lake.latest_version()
-    for _ in range(2):  # the second finds the commit of the first
+    for _ in range(2):  # the second write finds the commit of the first
         rows.writeTo("lake.facts.days").option("run_id", "a run").append()
         assert lake.latest_version() == before + 1
     assert ids(sql, "WHERE month = 9") == [20, 21]
     rows.limit(1).writeTo("lake.facts.days").overwritePartitions()
     assert ids(sql, "WHERE month = 9") == [20]
-    for condition, told in (
+    for condition, message in (
         (F.col("text") == "a", "needs a value for each of month"),
         (F.col("month") == 3, "rows belong to partition"),
     ):
-        with pytest.raises(InvalidInputError, match=told), spark_failures("write"):
+        with pytest.raises(InvalidInputError, match=message), spark_failures("write"):
             rows.writeTo("lake.facts.days").overwrite(condition)
     writer = rows.write.format("trinitylake").option("root", lake.root).option("create", "true").mode("append")
     with pytest.raises(errors.ObjectExistsError, match=r"facts\.days"), spark_failures("write"):
         writer.save("facts.days")
 
 
-def test_statements_are_versions(sql: Sql, spark: SparkSession, tmp_path: Path) -> None:
+def test_each_statement_commits_one_version(sql: Sql, spark: SparkSession, tmp_path: Path) -> None:
     lake = new_lake(spark, tmp_path, "statements")
     statements = (
         "CREATE NAMESPACE statements.a",
@@ -219,7 +219,7 @@ def test_statements_are_versions(sql: Sql, spark: SparkSession, tmp_path: Path) 
 
 
 def test_names_with_dots(sql: Sql, spark: SparkSession, tmp_path: Path) -> None:
-    """Two tables that are one text when namespace and table are joined by a dot."""
+    """The two names are equal when namespace and table are joined by a dot."""
     lake = new_lake(spark, tmp_path, "dotted")
     for namespace, table, number in (("a", "b.c", 1), ("a.b", "c", 2)):
         name = f"dotted.`{namespace}`.`{table}`"
@@ -232,8 +232,8 @@ def test_names_with_dots(sql: Sql, spark: SparkSession, tmp_path: Path) -> None:
     check_lake(lake)
 
 
-def test_writers_of_spark_create_tables(sql: Sql, spark: SparkSession, tmp_path: Path) -> None:
-    """They name the session's default format, which no statement of the user has."""
+def test_spark_writers_create_tables(sql: Sql, spark: SparkSession, tmp_path: Path) -> None:
+    """They name the session's default format, which no statement of the user contains."""
     lake = new_lake(spark, tmp_path / "lake", "writers")
     sql("CREATE NAMESPACE writers.ns")
     spark.range(3).write.saveAsTable("writers.ns.saved")
@@ -244,9 +244,7 @@ def test_writers_of_spark_create_tables(sql: Sql, spark: SparkSession, tmp_path:
     check_lake(lake)
 
 
-def test_an_overwrite_in_a_serializable_lakehouse_names_its_reads(
-    sql: Sql, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_overwrite_of_serializable_lakehouse_requires_reads(sql: Sql, spark: SparkSession, tmp_path: Path) -> None:
     lake = Lakehouse.create(f"file://{tmp_path}/", OPTIONS, isolation_level=IsolationLevel.SERIALIZABLE)
     register_catalog(spark, "strict", lake.root, OPTIONS)
     sql("CREATE NAMESPACE strict.ns")
@@ -260,7 +258,7 @@ def test_an_overwrite_in_a_serializable_lakehouse_names_its_reads(
     assert sql("SELECT id FROM strict.ns.a") == [(2,)]
 
 
-REFUSED = (
+REJECTED = (
     ("SELECT * FROM lake.facts.days VERSION AS OF 99", "VersionNotFoundError", "version 99 does not exist"),
     ("SELECT * FROM lake.facts.days VERSION AS OF 'none'", "ExportNotFoundError", "there is no export 'none'"),
     ("SELECT * FROM lake.facts.days VERSION AS OF 1", "TableNotFoundError", "there is no table facts.days"),
@@ -296,21 +294,21 @@ REFUSED = (
 
 def test_errors_are_one_line_with_their_class(sql: Sql, lake: Lakehouse) -> None:
     before = lake.latest_version()
-    others = []
-    for statement, name, reason in REFUSED:
-        with pytest.raises(PySparkException) as caught:
+    unexpected = []
+    for statement, name, reason in REJECTED:
+        with pytest.raises(PySparkException) as raised:
             sql(statement)
-        told = str(caught.value)
-        with pytest.raises(TrinityLakeError) as again, spark_failures("run it"):
-            raise caught.value
-        is_one_line = told.startswith(f"{name}: ") and len(told.splitlines()) == 1
-        if not is_one_line or reason not in told or type(again.value) is not getattr(errors, name):
-            others.append((statement, told, again.value))
-    assert others == []
+        message = str(raised.value)
+        with pytest.raises(TrinityLakeError) as translated, spark_failures("run it"):
+            raise raised.value
+        is_one_line = message.startswith(f"{name}: ") and len(message.splitlines()) == 1
+        if not is_one_line or reason not in message or type(translated.value) is not getattr(errors, name):
+            unexpected.append((statement, message, translated.value))
+    assert unexpected == []
     assert lake.latest_version() == before
 
 
-def test_what_spark_itself_refuses(sql: Sql, lake: Lakehouse) -> None:
+def test_spark_rejects_statements(sql: Sql, lake: Lakehouse) -> None:
     before = lake.latest_version()
     for statement, condition in (
         ("SELECT * FROM lake.facts.none", "TABLE_OR_VIEW_NOT_FOUND"),
@@ -325,14 +323,14 @@ def test_what_spark_itself_refuses(sql: Sql, lake: Lakehouse) -> None:
         ("INSERT INTO lake.versions SELECT * FROM lake.versions", "UNSUPPORTED_FEATURE.TABLE_OPERATION"),
         ("UPDATE lake.facts.days SET id = 3", "UNSUPPORTED_FEATURE.TABLE_OPERATION"),
     ):
-        with pytest.raises(PySparkException) as caught:
+        with pytest.raises(PySparkException) as raised:
             sql(statement)
-        assert caught.value.getCondition() == condition, statement
+        assert raised.value.getCondition() == condition, statement
     assert lake.latest_version() == before
 
 
-def test_a_name_is_of_one_lakehouse(spark: SparkSession, lake: Lakehouse, tmp_path: Path) -> None:
-    register_catalog(spark, "lake", lake.root, OPTIONS)  # again
+def test_catalog_name_belongs_to_one_lakehouse(spark: SparkSession, lake: Lakehouse, tmp_path: Path) -> None:
+    register_catalog(spark, "lake", lake.root, OPTIONS)  # registering it again is allowed
     with pytest.raises(InvalidInputError, match="'lake'"):
         register_catalog(spark, "lake", f"file://{tmp_path}/")
     for name in ("spark_catalog", "a.b", "", "system"):
@@ -342,7 +340,7 @@ def test_a_name_is_of_one_lakehouse(spark: SparkSession, lake: Lakehouse, tmp_pa
         catalog_settings("x", "s3://b/p/", {"secret_access_key": "planted"})
 
 
-def test_settings_that_mean_nothing_are_refused(spark: SparkSession, sql: Sql, lake: Lakehouse) -> None:
+def test_unknown_settings_are_rejected(spark: SparkSession, sql: Sql, lake: Lakehouse) -> None:
     for key, value in catalog_settings("mistaken", lake.root, OPTIONS).items():
         spark.conf.set(key, value)
     spark.conf.set("spark.sql.catalog.mistaken.version", "3")
@@ -351,7 +349,7 @@ def test_settings_that_mean_nothing_are_refused(spark: SparkSession, sql: Sql, l
 
 
 @pytest.mark.soak
-def test_streams_go_on_from_version_to_version(spark: SparkSession, sql: Sql, tmp_path: Path) -> None:
+def test_streams_continue_from_checkpoint(spark: SparkSession, sql: Sql, tmp_path: Path) -> None:
     lake = new_lake(spark, tmp_path / "lake", "streams")
     sql("CREATE NAMESPACE streams.a")
     sql("CREATE TABLE streams.a.t AS SELECT id, id * 2 AS twice FROM range(3)")
@@ -365,21 +363,21 @@ def test_streams_go_on_from_version_to_version(spark: SparkSession, sql: Sql, tm
     check_lake(lake)
 
 
-def test_the_docs_are_true(spark: SparkSession, sql: Sql, tmp_path: Path) -> None:
-    """The statements of the page in their order, in catalogs of these names."""
+def test_documented_statements_run(spark: SparkSession, sql: Sql, tmp_path: Path) -> None:
+    """Run the statements of the page in order, with the catalogs that the page names."""
     lake = Lakehouse.create(f"file://{tmp_path}/docs/", OPTIONS)
     other = Lakehouse.create(f"file://{tmp_path}/other/", OPTIONS)
-    names = {"root": lake.root, "other_root": other.root, "spark": spark}
-    renamed = DOCS.read_text().replace('"lake"', '"docs"').replace("lake.", "docs.")
-    for kind, text in re.findall(r"^```(python|sql)\n(.*?)^```", renamed, re.MULTILINE | re.DOTALL):
+    scope = {"root": lake.root, "other_root": other.root, "spark": spark}
+    snippets_text = DOCS.read_text().replace('"lake"', '"docs"').replace("lake.", "docs.")
+    for kind, text in re.findall(r"^```(python|sql)\n(.*?)^```", snippets_text, re.MULTILINE | re.DOTALL):
         if kind == "python":
             if "VERSION AS OF 99" in text:
-                code, _, told = text.rstrip().rpartition("\n# ")
-                with pytest.raises(PySparkException) as caught:
-                    exec(code, names)
-                assert told == f"{type(caught.value).__name__}: {caught.value}"
+                code, _, message = text.rstrip().rpartition("\n# ")
+                with pytest.raises(PySparkException) as raised:
+                    exec(code, scope)
+                assert message == f"{type(raised.value).__name__}: {raised.value}"
             else:
-                exec(text.replace("build_session()", "spark"), names)
+                exec(text.replace("build_session()", "spark"), scope)
             continue
         for statement in filter(None, map(str.strip, text.split(";\n"))):
             sql(statement.removesuffix(";"))

@@ -1,4 +1,4 @@
-"""The jar of the catalog is that of its sources: by their digest, and in the long run byte for byte."""
+"""Test that the catalog's jar is built from its sources: by their digest, and in the soak byte by byte."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from trinitylake_ops.spark.catalog import registration
 from trinitylake_ops.spark.catalog.registration import CATALOG_CLASS, CATALOG_JAR, MANIFEST, manifest, source_files
 
 ROOT = Path(__file__).parents[2]
-AGAIN = "run scripts/build_catalog_jar.py"
+REBUILD = "run scripts/build_catalog_jar.py"
 
 
-def test_the_jar_is_of_the_present_sources() -> None:
-    with zipfile.ZipFile(CATALOG_JAR) as packed:
-        names = packed.namelist()
-        assert packed.read(MANIFEST).decode() == manifest(), f"the jar is stale: {AGAIN}"
+def test_jar_matches_sources() -> None:
+    with zipfile.ZipFile(CATALOG_JAR) as jar:
+        names = jar.namelist()
+        assert jar.read(MANIFEST).decode() == manifest(), f"the jar is stale: {REBUILD}"
     classes = {name.partition("$")[0].removesuffix(".class") for name in names if name != MANIFEST}
     assert classes == {name.removesuffix(".java") for name in source_files()}
     assert CATALOG_CLASS.replace(".", "/") in classes
 
 
-def test_a_package_in_a_zip_file_has_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jar_of_zipped_package_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert registration.jar_file() == CATALOG_JAR
     monkeypatch.setattr(registration, "CATALOG_JAR", tmp_path / "package.zip" / CATALOG_JAR.name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -39,12 +39,12 @@ def test_a_package_in_a_zip_file_has_a_copy(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.soak
 @pytest.mark.debian_packages
-def test_the_jar_is_made_again_with_the_same_bytes(tmp_path: Path) -> None:
+def test_jar_build_is_reproducible(tmp_path: Path) -> None:
     (compiler,) = Path("/usr/lib/jvm").glob("java-17-openjdk-*/bin/javac")
     for name in ("first.jar", "second.jar"):
-        words = [sys.executable, str(ROOT / "scripts/build_catalog_jar.py"), str(tmp_path / name)]
+        command = [sys.executable, str(ROOT / "scripts/build_catalog_jar.py"), str(tmp_path / name)]
         environment = {**os.environ, "JAVAC": str(compiler), "PYTHONPATH": str(ROOT)}
-        made = subprocess.run(words, env=environment, text=True, capture_output=True)
-        assert made.returncode == 0, made.stderr
+        process = subprocess.run(command, env=environment, text=True, capture_output=True)
+        assert process.returncode == 0, process.stderr
     assert (tmp_path / "first.jar").read_bytes() == (tmp_path / "second.jar").read_bytes()
-    assert (tmp_path / "first.jar").read_bytes() == CATALOG_JAR.read_bytes(), AGAIN
+    assert (tmp_path / "first.jar").read_bytes() == CATALOG_JAR.read_bytes(), REBUILD

@@ -1,4 +1,4 @@
-"""The promotion of a clone, its files copied by threads here or by Spark's tasks: the same files, the same version."""
+"""Test promoting a clone with local threads and with Spark's tasks: the same files and the same version."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.local_only("tasks open the lakehouse by its folder"), 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("engine", ["local", "spark"])
-def test_a_promotion_by_each_engine(lakes: Lakes, spark: SparkSession, tmp_path: Path, engine: str) -> None:
+def test_promotion_with_each_engine(lakes: Lakes, spark: SparkSession, tmp_path: Path, engine: str) -> None:
     lake = lakes.local()
     append_rows(lake)
     operations.plan_clone(lake, f"{tmp_path}/clone", "feature").execute()
@@ -32,8 +32,8 @@ def test_a_promotion_by_each_engine(lakes: Lakes, spark: SparkSession, tmp_path:
     executor: Executor = LOCAL if engine == "local" else SparkExecutor(spark)
     plan = operations.plan_promotion(lake, "feature", executor=executor)
     report = plan.execute(plan.digest)
-    # A new table has a data file, a manifest, its list, metadata and a definition. Their namespace has a definition.
-    # Of the table to which both sides appended there is one data file.
+    # A new table has a data file, a manifest, its manifest list, metadata and a definition. Their namespace has a
+    # definition. The table to which both sides appended adds one data file.
     assert report.copied_files == plan.files == 4 * 5 + 1 + 1
     assert rows(lake) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert lake.snapshot().tables("new") == [f"t{number}" for number in range(4)]
@@ -42,8 +42,8 @@ def test_a_promotion_by_each_engine(lakes: Lakes, spark: SparkSession, tmp_path:
 
 
 @pytest.mark.soak
-def test_tasks_follow_no_link_out_of_a_clone(lakes: Lakes, spark: SparkSession, tmp_path: Path) -> None:
-    """They have the rights of whoever promotes, and not those of the clone's writers."""
+def test_tasks_do_not_follow_link_out_of_clone(lakes: Lakes, spark: SparkSession, tmp_path: Path) -> None:
+    """Tasks have the rights of the promoting process, not those of the clone's writers."""
     lake = lakes.local()
     append_rows(lake)
     operations.plan_clone(lake, f"{tmp_path}/clone", "feature").execute()

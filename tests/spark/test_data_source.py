@@ -1,4 +1,4 @@
-"""The data source in Spark: what it gives at each time, which filters reach the files, and errors of one line."""
+"""Test the data source in Spark: rows at each version, filter pushdown to files, and one-line errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COLUMNS = {
 
 
 def month(number: int) -> list[tuple[Any, ...]]:
-    """Three rows of a month; the last of its shares is no number."""
+    """Return three rows of a month; the last share is NaN."""
     return [
         (
             number, day, f"{number}-{day}" if day != 2 else None, float("nan") if day == 3 else number + day / 10,
@@ -66,7 +66,7 @@ def publish_months(lake: Lakehouse, *numbers: int) -> None:
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lakehouse]:
-    """Months 1 and 2 at version 1, month 3 at version 2, and an export of each kind."""
+    """A table with months 1 and 2 at version 1 and month 3 at version 2, and an export."""
     folder = tmp_path_factory.mktemp("lake [of] one%20month")
     lake = Lakehouse.create(f"file://{folder}/", {"fsync": "false"})
     publish_months(lake, 1, 2)
@@ -87,7 +87,7 @@ def days(frame: DataFrame) -> list[tuple[int, int]]:
     return sorted((row["month"], row["day"]) for row in frame.collect())
 
 
-def test_rows_of_metadata_tables(spark: SparkSession, lake: Lakehouse) -> None:
+def test_metadata_tables_equal_api(spark: SparkSession, lake: Lakehouse) -> None:
     log = {info.version: info for info in lake.history()}
     versions = load(spark, lake, "versions", **{"storage.fsync": "false"}).withColumn("at", F.unix_micros("created_at"))
     assert {row["version"]: (row["run_id"], row["commit_id"], row["at"] // 1000) for row in versions.collect()} == {
@@ -116,17 +116,17 @@ def test_rows_of_metadata_tables(spark: SparkSession, lake: Lakehouse) -> None:
         assert {field.name: field.dataType for field in frames[table].schema} == columns
 
 
-def test_data_at_each_time(spark: SparkSession, lake: Lakehouse) -> None:
+def test_data_at_versions_times_and_exports(spark: SparkSession, lake: Lakehouse) -> None:
     first = [(number, day) for number in (1, 2) for day in (1, 2, 3)]
     at_ms = lake.snapshot(1).created_at_ms
     at = lake.snapshot(1).created_at.isoformat()
     for options in ({"version": 1}, {"timestamp": at_ms}, {"timestamp": at}, {"export": "first"}):
         assert days(load(spark, lake, "facts.days", **options)) == first
-    everything = load(spark, lake, "facts.days")
-    assert everything.schema == read_table(spark, lake, "facts.days", row_filter="day > 0").schema
+    latest = load(spark, lake, "facts.days")
+    assert latest.schema == read_table(spark, lake, "facts.days", row_filter="day > 0").schema
     for row_filter in (None, "day > 0"):
-        given = read_table(spark, lake, "facts.days", row_filter=row_filter)
-        assert sorted(map(repr, given.collect())) == sorted(map(repr, everything.collect()))
+        table_frame = read_table(spark, lake, "facts.days", row_filter=row_filter)
+        assert sorted(map(repr, table_frame.collect())) == sorted(map(repr, latest.collect()))
 
 
 def test_rows_equal_those_of_duckdb(spark: SparkSession, lake: Lakehouse) -> None:
@@ -140,7 +140,7 @@ def test_rows_equal_those_of_duckdb(spark: SparkSession, lake: Lakehouse) -> Non
         assert [tuple(row) for row in spark.sql(query.format("days_now")).collect()] == expected
 
 
-#: The days that a filter leaves, and how many of the three files, one for each month, are opened for it.
+#: The days that match a filter, and the number of files (of three, one per month) that are opened.
 FILTERS: dict[str, tuple[list[tuple[int, int]], int]] = {
     "month between 2 and 3 and day < 3": ([(2, 1), (2, 2), (3, 1), (3, 2)], 2),
     "month not in (1, 2)": ([(3, 1), (3, 2), (3, 3)], 1),
@@ -156,14 +156,14 @@ FILTERS: dict[str, tuple[list[tuple[int, int]], int]] = {
 }
 
 
-def test_filters_open_the_files_that_matter(spark: SparkSession, lake: Lakehouse) -> None:
+def test_filters_open_only_matching_files(spark: SparkSession, lake: Lakehouse) -> None:
     for row_filter, (expected, n_files) in FILTERS.items():
         frame = load(spark, lake, "facts.days", parallelism=3, row_filter=row_filter)
         assert days(frame) == expected, row_filter
         assert max(frame.rdd.getNumPartitions(), 1) == max(n_files, 1), row_filter
 
 
-def test_files_beside_a_filter_are_never_opened(spark: SparkSession, lake: Lakehouse) -> None:
+def test_other_files_are_never_opened(spark: SparkSession, lake: Lakehouse) -> None:
     (path,) = Path(lake.root.removeprefix("file://")).glob("tables/*/data/month=2/*.parquet")
     with moved_away(path):
         assert days(load(spark, lake, "facts.days", row_filter="month <> 2 and day = 1")) == [(1, 1), (3, 1)]
@@ -171,8 +171,8 @@ def test_files_beside_a_filter_are_never_opened(spark: SparkSession, lake: Lakeh
             load(spark, lake, "facts.days").collect()
 
 
-def test_one_frame_is_filtered_in_many_ways(spark: SparkSession, lake: Lakehouse) -> None:
-    """With this setting Spark keeps with a frame what the filters of one query left to read."""
+def test_one_frame_with_several_filters(spark: SparkSession, lake: Lakehouse) -> None:
+    """With this setting, Spark keeps a frame's remaining files after the filters of one query."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         frame, objects = load(spark, lake, "facts.days"), load(spark, lake, "objects")
@@ -180,8 +180,8 @@ def test_one_frame_is_filtered_in_many_ways(spark: SparkSession, lake: Lakehouse
         assert frame.count() == 9
         assert days(frame.where("month = 1 OR text = '3-1'")) == [(1, 1), (1, 2), (1, 3), (3, 1)]
         assert days(frame.where("share > 3")) == [(1, 3), (2, 3), (3, 1), (3, 2), (3, 3)], "NaN is the greatest"
-        one, other = frame.where("month = 1").alias("one"), frame.where("month = 3").alias("other")
-        assert one.join(other, "day").count() == 3
+        january, march = frame.where("month = 1").alias("one"), frame.where("month = 3").alias("other")
+        assert january.join(march, "day").count() == 3
         assert objects.where("`table` = 'days'").count() == 1
         assert objects.count() == 3
     finally:
@@ -190,12 +190,12 @@ def test_one_frame_is_filtered_in_many_ways(spark: SparkSession, lake: Lakehouse
 
 @contextmanager
 def moved_away(path: Path) -> Iterator[None]:
-    aside = path.with_suffix(".aside")
-    path.rename(aside)
+    renamed = path.with_suffix(".aside")
+    path.rename(renamed)
     try:
         yield
     finally:
-        aside.rename(path)
+        renamed.rename(path)
 
 
 def test_filters_on_names_read_no_other_definitions(spark: SparkSession, tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ def test_filters_on_names_read_no_other_definitions(spark: SparkSession, tmp_pat
     entry = lake.snapshot().entry(lake.snapshot().keys.table_key("facts", "small"))
     assert entry is not None
     with moved_away(tmp_path / "lake" / entry):
-        found = load(spark, lake, "objects", row_filter="namespace = 'facts' and table in ('days', 'weeks')")
-        assert [(row["table"], row["type"]) for row in found.collect()] == [("days", "EXTERNAL")]
+        frame = load(spark, lake, "objects", row_filter="namespace = 'facts' and table in ('days', 'weeks')")
+        assert [(row["table"], row["type"]) for row in frame.collect()] == [("days", "EXTERNAL")]
         assert load(spark, lake, "objects", columns="kind,table").where("kind = 'table'").count() == 2
         with pytest.raises(FileMissingError), spark_failures("read"):
             load(spark, lake, "objects").collect()
@@ -224,7 +224,7 @@ def test_columns_and_parallelism(spark: SparkSession, lake: Lakehouse) -> None:
         assert rdd.getNumPartitions() == parallelism
 
 
-def test_a_frame_stays_with_its_version(spark: SparkSession, tmp_path: Path) -> None:
+def test_frame_keeps_its_version(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
     publish_months(lake, 1)
     frames = [load(spark, lake, name) for name in ("facts.days", "objects", "versions", "files")]
@@ -234,7 +234,7 @@ def test_a_frame_stays_with_its_version(spark: SparkSession, tmp_path: Path) -> 
     assert load(spark, lake, "facts.days").count() == 6
 
 
-def test_tables_of_an_export_elsewhere(spark: SparkSession, tmp_path: Path) -> None:
+def test_tables_of_export_at_another_root(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
     publish_months(lake, 1)
     operations.plan_export(lake, "whole", "full", target=f"file://{tmp_path}/other/").execute()
@@ -246,7 +246,7 @@ def test_tables_of_an_export_elsewhere(spark: SparkSession, tmp_path: Path) -> N
     os.rename(tmp_path / "gone", tmp_path / "lake" / "tables")
 
 
-#: One of each kind; that all others are told is in test_source_options and test_metadata_tables.
+#: One error of each kind. test_source_options and test_metadata_tables cover all others.
 ERRORS: dict[str, tuple[dict[str, str], str, type[TrinityLakeError], str]] = {
     "table": ({}, "facts.weeks", TableNotFoundError, "there is no table facts.weeks"),
     "version": ({"version": "99"}, "facts.days", VersionNotFoundError, "version 99 does not exist"),
@@ -270,13 +270,13 @@ def test_errors_are_one_line(spark: SparkSession, lake: Lakehouse, name: str) ->
     assert "hush" not in str(raised.value)
 
 
-def test_a_schema_of_the_caller_is_refused(spark: SparkSession, lake: Lakehouse) -> None:
+def test_schema_of_caller_is_rejected(spark: SparkSession, lake: Lakehouse) -> None:
     frame = spark.read.format("trinitylake").option("root", lake.root).schema("month int").load("facts.days")
     with pytest.raises(InvalidInputError), spark_failures("read"):
         frame.collect()
 
 
-def test_an_open_lakehouse_is_read_as_it_is(spark: SparkSession, lake: Lakehouse) -> None:
+def test_read_metadata_of_open_lakehouse(spark: SparkSession, lake: Lakehouse) -> None:
     frame = read_metadata(spark, lake, "objects", 1, columns=["table"])
     assert sorted(row["table"] or "" for row in frame.collect()) == ["", "days"]
     assert read_metadata(spark, lake, "files", "first", row_filter="kind = 'data'").count() == 2
@@ -306,7 +306,7 @@ def test_views(spark: SparkSession, lake: Lakehouse) -> None:
     assert days(spark.sql("SELECT * FROM by_sql")) == [(1, 1), (1, 2), (2, 1), (2, 2)]
 
 
-def test_views_that_spark_would_not_tell_apart(spark: SparkSession, tmp_path: Path) -> None:
+def test_view_names_that_spark_cannot_distinguish_are_rejected(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
     with catalog_at(lake) as catalog:
         catalog.create_namespace("ns")
@@ -323,14 +323,14 @@ def test_table_functions(spark: SparkSession, lake: Lakehouse) -> None:
     expected = load(spark, lake, "versions", version=1).orderBy("version")
     assert log.schema == expected.schema
     assert log.collect() == expected.collect()
-    for call, times in {
+    for argument, times in {
         "1": {"version": 1},
         "row_filter => 'month = 2'": {"row_filter": "month = 2"},
     }.items():
-        found = spark.sql(f"SELECT * FROM trinitylake_table('{root}', 'facts.days', {call})")
-        wanted = load(spark, lake, "facts.days", **times)
-        assert found.schema == wanted.schema
-        assert sorted(map(repr, found.collect())) == sorted(map(repr, wanted.collect()))
+        frame = spark.sql(f"SELECT * FROM trinitylake_table('{root}', 'facts.days', {argument})")
+        expected = load(spark, lake, "facts.days", **times)
+        assert frame.schema == expected.schema
+        assert sorted(map(repr, frame.collect())) == sorted(map(repr, expected.collect()))
     with pytest.raises(TableNotFoundError, match=r"facts\.weeks"), spark_failures("read"):
         spark.sql(f"SELECT * FROM trinitylake_table('{root}', 'facts.weeks')").collect()
     with (

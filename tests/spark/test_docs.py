@@ -1,4 +1,4 @@
-"""Every snippet of docs/spark/data-source.md and docs/spark/cluster.md runs, in order, on the lakehouse they name."""
+"""Run every snippet of docs/spark/data-source.md and docs/spark/cluster.md in order."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ ORDERS = pa.table({"id": pa.array([1, 2], pa.int64()), "day": ["mon", "tue"], "p
 
 
 def snippets(page: str) -> list[tuple[str, str]]:
-    """Return what stands in the fences of a page, each after its language."""
+    """Return the language and text of each code block of a page."""
     return re.findall(r"^```(python|sql)\n(.*?)^```", (DOCS / page).read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-def put(lake: Lakehouse, name: str, rows: pa.Table) -> None:
+def append_rows_to(lake: Lakehouse, name: str, rows: pa.Table) -> None:
     namespace, table = name.split(".")
     staged = stage_arrow(lake, rows, namespace, table, mode="append")
     publish_once(lake, [staged], publication_id(name, str(lake.latest_version())))
@@ -41,51 +41,54 @@ def put(lake: Lakehouse, name: str, rows: pa.Table) -> None:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lakehouse:
-    """A lakehouse of more than twelve versions, with the tables and the export that the page names."""
-    made = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
+    """A lakehouse with more than twelve versions, and the tables and the export that the page names."""
+    lakehouse = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
     for name, rows in (("facts.flights", FLIGHTS), ("raw.orders", ORDERS), ("facts.paid", ORDERS)):
-        put(made, name, rows)
-    while made.latest_version() < 12:
-        put(made, "facts.flights", FLIGHTS)
-    operations.plan_export(made, "an-export", "minimal").execute()
-    return made
+        append_rows_to(lakehouse, name, rows)
+    while lakehouse.latest_version() < 12:
+        append_rows_to(lakehouse, "facts.flights", FLIGHTS)
+    operations.plan_export(lakehouse, "an-export", "minimal").execute()
+    return lakehouse
 
 
 @pytest.fixture
 def other(tmp_path: Path) -> Lakehouse:
-    made = Lakehouse.create(f"file://{tmp_path}/other/", {"fsync": "false"})
-    put(made, "facts.copy", FLIGHTS.slice(0, 0))
-    return made
+    lakehouse = Lakehouse.create(f"file://{tmp_path}/other/", {"fsync": "false"})
+    append_rows_to(lakehouse, "facts.copy", FLIGHTS.slice(0, 0))
+    return lakehouse
 
 
-def test_the_page_of_spark(spark: SparkSession, lake: Lakehouse, other: Lakehouse, tmp_path: Path) -> None:
-    public = {name: getattr(spark_jobs, name) for name in spark_jobs.__all__}
-    given = {"spark": spark, "lake": lake, "root": lake.root, "other_root": other.root, "F": F}
-    scope: dict[str, Any] = {**public, **given, "maintenance": operations, "folder": str(tmp_path / "checkpoint")}
+def test_snippets_of_data_source_page_run(
+    spark: SparkSession, lake: Lakehouse, other: Lakehouse, tmp_path: Path
+) -> None:
+    jobs_api = {name: getattr(spark_jobs, name) for name in spark_jobs.__all__}
+    variables = {"spark": spark, "lake": lake, "root": lake.root, "other_root": other.root, "F": F}
+    scope: dict[str, Any] = {**jobs_api, **variables, "maintenance": operations, "folder": str(tmp_path / "checkpoint")}
     scope["frame"] = spark.createDataFrame([("DL", 3)], "carrier string, month int")
-    public["register_data_source"](spark)
-    parts = snippets("spark/data-source.md")
-    parts.sort(key=lambda part: "def partition_by_day" not in part[1])  # what the others use comes first
-    failed = []
-    for language, text in parts:
-        here = text.replace("s3://bucket/lake/", lake.root)
+    jobs_api["register_data_source"](spark)
+    blocks = snippets("spark/data-source.md")
+    # Run the definitions that other snippets use first.
+    blocks.sort(key=lambda block: "def partition_by_day" not in block[1])
+    failed_programs = []
+    for language, text in blocks:
+        program = text.replace("s3://bucket/lake/", lake.root)
         if language == "sql":
             now = datetime.now(UTC).isoformat()
-            for statement in here.replace("2013-02-01T00:00:00Z", now).split(";"):
+            for statement in program.replace("2013-02-01T00:00:00Z", now).split(";"):
                 if statement.strip():
                     spark.sql(statement).collect()
             continue
         try:
-            exec(compile(here, "docs/spark/data-source.md", "exec"), scope)
+            exec(compile(program, "docs/spark/data-source.md", "exec"), scope)
         except VersionNotFoundError as error:
             assert f"# VersionNotFoundError: {error}".startswith("# VersionNotFoundError: version 99 does not exist")
-            failed.append(here)
+            failed_programs.append(program)
         if (stream := scope.get("stream")) is not None:
             for query in spark.streams.active:
                 query.awaitTermination()
             scope["stream"] = None
             assert stream is not None
-    assert ['version", 99' in text for text in failed] == [True]
+    assert ['version", 99' in text for text in failed_programs] == [True]
     copied = catalog_at(other).load_table("facts.copy").scan().to_arrow()
     flights = catalog_at(lake).load_table("facts.flights").scan().to_arrow()
     assert copied.num_rows > 0
@@ -96,14 +99,14 @@ def test_the_page_of_spark(spark: SparkSession, lake: Lakehouse, other: Lakehous
     check_lake(other)
 
 
-def test_the_page_of_engines(tmp_path: Path) -> None:
+def test_snippet_of_cluster_page_runs(tmp_path: Path) -> None:
     lake = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
     for _ in range(3):
         append_rows(lake)
     rules = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
     operations.plan_expiration(lake, rules).execute()
     (text,) = (text for language, text in snippets("spark/cluster.md") if language == "python")
-    here = text.replace("s3://bucket/lake", lake.root).replace("spark://host:7077", "local[1]")
+    program = text.replace("s3://bucket/lake", lake.root).replace("spark://host:7077", "local[1]")
     scope: dict[str, Any] = {}
-    exec(compile(here, "docs/spark/cluster.md", "exec"), scope)
+    exec(compile(program, "docs/spark/cluster.md", "exec"), scope)
     assert scope["plan"].digest

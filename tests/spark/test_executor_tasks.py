@@ -1,4 +1,4 @@
-"""What tasks are given, and do by themselves: they stop where a fence no longer holds, and send each delete once."""
+"""Test deletions in tasks: they stop when their fence ends, and send each delete request once."""
 
 from __future__ import annotations
 
@@ -32,62 +32,62 @@ def clock(tmp_path: Path) -> ClockStorage:
     return storage
 
 
-def fence_by(storage: Storage, guard: Guard | None = None) -> DeletionFence:
+def deletion_fence(storage: Storage, guard: Guard | None = None) -> DeletionFence:
     return DeletionFence(storage, lease=3, until_ms=NOW_MS + 60_000, next_root=root_path(8), guard=guard)
 
 
-def fenced(storage: Storage) -> FencedDeletes:
-    return FencedDeletes(storage, fence_by(storage), checked_ms=NOW_MS, until_ms=NOW_MS + 30_000)
+def fenced_deletes(storage: Storage) -> FencedDeletes:
+    return FencedDeletes(storage, deletion_fence(storage), checked_ms=NOW_MS, until_ms=NOW_MS + 30_000)
 
 
-def test_a_fence_holds_until_its_time_is_over(clock: ClockStorage) -> None:
-    assert fenced(clock).holds()
+def test_fence_ends_at_its_deadline(clock: ClockStorage) -> None:
+    assert fenced_deletes(clock).holds()
     clock.time_ms = NOW_MS + 29_999
-    assert fenced(clock).holds()
+    assert fenced_deletes(clock).holds()
     clock.time_ms = NOW_MS + 30_000
-    assert not fenced(clock).holds()
+    assert not fenced_deletes(clock).holds()
 
 
-def test_a_fence_ends_with_a_larger_lease(clock: ClockStorage) -> None:
+def test_fence_ends_with_larger_lease(clock: ClockStorage) -> None:
     clock.create(lease_path(4), b"")
-    assert not fenced(clock).holds()
+    assert not fenced_deletes(clock).holds()
 
 
-def test_a_fence_ends_with_a_version_that_nobody_looked_at(clock: ClockStorage) -> None:
+def test_fence_ends_with_unchecked_version(clock: ClockStorage) -> None:
     clock.create(root_path(8), b"")
     clock.time_ms = NOW_MS + FRESH_MS
-    assert fenced(clock).holds(), "the driver has just looked: each round gets on"
+    assert fenced_deletes(clock).holds(), "the driver has just checked, so each round makes progress"
     clock.time_ms += 1
-    assert not fenced(clock).holds()
+    assert not fenced_deletes(clock).holds()
 
 
-class Fails(StorageWrapper):
-    """Fails what it is told to in passing."""
+class FailingStorage(StorageWrapper):
+    """Fails one kind of request with a transient error."""
 
-    def __init__(self, inner: Storage, what: str):
+    def __init__(self, inner: Storage, failing_request: str):
         super().__init__(inner)
-        self.what = what
+        self.failing_request = failing_request
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        if self.what == "list":
+        if self.failing_request == "list":
             raise TransientError("not now")
         return self.inner.list(prefix)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        with open(Path(self.root.removeprefix("file://"), "sent"), "a") as sent:
-            sent.write("x")
-        if self.what == "delete":
+        with open(Path(self.root.removeprefix("file://"), "sent"), "a") as log:
+            log.write("x")
+        if self.failing_request == "delete":
             raise TransientError("not now")
         return self.inner.delete_batch(paths)
 
 
-def test_a_fence_that_cannot_be_seen_does_not_hold(clock: ClockStorage) -> None:
-    assert not fenced(Fails(clock, "list")).holds()
+def test_unreadable_fence_ends(clock: ClockStorage) -> None:
+    assert not fenced_deletes(FailingStorage(clock, "list")).holds()
 
 
 @dataclass
-class Forbids:
-    """Forbids deletes once there is a file on its storage."""
+class StopFileGuard:
+    """Forbids deletes while the file ``stop`` exists."""
 
     storage: Storage
 
@@ -96,66 +96,68 @@ class Forbids:
             raise MaintenanceBlockedError("stopped")
 
 
-def test_files_elsewhere_go_by_the_clock_and_the_leases_of_the_lakehouse(clock: ClockStorage, tmp_path: Path) -> None:
-    elsewhere = ClockStorage(local_storage(tmp_path / "elsewhere"), 5 * NOW_MS)
-    elsewhere.create(lease_path(9), b"")
-    elsewhere.create(root_path(8), b"")
-    deletes = FencedDeletes(elsewhere, fence_by(clock, Forbids(elsewhere)), checked_ms=NOW_MS, until_ms=NOW_MS + 30_000)
+def test_external_files_use_clock_and_leases_of_lakehouse(clock: ClockStorage, tmp_path: Path) -> None:
+    external = ClockStorage(local_storage(tmp_path / "elsewhere"), 5 * NOW_MS)
+    external.create(lease_path(9), b"")
+    external.create(root_path(8), b"")
+    deletes = FencedDeletes(
+        external, deletion_fence(clock, StopFileGuard(external)), checked_ms=NOW_MS, until_ms=NOW_MS + 30_000
+    )
     assert deletes.holds()
-    assert deletes.storages == [elsewhere, clock]
-    elsewhere.create("stop", b"")
+    assert deletes.storages == [external, clock]
+    external.create("stop", b"")
     assert not deletes.holds()
-    elsewhere.delete("stop")
+    external.delete("stop")
     assert deletes.holds()
     clock.create(lease_path(4), b"")
     assert not deletes.holds()
 
 
-class Late(ClockStorage):
-    """Takes ten seconds for each delete."""
+class SlowDeleteStorage(ClockStorage):
+    """Each delete request takes ten seconds."""
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
         self.time_ms += 10_000
         return super().delete_batch(paths)
 
 
-def deleted(storage: Storage, paths: Sequence[str]) -> DeletesDone:
-    (row,) = delete_parts(pickle.dumps(fenced(storage)), iter([pickle.dumps(list(paths))]))
+def delete_in_task(storage: Storage, paths: Sequence[str]) -> DeletesDone:
+    (row,) = delete_parts(pickle.dumps(fenced_deletes(storage)), iter([pickle.dumps(list(paths))]))
     done: DeletesDone = pickle.loads(row)
     return done
 
 
-def test_a_task_stops_in_the_middle(clock: ClockStorage) -> None:
-    storage = Late(clock.inner, NOW_MS)
+def test_task_stops_when_fence_ends(clock: ClockStorage) -> None:
+    storage = SlowDeleteStorage(clock.inner, NOW_MS)
     storage.concurrency, storage.delete_batch_size = 1, 2
     paths = [f"{number}" for number in range(10)]
     for path in paths:
         storage.create(path, b"")
-    done = deleted(storage, paths)
+    done = delete_in_task(storage, paths)
     assert (done.failures, done.held_back, done.is_repeated) == ({}, tuple(paths[6:]), False)
     assert listed(clock) & set(paths) == set(paths[6:])
 
 
-def test_a_task_sends_each_request_once(clock: ClockStorage, tmp_path: Path) -> None:
+def test_task_sends_each_request_once(clock: ClockStorage, tmp_path: Path) -> None:
     clock.create("a", b"")
-    done = deleted(RetryStorage(Fails(clock, "delete"), base_delay_seconds=0), ["a"])
+    done = delete_in_task(RetryStorage(FailingStorage(clock, "delete"), base_delay_seconds=0), ["a"])
     assert isinstance(done.failures["a"], TransientError)
     assert (tmp_path / "sent").read_text() == "x"
 
 
-def test_interrupts_do_not_end_the_wait_for_a_lost_task(
+def test_interrupts_do_not_end_wait_for_lost_task(
     spark: SparkSession, clock: ClockStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its deletes may still be under way, so the lease must not be given back."""
-    now_s, slept = 0.0, []
+    """Its deletes may still be in progress, so the lease must not be released."""
+    now_s, sleeps = 0.0, []
 
     def interrupted(*_arguments: object) -> list[bytes]:
         raise KeyboardInterrupt("first")
 
     def sleep(seconds: float) -> None:
         nonlocal now_s
-        slept.append(seconds)
-        if len(slept) < 3:
+        sleeps.append(seconds)
+        if len(sleeps) < 3:
             now_s += 1
             raise KeyboardInterrupt("again")
         now_s += seconds
@@ -163,14 +165,14 @@ def test_interrupts_do_not_end_the_wait_for_a_lost_task(
     monkeypatch.setattr(executor_module, "run_in_tasks", interrupted)
     replace_time_functions(monkeypatch, executor_module, monotonic=lambda: now_s, sleep=sleep)
     with pytest.raises(KeyboardInterrupt):
-        SparkExecutor(spark).delete(clock, ["a"], fence_by(clock))
-    assert slept == [40, 39, 38]
+        SparkExecutor(spark).delete(clock, ["a"], deletion_fence(clock))
+    assert sleeps == [40, 39, 38]
 
 
 @pytest.mark.parametrize(
-    ("n_things", "most", "slots", "n_tasks", "size"),
+    ("n_files", "max_size", "slots", "n_tasks", "size"),
     [
-        (10_295, 512, 4, 16, 322),  # two for each task, where 512 would be two for five of them, and one for the others
+        (10_295, 512, 4, 16, 322),  # two batches for each task; with 512, five tasks would get two and the others one
         (100, 32, 4, 16, 25),
         (17, 512, 4, 16, 5),
         (33, 8, 4, 4, 5),
@@ -178,5 +180,5 @@ def test_interrupts_do_not_end_the_wait_for_a_lost_task(
         (1, 64, 1, 4, 1),
     ],
 )
-def test_all_tasks_have_as_many_batches(n_things: int, most: int, slots: int, n_tasks: int, size: int) -> None:
-    assert batch_size(n_things, most, slots, n_tasks) == size
+def test_tasks_have_equal_numbers_of_batches(n_files: int, max_size: int, slots: int, n_tasks: int, size: int) -> None:
+    assert batch_size(n_files, max_size, slots, n_tasks) == size

@@ -1,4 +1,4 @@
-"""Checks: good data pass all of them, and each one fails on data made to fail it."""
+"""Test the checks: good data passes all of them, and each one fails on data with a matching error."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from trinitylake_ops.demo.flights_tables import (
 )
 from trinitylake_ops.errors import InvalidInputError
 
-#: What the demo does; in a test run `tests/e2e/test_demo.py` runs it as a user does.
+#: The demo covers these; in a test run, `tests/e2e/test_demo.py` runs the demo like a user.
 pytestmark = pytest.mark.soak
 
 BROKEN: dict[str, Callable[[DataFrame], DataFrame]] = {
@@ -38,9 +38,9 @@ BROKEN: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 
 def set_in_one_row(flights: DataFrame, **values: object) -> DataFrame:
-    chosen = F.col("flight_id") == "20130101-UA-1545-EWR"
+    is_chosen = F.col("flight_id") == "20130101-UA-1545-EWR"
     return flights.withColumns(
-        {name: F.when(chosen, F.lit(value)).otherwise(F.col(name)) for name, value in values.items()}
+        {name: F.when(is_chosen, F.lit(value)).otherwise(F.col(name)) for name, value in values.items()}
     )
 
 
@@ -73,7 +73,7 @@ def test_each_check_fails_alone(name: str, sample: dict[str, DataFrame]) -> None
     assert [result.name for result in results.values() if not result.passed] == [name]
 
 
-def test_observed_says_what_was_wrong(sample: dict[str, DataFrame]) -> None:
+def test_observed_values_describe_failure(sample: dict[str, DataFrame]) -> None:
     results = check_january(sample, BROKEN["key_unique"](january(sample)))
     assert results["key_unique"].observed == {"duplicate_key_rows": 2}
     results = check_january(sample, BROKEN["plausible_dep_delay"](january(sample)))
@@ -81,32 +81,32 @@ def test_observed_says_what_was_wrong(sample: dict[str, DataFrame]) -> None:
     assert results["plausible_dep_delay"].observed["max_dep_delay_min"] == 2001
 
 
-@pytest.mark.parametrize("lost", ["year", "month", "carrier"])
-def test_nulls_do_not_slip_through_derived_tables(lost: str, sample: dict[str, DataFrame]) -> None:
+@pytest.mark.parametrize("null_column", ["year", "month", "carrier"])
+def test_checks_detect_nulls_in_derived_tables(null_column: str, sample: dict[str, DataFrame]) -> None:
     broken = sample["delay_by_carrier_month"].withColumn(
-        lost, F.lit(None).cast(TABLES["flights"].schema[lost].dataType)
+        null_column, F.lit(None).cast(TABLES["flights"].schema[null_column].dataType)
     )
     failed = {result.name for result in run_checks("delay_by_carrier_month", broken) if not result.passed}
-    assert failed == ({"key_not_null"} if lost == "carrier" else {"key_not_null", "expected_month"})
+    assert failed == ({"key_not_null"} if null_column == "carrier" else {"key_not_null", "expected_month"})
 
 
 @pytest.mark.parametrize("column", ["carrier", "origin", "distance", "month"])
-def test_nulls_do_not_slip_through_flights(column: str, sample: dict[str, DataFrame]) -> None:
+def test_checks_detect_nulls_in_flights(column: str, sample: dict[str, DataFrame]) -> None:
     flights = january(sample)
     broken = flights.withColumn(column, F.lit(None).cast(flights.schema[column].dataType))
     assert any(result.blocking and not result.passed for result in check_january(sample, broken).values())
 
 
-def test_blocked_fault_is_stopped(sample: dict[str, DataFrame]) -> None:
+def test_blocked_fault_fails_blocking_checks(sample: dict[str, DataFrame]) -> None:
     faulty = corrupt(january(sample), "blocked")
     assert faulty.schema == january(sample).schema
-    stopped = {
+    blocking_failures = {
         result.name for result in check_january(sample, faulty).values() if result.blocking and not result.passed
     }
-    assert stopped == {"known_carriers", "positive_distance"}
+    assert blocking_failures == {"known_carriers", "positive_distance"}
 
 
-def test_subtle_fault_passes_and_is_wrong(sample: dict[str, DataFrame]) -> None:
+def test_subtle_fault_passes_checks_with_wrong_delays(sample: dict[str, DataFrame]) -> None:
     faulty = corrupt(january(sample), "subtle")
     assert faulty.schema == january(sample).schema
     assert all(result.passed for result in check_january(sample, faulty).values())
@@ -115,12 +115,12 @@ def test_subtle_fault_passes_and_is_wrong(sample: dict[str, DataFrame]) -> None:
         delays = delay_by_carrier_month(flights, sample["weather"], sample["airlines"])
         return {row["carrier"]: row["mean_dep_delay_min"] for row in delays.collect()}
 
-    good, wrong = mean_delays(january(sample)), mean_delays(faulty)
-    assert wrong.pop(FAULTY_CARRIER) == pytest.approx(good.pop(FAULTY_CARRIER) + SHIFT_MIN)
-    assert wrong == good
+    expected_delays, faulty_delays = mean_delays(january(sample)), mean_delays(faulty)
+    assert faulty_delays.pop(FAULTY_CARRIER) == pytest.approx(expected_delays.pop(FAULTY_CARRIER) + SHIFT_MIN)
+    assert faulty_delays == expected_delays
 
 
-def test_wrong_calls_are_refused(sample: dict[str, DataFrame]) -> None:
+def test_invalid_arguments_are_rejected(sample: dict[str, DataFrame]) -> None:
     with pytest.raises(InvalidInputError, match="'trains'"):
         checks_for("trains")
     with pytest.raises(InvalidInputError):

@@ -1,4 +1,4 @@
-"""The model against the source: all real rows, and each derived table against SQL written separately."""
+"""Test the model against the source: all real rows, and each derived table against independent SQL."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ from trinitylake_ops.demo.flights_source import FlightsSource
 from trinitylake_ops.demo.flights_tables import TABLES
 from trinitylake_ops.errors import InvalidInputError
 
-#: What the demo does; in a test run `tests/e2e/test_demo.py` runs it as a user does.
+#: The demo covers these; in a test run, `tests/e2e/test_demo.py` runs the demo like a user.
 pytestmark = pytest.mark.soak
 
 REFERENCE = {
@@ -64,7 +64,7 @@ REFERENCE = {
 
 @pytest.fixture(scope="session")
 def duck(flights_csv: Path) -> duckdb.DuckDBPyConnection:
-    """The real files, read by DuckDB with types of its own finding."""
+    """The real files, read by DuckDB with inferred types."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     paths = {name: FlightsSource().path(name) for name in ("airlines", "airports", "planes", "weather")}
@@ -84,7 +84,7 @@ def real(spark: SparkSession) -> dict[str, DataFrame]:
 
 @pytest.fixture(scope="session")
 def derived_rows(real: dict[str, DataFrame]) -> Callable[[str], list[Row]]:
-    """The rows of a derived table of the real data, computed once."""
+    """A function that returns the rows of a derived table of the real data, computed once."""
     return functools.cache(lambda name: real[name].collect())
 
 
@@ -92,28 +92,28 @@ def by_key(rows: Sequence[Sequence[object]], width: int) -> list[Sequence[object
     return sorted(rows, key=lambda row: tuple(map(str, row[:width])))
 
 
-def same(left: object, right: object) -> bool:
+def is_close(left: object, right: object) -> bool:
     if isinstance(left, float) and isinstance(right, int | float):
-        return math.isclose(left, right, abs_tol=0.006, rel_tol=1e-9)  # distances have two digits, the rest four
+        return math.isclose(left, right, abs_tol=0.006, rel_tol=1e-9)  # distances have two decimals, the others four
     return left == right
 
 
 def test_all_real_flights(spark: SparkSession, real: dict[str, DataFrame]) -> None:
-    counted = FlightsSource().count_source_rows_by_month()
+    source_counts = FlightsSource().count_source_rows_by_month()
     rows = real["flights"].groupBy("year", "month").count().collect()
-    assert {row["month"]: row["count"] for row in rows} == counted
+    assert {row["month"]: row["count"] for row in rows} == source_counts
     assert {row["year"] for row in rows} == {2013}
-    assert sum(counted.values()) == FlightsSource().count_source_rows() == 336_776
-    assert flights_model.flights(spark, FlightsSource(), 2).count() == counted[2] == 24_951
+    assert sum(source_counts.values()) == FlightsSource().count_source_rows() == 336_776
+    assert flights_model.flights(spark, FlightsSource(), 2).count() == source_counts[2] == 24_951
 
 
-def test_real_flights_are_cleaned_right(real: dict[str, DataFrame], duck: duckdb.DuckDBPyConnection) -> None:
+def test_real_flights_are_cleaned(real: dict[str, DataFrame], duck: duckdb.DuckDBPyConnection) -> None:
     names = ["dep_time", "dep_delay", "arr_time", "arr_delay", "flight", "air_time", "distance", "hour", "minute"]
     sums = [F.sum(name) for name in names]
     times = [F.sum(F.unix_timestamp(name)) for name in ("sched_dep_at", "dep_at", "time_hour")]
     counts = [F.count_distinct("flight_id"), F.count_if("cancelled"), F.count("tailnum")]
     days = [F.sum(F.unix_date("flight_date")), F.count_distinct("flight_date")]
-    seen = real["flights"].groupBy("month").agg(*sums, *times, *counts, *days).orderBy("month").collect()
+    actual = real["flights"].groupBy("month").agg(*sums, *times, *counts, *days).orderBy("month").collect()
     expected = duck.execute(f"""
         select month, {", ".join(f"sum({name})" for name in names)},
                sum(epoch(time_hour) + 60 * minute), sum(epoch(time_hour) + 60 * (minute + dep_delay)),
@@ -121,10 +121,10 @@ def test_real_flights_are_cleaned_right(real: dict[str, DataFrame], duck: duckdb
                count(*) filter (dep_time is null), count(tailnum),
                sum(make_date(year, month, day) - date '1970-01-01'), count(distinct day)
         from flights group by month order by month""").fetchall()
-    assert [tuple(row) for row in seen] == [tuple(map(int, row)) for row in expected]
+    assert [tuple(row) for row in actual] == [tuple(map(int, row)) for row in expected]
 
 
-def test_a_flight_to_read(sample: dict[str, DataFrame]) -> None:
+def test_one_flight_has_expected_values(sample: dict[str, DataFrame]) -> None:
     row = (
         sample["flights"]
         .where("flight_id = '20130101-UA-1545-EWR'")
@@ -135,7 +135,7 @@ def test_a_flight_to_read(sample: dict[str, DataFrame]) -> None:
             F.date_format("time_hour", "yyyy-MM-dd HH:mm"),
         )
     )
-    assert [tuple(found) for found in row.collect()] == [
+    assert [tuple(values) for values in row.collect()] == [
         (
             "{2013-01-01, UA, 1545, N14228, EWR, IAH, false}",
             "2013-01-01 10:15",
@@ -150,8 +150,11 @@ def test_dimensions_are_cleaned(real: dict[str, DataFrame], duck: duckdb.DuckDBP
     assert real["airports"].where(r"instr(name, '\\') > 0").count() == 0
     assert real["airports"].where('name = "Martha\'s Vineyard"').count() == 1
     assert real["airports"].count() == 1458
-    makers = {row[0] for row in real["planes"].select("manufacturer").distinct().collect()}
-    assert {name for name in makers if name.startswith(("AIRBUS", "MCDONNELL"))} == {"AIRBUS", "MCDONNELL DOUGLAS"}
+    manufacturers = {row[0] for row in real["planes"].select("manufacturer").distinct().collect()}
+    assert {name for name in manufacturers if name.startswith(("AIRBUS", "MCDONNELL"))} == {
+        "AIRBUS",
+        "MCDONNELL DOUGLAS",
+    }
     assert real["planes"].where("year_built is null").count() == 70
     weather = real["weather"].agg(F.count("*"), F.count("wind_speed"), F.max("wind_speed"), F.count("wind_gust"))
     expected = duck.execute(
@@ -168,15 +171,15 @@ def test_derived_table_equals_reference(
     table = TABLES[name]
     key_width = len(table.primary_key)
     assert tuple(table.schema.fieldNames()[:key_width]) == table.primary_key
-    seen = by_key([tuple(row) for row in derived_rows(name)], key_width)
+    actual = by_key([tuple(row) for row in derived_rows(name)], key_width)
     expected = by_key(duck.execute(REFERENCE[name]).fetchall(), key_width)
-    assert len(seen) == len(expected) > 100
+    assert len(actual) == len(expected) > 100
     columns = table.schema.fieldNames()
     differing = [
-        (column, row[:key_width], got, wanted)
-        for row, reference in zip(seen, expected, strict=True)
-        for column, got, wanted in zip(columns, row, reference, strict=True)
-        if not same(got, wanted)
+        (column, row[:key_width], actual_value, expected_value)
+        for row, reference in zip(actual, expected, strict=True)
+        for column, actual_value, expected_value in zip(columns, row, reference, strict=True)
+        if not is_close(actual_value, expected_value)
     ]
     assert differing == []
 
@@ -193,30 +196,30 @@ def test_totals_of_derived_tables(derived_rows: Callable[[str], list[Row]]) -> N
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_schema_is_the_described_one(name: str, sample: dict[str, DataFrame]) -> None:
-    def described(frame_schema: object) -> list[tuple[object, ...]]:
+def test_schema_has_descriptions(name: str, sample: dict[str, DataFrame]) -> None:
+    def field_descriptions(frame_schema: object) -> list[tuple[object, ...]]:
         return [(field.name, field.dataType, field.metadata) for field in frame_schema]  # type: ignore[attr-defined]
 
     table = TABLES[name]
-    assert described(sample[name].schema) == described(table.schema)
+    assert field_descriptions(sample[name].schema) == field_descriptions(table.schema)
     assert set(table.primary_key) | set(table.partition_by) <= set(table.schema.fieldNames())
     allowed = {"boolean", "date", "double", "int", "bigint", "string", "timestamp"}
     assert {field.dataType.simpleString() for field in table.schema} <= allowed
 
 
 @pytest.mark.parametrize("name", [name for name, table in TABLES.items() if table.is_monthly])
-def test_a_month_is_that_month_of_all(
+def test_month_equals_same_month_of_all_rows(
     name: str, spark: SparkSession, sample: dict[str, DataFrame], sample_folder: Path
 ) -> None:
-    """Whether its inputs are of that month only, or of all months."""
+    """A month only depends on the inputs of that month."""
     source = FlightsSource(str(sample_folder))
     month = TABLES[name].build(spark, source, sample, month=2)
-    whole = sample[name].where("month = 2")
-    assert Counter(month.collect()) == Counter(whole.collect())
-    assert not whole.isEmpty()
+    rows_of_month = sample[name].where("month = 2")
+    assert Counter(month.collect()) == Counter(rows_of_month.collect())
+    assert not rows_of_month.isEmpty()
 
 
-def test_months_add_up(spark: SparkSession, sample_folder: Path) -> None:
+def test_rows_per_month(spark: SparkSession, sample_folder: Path) -> None:
     source = FlightsSource(str(sample_folder))
     counts = [flights_model.flights(spark, source, month).count() for month in (1, 2, 3)]
     assert counts == [SAMPLE_ROWS_PER_MONTH, SAMPLE_ROWS_PER_MONTH, 0]
@@ -225,12 +228,12 @@ def test_months_add_up(spark: SparkSession, sample_folder: Path) -> None:
 @pytest.mark.parametrize("name", REFERENCE)
 def test_order_of_rows_does_not_matter(name: str, spark: SparkSession, sample: dict[str, DataFrame]) -> None:
     shuffled = {key: frame.repartition(5).sortWithinPartitions(F.rand(7)) for key, frame in sample.items()}
-    again = TABLES[name].build(spark, FlightsSource(), shuffled)
-    assert Counter(again.collect()) == Counter(sample[name].collect())
+    rebuilt = TABLES[name].build(spark, FlightsSource(), shuffled)
+    assert Counter(rebuilt.collect()) == Counter(sample[name].collect())
 
 
 @pytest.mark.parametrize("month", [0, 13, -1])
-def test_wrong_month_is_refused(month: int, spark: SparkSession, sample_folder: Path) -> None:
+def test_invalid_month_is_rejected(month: int, spark: SparkSession, sample_folder: Path) -> None:
     with pytest.raises(InvalidInputError, match=f"invalid month {month}"):
         flights_model.weather(spark, FlightsSource(str(sample_folder)), month)
 
@@ -241,8 +244,8 @@ def test_missing_inputs_are_named(spark: SparkSession, sample: dict[str, DataFra
 
 
 def test_tables_come_after_their_inputs() -> None:
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for table in TABLES.values():
-        assert set(table.inputs) <= seen
+        assert set(table.inputs) <= earlier
         assert (table.read is None) == bool(table.inputs) == (table.derive is not None)
-        seen.add(table.name)
+        earlier.add(table.name)

@@ -1,4 +1,4 @@
-"""Where the data set is found, in which forms, and what is said when it is not as it must be."""
+"""Test where the data set is found, its file formats, and errors for missing or malformed files."""
 
 import gzip
 import shutil
@@ -19,7 +19,7 @@ from trinitylake_ops.spark.runtime.java import cache_folder
 
 @pytest.fixture
 def copy(sample_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of one's own, with a cache of its own."""
+    """A separate folder with a separate cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return Path(shutil.copytree(sample_folder, tmp_path / "my {copy}, 100% *mine*"))
 
@@ -69,11 +69,11 @@ def test_zip_is_unzipped_once_per_content(copy: Path, tmp_path: Path) -> None:
     first = source.spark_path("flights")
     (file,) = unzipped_files(tmp_path)
     assert file.read_bytes() == text
-    written = file.stat().st_mtime_ns
+    modified_ns = file.stat().st_mtime_ns
     assert source.spark_path("flights") == first
-    assert file.stat().st_mtime_ns == written
+    assert file.stat().st_mtime_ns == modified_ns
 
-    file.write_bytes(text[:100])  # cut short by a full disk, say
+    file.write_bytes(text[:100])  # for example truncated on a full disk
     source.spark_path("flights")
     assert file.read_bytes() == text
 
@@ -94,9 +94,9 @@ def test_cache_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_missing_file_is_named(copy: Path) -> None:
     (copy / "planes.csv").unlink()
-    with pytest.raises(FileMissingError, match=r"planes\.csv\.zip") as caught:
+    with pytest.raises(FileMissingError, match=r"planes\.csv\.zip") as raised:
         FlightsSource(str(copy)).spark_path("planes")
-    assert caught.value.path == str(copy)
+    assert raised.value.path == str(copy)
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,13 +105,13 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         FlightsSource().path("flights")
 
 
-def test_unknown_name_is_refused() -> None:
+def test_unknown_name_is_rejected() -> None:
     with pytest.raises(InvalidInputError, match="'trains'"):
         FlightsSource().path("trains")
 
 
 @pytest.mark.parametrize("members", [0, 2])
-def test_zip_must_hold_one_file(copy: Path, members: int) -> None:
+def test_zip_must_contain_one_file(copy: Path, members: int) -> None:
     (copy / "flights.csv").unlink()
     with zipfile.ZipFile(copy / "flights.csv.zip", "w") as archive:
         for number in range(members):
@@ -121,7 +121,7 @@ def test_zip_must_hold_one_file(copy: Path, members: int) -> None:
 
 
 @pytest.mark.parametrize("damage", ["no zip", "flipped bytes", "no month column", "a month that is none"])
-def test_damaged_flights_are_a_typed_error(copy: Path, damage: str) -> None:
+def test_damaged_flights_raise_typed_error(copy: Path, damage: str) -> None:
     text = (copy / "flights.csv").read_bytes()
     path = copy / "flights.csv.zip"
     (copy / "flights.csv").unlink()
@@ -133,12 +133,12 @@ def test_damaged_flights_are_a_typed_error(copy: Path, damage: str) -> None:
         zip_flights(copy, text + b"2013,May\n")
     else:
         zip_flights(copy, text)
-        whole = bytearray(path.read_bytes())
-        whole[2000:2040] = bytes(40)
-        path.write_bytes(whole)
-    with pytest.raises(CorruptFileError) as caught:
+        content = bytearray(path.read_bytes())
+        content[2000:2040] = bytes(40)
+        path.write_bytes(content)
+    with pytest.raises(CorruptFileError) as raised:
         FlightsSource(str(copy)).count_source_rows()
-    assert caught.value.path == str(path)
+    assert raised.value.path == str(path)
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,11 @@ def test_damaged_flights_are_a_typed_error(copy: Path, damage: str) -> None:
 def test_malformed_row_stops_the_job(spark: SparkSession, copy: Path, row: bytes, month: int | None) -> None:
     with open(copy / "flights.csv", "ab") as file:
         file.write(row)
-    read = flights_model.flights(spark, FlightsSource(str(copy)), month)
-    with pytest.raises(CorruptFileError) as caught, spark_failures("read the source"):
-        read.write.format("noop").mode("overwrite").save()
-    assert caught.value.path == str(copy / "flights.csv")
-    assert "\n" not in str(caught.value)
+    frame = flights_model.flights(spark, FlightsSource(str(copy)), month)
+    with pytest.raises(CorruptFileError) as raised, spark_failures("read the source"):
+        frame.write.format("noop").mode("overwrite").save()
+    assert raised.value.path == str(copy / "flights.csv")
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("row", [b"2013,1,1\n", b"2013,1,1" + b",1" * 15 + b",2013-01-01T10:00:00Z,one more\n"])
@@ -170,7 +170,7 @@ def test_row_of_wrong_width_stops_even_a_count(spark: SparkSession, copy: Path, 
         flights_model.flights(spark, FlightsSource(str(copy))).count()
 
 
-def test_other_columns_are_refused(spark: SparkSession, copy: Path) -> None:
+def test_other_columns_are_rejected(spark: SparkSession, copy: Path) -> None:
     text = (copy / "airlines.csv").read_text().replace("carrier,name", "name,carrier")
     (copy / "airlines.csv").write_text(text)
     message = "header does not conform to the schema"

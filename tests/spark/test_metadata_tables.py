@@ -1,4 +1,4 @@
-"""Metadata tables as helpers plan and tasks read them, without Spark: equal to what the API says, reading no more."""
+"""Test metadata tables without Spark, as planned by helpers and read by tasks: equal to the API, with few reads."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ pytestmark = [pytest.mark.local_only("tasks of Spark read a folder here"), pytes
 
 @pytest.fixture
 def lake(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
-    """Namespaces ``n00`` to ``n19`` with five tables each, in a deep tree that tasks share in small ranges."""
+    """A lakehouse with namespaces ``n00`` to ``n19`` of five tables each, in a deep tree with small ranges."""
     monkeypatch.setattr(object_rows, "OBJECTS_PER_RANGE", 20)
-    made = lakes.local(order=4, **small_sizes(4))
-    lake = Lakehouse.open(made.root, made.storage_options, storage=MeteredStorage(made.storage))
+    local_lake = lakes.local(order=4, **small_sizes(4))
+    lake = Lakehouse.open(local_lake.root, local_lake.storage_options, storage=MeteredStorage(local_lake.storage))
     with lake.transaction(message="all", operation="fill", run_id="run-1") as txn:
         for number in range(20):
             txn.create_namespace(f"n{number:02}", {"number": str(number)})
@@ -45,52 +45,52 @@ def lake(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
     return lake
 
 
-def opened(lake: Lakehouse, name: str, **request: Any) -> OpenedMetadata:
+def open_table(lake: Lakehouse, name: str, **request: Any) -> OpenedMetadata:
     return open_metadata(lake, TableRequest(table=name, parallelism=2, **request))
 
 
 def rows(
     lake: Lakehouse, name: str, row_filter: str | None = None, *, tasks: list[int] | None = None, **request: Any
 ) -> list[dict[str, Any]]:
-    """Return the rows as Spark gets them."""
+    """Return the rows like Spark receives them."""
     clear_process_caches()
-    made = opened(lake, name, row_filter=row_filter, **request)
-    reader = made.reader(made.schema)
-    found = []
+    opened_table = open_table(lake, name, row_filter=row_filter, **request)
+    reader = opened_table.reader(opened_table.schema)
+    table_rows = []
     for partition in reader.partitions():
         batches = [batch.to_pylist(maps_as_pydicts="strict") for batch in reader.read(partition)]
-        found += [row for batch in batches for row in batch]
+        table_rows += [row for batch in batches for row in batch]
         if tasks is not None:
             tasks.append(sum(map(len, batches)))
-    return found
+    return table_rows
 
 
-def requests(lake: Lakehouse, work: Callable[[], object]) -> int:
+def count_requests(lake: Lakehouse, action: Callable[[], object]) -> int:
     assert isinstance(lake.storage, MeteredStorage)
     with lake.storage.measure() as measured:
-        work()
+        action()
     return measured.counts.total
 
 
-def ends(found: list[dict[str, Any]]) -> set[tuple[int, int]]:
-    """Return each version that changes are told of, with the one before."""
-    return {(row["version"], row["since_version"]) for row in found}
+def version_ranges(table_rows: list[dict[str, Any]]) -> set[tuple[int, int]]:
+    """Return each version with changes, with the version that it is compared with."""
+    return {(row["version"], row["since_version"]) for row in table_rows}
 
 
-def names(found: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
-    return sorted(((row["namespace"], row["table"]) for row in found), key=str)
+def object_names(table_rows: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
+    return sorted(((row["namespace"], row["table"]) for row in table_rows), key=str)
 
 
-def all_names(lake: Lakehouse, version: int | None = None) -> list[tuple[str, str | None]]:
+def all_object_names(lake: Lakehouse, version: int | None = None) -> list[tuple[str, str | None]]:
     snapshot = lake.snapshot(version)
     tables = [(namespace, name) for namespace in snapshot.namespaces() for name in snapshot.tables(namespace)]
     return sorted([*((namespace, None) for namespace in snapshot.namespaces()), *tables], key=str)
 
 
-def test_versions_are_the_log(lake: Lakehouse) -> None:
+def test_versions_equal_log(lake: Lakehouse) -> None:
     operations.rollback(lake, 1)
-    found = rows(lake, "versions")
-    for row, info in zip(found, reversed(list(lake.history())), strict=True):
+    table_rows = rows(lake, "versions")
+    for row, info in zip(table_rows, reversed(list(lake.history())), strict=True):
         assert {name: row[name] for name in ("version", "created_at", "operation", "message", "commit_id")} == {
             name: getattr(info, name) for name in ("version", "created_at", "operation", "message", "commit_id")
         }
@@ -104,7 +104,7 @@ def test_versions_are_the_log(lake: Lakehouse) -> None:
             dict(info.counts), dict(info.properties), list(info.members), info.cost.get("requests"),
         )  # fmt: skip
     assert [row["version"] for row in rows(lake, "versions", version=1)] == [0, 1]
-    assert [row["version"] for row in rows(lake, "versions", timestamp=found[2]["created_at"])] == [0, 1, 2]
+    assert [row["version"] for row in rows(lake, "versions", timestamp=table_rows[2]["created_at"])] == [0, 1, 2]
 
 
 VERSION_FILTERS: dict[str, list[int]] = {
@@ -121,16 +121,16 @@ VERSION_FILTERS: dict[str, list[int]] = {
 
 
 @pytest.mark.parametrize("row_filter", VERSION_FILTERS)
-def test_filters_on_versions_read_no_other_roots(lakes: Lakes, row_filter: str) -> None:
-    made = lakes.local()
-    lake = Lakehouse.open(made.root, made.storage_options, storage=MeteredStorage(made.storage))
+def test_version_filters_read_no_other_roots(lakes: Lakes, row_filter: str) -> None:
+    local_lake = lakes.local()
+    lake = Lakehouse.open(local_lake.root, local_lake.storage_options, storage=MeteredStorage(local_lake.storage))
     for number in range(12):
         create(lake, f"n{number}")
     expected = VERSION_FILTERS[row_filter]
-    opening = requests(lake, lambda: opened(lake, "versions"))
-    spent = requests(lake, lambda: rows(lake, "versions", row_filter)) - opening
+    opening = count_requests(lake, lambda: open_table(lake, "versions"))
+    n_requests = count_requests(lake, lambda: rows(lake, "versions", row_filter)) - opening
     assert [row["version"] for row in rows(lake, "versions", row_filter)] == expected
-    assert spent <= len(expected) + 2, "the roots, and once what the latest version says of states"
+    assert n_requests <= len(expected) + 2, "the roots, and the states in the latest version once"
     changes = rows(lake, "changes", row_filter)
     assert [row["version"] for row in changes] == expected
     assert all(row["since_version"] == row["version"] - 1 for row in changes)
@@ -150,11 +150,11 @@ def test_tasks_share_versions(lakes: Lakes) -> None:
 def test_objects_of_every_version(lake: Lakehouse) -> None:
     for version in (0, 1, 2):
         tasks: list[int] = []
-        found = rows(lake, "objects", version=version, tasks=tasks)
-        assert names(found) == all_names(lake, version)
+        table_rows = rows(lake, "objects", version=version, tasks=tasks)
+        assert object_names(table_rows) == all_object_names(lake, version)
         assert version == 0 or len(tasks) > 3
     snapshot = lake.snapshot()
-    for row in found:
+    for row in table_rows:
         if row["table"] is None:
             namespace = snapshot.namespace(row["namespace"])
             assert (row["kind"], row["id"], row["properties"]) == ("namespace", namespace.id, namespace.properties)
@@ -186,21 +186,21 @@ OBJECT_FILTERS: dict[str, tuple[list[tuple[str, str | None]], int]] = {
 
 
 @pytest.mark.parametrize("row_filter", OBJECT_FILTERS)
-def test_filters_on_names_read_no_other_subtrees(lake: Lakehouse, row_filter: str) -> None:
-    expected, at_most = OBJECT_FILTERS[row_filter]
-    assert names(rows(lake, "objects", row_filter)) == expected
-    spent = requests(lake, lambda: rows(lake, "objects", row_filter))
-    everything = requests(lake, lambda: rows(lake, "objects"))
-    assert spent <= at_most < everything
+def test_name_filters_read_no_other_subtrees(lake: Lakehouse, row_filter: str) -> None:
+    expected, max_requests = OBJECT_FILTERS[row_filter]
+    assert object_names(rows(lake, "objects", row_filter)) == expected
+    n_requests = count_requests(lake, lambda: rows(lake, "objects", row_filter))
+    n_requests_of_all = count_requests(lake, lambda: rows(lake, "objects"))
+    assert n_requests <= max_requests < n_requests_of_all
     changes = rows(lake, "changes", row_filter, first_version=1, last_version=1)
-    assert names(changes) == names(rows(lake, "objects", row_filter, version=1))
+    assert object_names(changes) == object_names(rows(lake, "objects", row_filter, version=1))
 
 
-def test_a_filter_may_look_at_columns_that_are_not_asked_for(lake: Lakehouse) -> None:
-    found = rows(lake, "objects", "type = 'EXTERNAL' and namespace = 'n01'", columns=("table",))
-    assert sorted(row["table"] for row in found) == list("abcde")
-    assert [tuple(row) for row in found[:1]] == [("table",)]
-    assert names(rows(lake, "objects", "namespace = 'n01' and table not in ('a', 'b', 'c', 'd')")) == [
+def test_filter_may_use_unselected_columns(lake: Lakehouse) -> None:
+    table_rows = rows(lake, "objects", "type = 'EXTERNAL' and namespace = 'n01'", columns=("table",))
+    assert sorted(row["table"] for row in table_rows) == list("abcde")
+    assert [tuple(row) for row in table_rows[:1]] == [("table",)]
+    assert object_names(rows(lake, "objects", "namespace = 'n01' and table not in ('a', 'b', 'c', 'd')")) == [
         ("n01", "e"), ("n01", None),
     ]  # fmt: skip
     assert [row["version"] for row in rows(lake, "versions", "run_id like 'run-%' and operation <> 'drop'")] == [1]
@@ -208,23 +208,23 @@ def test_a_filter_may_look_at_columns_that_are_not_asked_for(lake: Lakehouse) ->
 
 def test_filters_on_times(lake: Lakehouse) -> None:
     times = {row["version"]: row["created_at"] for row in rows(lake, "versions")}
-    found = rows(lake, "versions", f"created_at >= '{times[1].isoformat()}'")
-    assert [row["version"] for row in found] == [1, 2]
+    table_rows = rows(lake, "versions", f"created_at >= '{times[1].isoformat()}'")
+    assert [row["version"] for row in table_rows] == [1, 2]
 
 
-def test_names_alone_need_no_definitions(lake: Lakehouse) -> None:
+def test_names_are_read_without_definitions(lake: Lakehouse) -> None:
     columns = ("table", "namespace")
-    found = rows(lake, "objects", columns=columns)
-    assert [tuple(row) for row in found[:1]] == [columns]
-    assert names(found) == all_names(lake)
+    table_rows = rows(lake, "objects", columns=columns)
+    assert [tuple(row) for row in table_rows[:1]] == [columns]
+    assert object_names(table_rows) == all_object_names(lake)
     n_nodes = sum(1 for _ in walk(lake.files.nodes, lake.snapshot().root, "root"))
-    n_tasks = len(opened(lake, "objects").table.partitions())
-    spent = requests(lake, lambda: rows(lake, "objects", columns=columns))
-    assert spent <= n_nodes + 2 * n_tasks + 10
-    assert requests(lake, lambda: rows(lake, "objects")) >= spent + 119
+    n_tasks = len(open_table(lake, "objects").table.partitions())
+    n_requests = count_requests(lake, lambda: rows(lake, "objects", columns=columns))
+    assert n_requests <= n_nodes + 2 * n_tasks + 10
+    assert count_requests(lake, lambda: rows(lake, "objects")) >= n_requests + 119
 
 
-def test_files_are_all_that_a_version_reaches(lakes: Lakes) -> None:
+def test_files_are_all_files_of_a_version(lakes: Lakes) -> None:
     aging = Aging.on(LocalStorage(f"file://{lakes.folder}/lake/", fsync=False))
     lake = aging.lake
     for _ in range(3):
@@ -233,11 +233,11 @@ def test_files_are_all_that_a_version_reaches(lakes: Lakes) -> None:
     append_rows(lake, "ns.u")
     for version in range(lake.latest_version() + 1):
         expected = {path: len(data) for path, data in files_of_snapshot(lake, lake.snapshot(version)).items()}
-        found = {row["path"]: row["size_bytes"] for row in rows(lake, "files", version=version)}
-        assert found == expected
-    found = rows(lake, "files")
-    assert len({row["path"] for row in found}) == len(found)
-    kinds = Counter((row["kind"], row["namespace"], row["table"]) for row in found)
+        sizes = {row["path"]: row["size_bytes"] for row in rows(lake, "files", version=version)}
+        assert sizes == expected
+    table_rows = rows(lake, "files")
+    assert len({row["path"] for row in table_rows}) == len(table_rows)
+    kinds = Counter((row["kind"], row["namespace"], row["table"]) for row in table_rows)
     assert kinds[("data", "ns", "t")] == 3
     assert kinds[("manifest list", "ns", "t")] == 3
     assert kinds[("metadata", "ns", "u")] == kinds[("definition", "ns", None)] == 1
@@ -259,50 +259,52 @@ FILE_FILTERS: dict[str, tuple[set[str], Callable[[dict[str, Any]], bool]]] = {
 
 @pytest.mark.parametrize("row_filter", FILE_FILTERS)
 def test_filters_on_files(lake: Lakehouse, row_filter: str) -> None:
-    kinds, is_wanted = FILE_FILTERS[row_filter]
-    found = rows(lake, "files", row_filter)
-    assert sorted(row["path"] for row in found) == sorted(row["path"] for row in rows(lake, "files") if is_wanted(row))
-    assert {row["kind"] for row in found} == kinds
+    kinds, is_match = FILE_FILTERS[row_filter]
+    table_rows = rows(lake, "files", row_filter)
+    assert sorted(row["path"] for row in table_rows) == sorted(
+        row["path"] for row in rows(lake, "files") if is_match(row)
+    )
+    assert {row["kind"] for row in table_rows} == kinds
     if "namespace = " in row_filter:
-        spent = requests(lake, lambda: rows(lake, "files", row_filter))
-        assert spent * 4 < requests(lake, lambda: rows(lake, "files"))
+        n_requests = count_requests(lake, lambda: rows(lake, "files", row_filter))
+        assert n_requests * 4 < count_requests(lake, lambda: rows(lake, "files"))
 
 
-def test_changes_are_the_diffs(lake: Lakehouse) -> None:
+def test_changes_equal_diffs(lake: Lakehouse) -> None:
     operations.rollback(lake, 1)
     create(lake, "more", "x")
-    found = rows(lake, "changes")
+    table_rows = rows(lake, "changes")
     log = {info.version: info for info in lake.history()}
     for version in range(1, lake.latest_version() + 1):
         expected = {(change.kind, change.namespace, change.table) for change in lake.diff(version - 1, version)}
-        of_version = [row for row in found if row["version"] == version]
-        assert {(row["kind"], row["namespace"], row["table"]) for row in of_version} == expected
-        assert len(of_version) == len(expected)
-        for row in of_version:
+        version_rows = [row for row in table_rows if row["version"] == version]
+        assert {(row["kind"], row["namespace"], row["table"]) for row in version_rows} == expected
+        assert len(version_rows) == len(expected)
+        for row in version_rows:
             info = log[version]
             assert (row["operation"], row["run_id"], row["committed_at"]) == (
                 info.operation, info.run_id, info.created_at,
             )  # fmt: skip
     part = rows(lake, "changes", first_version=2, last_version=3)
-    assert part == [row for row in found if row["version"] in (2, 3)]
-    removed = [row for row in found if row["kind"] == "removed" and row["version"] != 1]
+    assert part == [row for row in table_rows if row["version"] in (2, 3)]
+    removed = [row for row in table_rows if row["kind"] == "removed" and row["version"] != 1]
     assert removed
     assert rows(lake, "changes", "kind = 'removed' and not version = 1") == removed
 
 
-def test_changes_across_expired_versions_count_at_the_next_live_one(lakes: Lakes) -> None:
+def test_changes_of_expired_versions_are_reported_at_next_live_version(lakes: Lakes) -> None:
     lake = lakes.local()
     for number in range(1, 9):
         create(lake, f"n{number}")
     expire(lake, "0-2,4-5,7")
-    assert ends(rows(lake, "changes")) == {(6, 3), (8, 6)}, "of version 3 nobody can tell"
-    assert ends(rows(lake, "changes", "version in (6, 8)")) == {(6, 3), (8, 6)}
-    assert ends(rows(lake, "changes", "version = 5")) == set()
-    found = rows(lake, "changes", "version = 6")
-    assert names(found) == [("n4", None), ("n5", None), ("n6", None)]
+    assert version_ranges(rows(lake, "changes")) == {(6, 3), (8, 6)}, "the changes of version 3 are unknown"
+    assert version_ranges(rows(lake, "changes", "version in (6, 8)")) == {(6, 3), (8, 6)}
+    assert version_ranges(rows(lake, "changes", "version = 5")) == set()
+    table_rows = rows(lake, "changes", "version = 6")
+    assert object_names(table_rows) == [("n4", None), ("n5", None), ("n6", None)]
     seal(lake, 7)
     seal(lake, 2)
-    assert ends(rows(lake, "changes", first_version=8)) == {(8, 6)}
+    assert version_ranges(rows(lake, "changes", first_version=8)) == {(8, 6)}
     states = {row["version"]: row["state"] for row in rows(lake, "versions")}
     assert states == {info.version: info.state for info in lake.history()}
     assert (states[5], states[7], states[8]) == ("expired", "sealed", "live")
@@ -310,25 +312,25 @@ def test_changes_across_expired_versions_count_at_the_next_live_one(lakes: Lakes
         rows(lake, "objects", version=5)
 
 
-def test_a_version_that_was_purged_since_says_so(lake: Lakehouse) -> None:
-    made = opened(lake, "objects", version=1)
+def test_version_purged_after_planning_is_reported(lake: Lakehouse) -> None:
+    opened_table = open_table(lake, "objects", version=1)
     seal(lake, 1)
     with pytest.raises(VersionExpiredError):
-        made.reader(made.schema).partitions()
+        opened_table.reader(opened_table.schema).partitions()
 
 
 def test_exports(lake: Lakehouse, tmp_path: Path) -> None:
     operations.plan_export(lake, "here", "minimal", version=1).execute()
     operations.plan_export(lake, "there", "full", target=f"file://{tmp_path}/other/").execute()
-    found = rows(lake, "exports")
-    for row, info in zip(found, operations.list_exports(lake), strict=True):
+    table_rows = rows(lake, "exports")
+    for row, info in zip(table_rows, operations.list_exports(lake), strict=True):
         expected = {name: getattr(info, name) for name in row}
         assert row == {**expected, "namespaces": list(info.namespaces)}
     for name, version in (("here", 1), ("there", None)):
-        assert names(rows(lake, "objects", export=name)) == all_names(lake, version)
-    elsewhere = {row["path"] for row in rows(lake, "files", export="there")}
-    assert elsewhere
-    assert all((tmp_path / "other" / path).is_file() for path in elsewhere)
+        assert object_names(rows(lake, "objects", export=name)) == all_object_names(lake, version)
+    exported_paths = {row["path"] for row in rows(lake, "files", export="there")}
+    assert exported_paths
+    assert all((tmp_path / "other" / path).is_file() for path in exported_paths)
 
 
 @pytest.mark.parametrize(
@@ -381,29 +383,29 @@ def test_exports(lake: Lakehouse, tmp_path: Path) -> None:
         "backwards",
     ],
 )
-def test_what_cannot_be_read(
+def test_invalid_requests_are_rejected(
     lake: Lakehouse, table_name: str, request_: dict[str, Any], error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
-        opened(lake, table_name, **request_)
+        open_table(lake, table_name, **request_)
 
 
-def test_two_times_are_refused() -> None:
+def test_version_and_export_exclude_each_other() -> None:
     with pytest.raises(InvalidInputError):
         TableRequest(table="objects", version=1, export="x")
 
 
-def test_a_lakehouse_in_memory_is_refused(lakes: Lakes) -> None:
+def test_memory_lakehouse_is_rejected(lakes: Lakes) -> None:
     with pytest.raises(InvalidInputError):
-        opened(lakes.memory(), "objects")
+        open_table(lakes.memory(), "objects")
 
 
-def test_the_docs_list_all_columns_and_options() -> None:
+def test_docs_list_all_columns_and_options() -> None:
     text = (Path(__file__).parents[2] / "docs" / "spark" / "data-source.md").read_text()
     tables = text.partition("## What is read")[0].splitlines()
     for name, columns in METADATA_TABLES.items():
         (row,) = [line for line in tables if line.startswith(f"| `{name}` | ")]
-        listed = [words.split("`")[1] for words in row.split("|")[3].split(", ") if words.strip().startswith("`")]
+        listed = [cell.split("`")[1] for cell in row.split("|")[3].split(", ") if cell.strip().startswith("`")]
         assert listed == list(columns)
     for option in OPTIONS:
         assert f"`{option}`" in text

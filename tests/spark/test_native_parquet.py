@@ -1,4 +1,4 @@
-"""``read_table`` by Spark's own reader where that is right, and by ours where it is not: always the same rows."""
+"""Test when ``read_table`` uses Spark's Parquet reader and when the package's reader: the rows are always the same."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def is_native(frame: DataFrame) -> bool:
 
 
 def check(spark: SparkSession, lake: Lakehouse, *, native: bool, name: str = "ns.t") -> list[str]:
-    """Return the rows, after both ways and pyiceberg itself agreed on them."""
+    """Return the rows, after comparing both readers and pyiceberg."""
     with catalog_at(lake) as catalog:
         table = catalog.load_table(name)
         n_rows = table.scan().to_arrow().num_rows
-    frame, other = read_table(spark, lake, name), read_files(spark, lake, table)
+    frame, package_frame = read_table(spark, lake, name), read_files(spark, lake, table)
     assert is_native(frame) == native
-    assert not is_native(other)
+    assert not is_native(package_frame)
     assert [(field.name, field.dataType) for field in frame.schema] == [
-        (field.name, field.dataType) for field in other.schema
+        (field.name, field.dataType) for field in package_frame.schema
     ]
     rows = sorted(map(repr, frame.collect()))
-    assert rows == sorted(map(repr, other.collect()))
+    assert rows == sorted(map(repr, package_frame.collect()))
     assert len(rows) == n_rows
     return rows
 
@@ -78,7 +78,7 @@ def test_plain_tables_are_read_natively(spark: SparkSession, lake: Lakehouse, ca
     assert not is_native(read_table(spark, lake, "ns.t", row_filter="id = 1"))
 
 
-def test_partitioned_tables_of_ours(spark: SparkSession, lake: Lakehouse) -> None:
+def test_partitioned_tables_are_read_natively(spark: SparkSession, lake: Lakehouse) -> None:
     frame = spark.createDataFrame([(1, "a/b=c"), (1, "[x]*"), (2, "100%"), (2, None)], "number int, `odd name` string")
     staged = stage_dataframe(lake, frame, "ns", "t", partition_by=("odd name",), mode="append")
     with lake.transaction() as txn:
@@ -86,12 +86,12 @@ def test_partitioned_tables_of_ours(spark: SparkSession, lake: Lakehouse) -> Non
     assert len(check(spark, lake, native=True)) == 4
 
 
-def test_every_type(spark: SparkSession, lake: Lakehouse) -> None:
+def test_all_types(spark: SparkSession, lake: Lakehouse) -> None:
     schema = _parse_datatype_string(ALL_TYPES)
     assert isinstance(schema, StructType)
     frame = spark.createDataFrame([FULL, NULLS, EMPTY], schema).coalesce(1)
-    for name, given in (("t", frame), ("untimed", frame.drop("time"))):
-        staged = stage_dataframe(lake, given, "ns", name, mode="append")
+    for name, frame_without_time in (("t", frame), ("untimed", frame.drop("time"))):
+        staged = stage_dataframe(lake, frame_without_time, "ns", name, mode="append")
         with lake.transaction() as txn:
             publish(txn, [staged])
     check(spark, lake, native=False)
@@ -99,7 +99,7 @@ def test_every_type(spark: SparkSession, lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("change", ["renamed", "added", "dropped", "promoted", "added again"])
-def test_tables_whose_columns_changed(
+def test_tables_with_changed_columns_are_not_native(
     spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog, change: str
 ) -> None:
     table = catalog.create_table("ns.t", ROWS.schema)
@@ -121,24 +121,28 @@ def test_tables_whose_columns_changed(
     assert change != "added again" or all("text=None" in row for row in rows)
 
 
-def test_delete_files(spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_table_with_delete_files_is_not_native(
+    spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog
+) -> None:
     table = catalog.create_table("ns.t", ROWS.schema)
     table.append(ROWS)
     (task,) = table.scan().plan_files()
     positions = pa.table({"file_path": [task.file.file_path], "pos": pa.array([0], pa.int64())})
     deleted = with_deletes(lake, table, DataFileContent.POSITION_DELETES, positions)
     assert native_frame(spark, lake, deleted) is None
-    plain = native_frame(spark, lake, table)
-    assert plain is not None
-    assert plain.count() == 3
+    frame = native_frame(spark, lake, table)
+    assert frame is not None
+    assert frame.count() == 3
 
 
 def native_frame(spark: SparkSession, lake: Lakehouse, table: Table) -> DataFrame | None:
-    found = OpenIcebergTable(StorageFileIO.on(lake.storage), table.metadata)
-    return found.native_frame(spark, found.tasks())
+    opened_table = OpenIcebergTable(StorageFileIO.on(lake.storage), table.metadata)
+    return opened_table.native_frame(spark, opened_table.tasks())
 
 
-def test_files_of_other_writers(spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_files_of_other_writers_are_not_native(
+    spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog
+) -> None:
     table = catalog.create_table("ns.t", ROWS.schema)
     path = Path(table.location().removeprefix("file://")) / "data" / "theirs.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +152,7 @@ def test_files_of_other_writers(spark: SparkSession, lake: Lakehouse, catalog: T
 
 
 @pytest.mark.parametrize("name", ["_hidden.parquet", ".hidden.parquet", "with:colon.parquet", "back\\slash.parquet"])
-def test_names_that_spark_does_not_see(
+def test_file_names_that_spark_ignores_are_not_native(
     spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog, name: str
 ) -> None:
     table = catalog.create_table("ns.t", ROWS.schema)
@@ -161,7 +165,7 @@ def test_names_that_spark_does_not_see(
     assert native_parquet.frame_of(spark, table.schema(), [task], reading_io(lake)) is None
 
 
-def test_a_file_that_is_there_twice(spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_duplicate_data_file_is_not_native(spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", ROWS.schema)
     table.append(ROWS)
     (task,) = table.scan().plan_files()
@@ -169,9 +173,7 @@ def test_a_file_that_is_there_twice(spark: SparkSession, lake: Lakehouse, catalo
     assert len(check(spark, lake, native=False)) == 6
 
 
-def test_a_missing_file_is_told_by_the_other_reader(
-    spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog
-) -> None:
+def test_missing_file_is_not_native(spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", ROWS.schema)
     table.append(ROWS)
     (task,) = table.scan().plan_files()
@@ -180,7 +182,7 @@ def test_a_missing_file_is_told_by_the_other_reader(
 
 
 @pytest.mark.parametrize("footer_bytes", [0, 100, 1 << 20, (1 << 32) - 1])
-def test_a_footer_that_lies_is_told_by_the_other_reader(
+def test_invalid_footer_is_not_native(
     spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog, footer_bytes: int
 ) -> None:
     table = catalog.create_table("ns.t", ROWS.schema)
@@ -191,7 +193,9 @@ def test_a_footer_that_lies_is_told_by_the_other_reader(
     assert not is_native(read_table(spark, lake, "ns.t"))
 
 
-def test_columns_that_differ_by_case_only(spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_columns_that_differ_only_by_case_are_not_native(
+    spark: SparkSession, lake: Lakehouse, catalog: TrinityLakeCatalog
+) -> None:
     rows = pa.table({"a": pa.array([1], pa.int32()), "A": ["x"]})
     table = catalog.create_table("ns.t", rows.schema, properties={"trinitylake.case-sensitive-columns": "true"})
     table.append(rows)

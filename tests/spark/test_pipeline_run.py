@@ -1,4 +1,4 @@
-"""Pipeline runs: one pinned version to read, one commit for all tables, once, however often a run is started."""
+"""Test pipeline runs: one version for reads and one commit for all tables, also if a run is repeated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyiceberg.types import LongType
 from pyspark.sql import SparkSession
 
 from tests.lakes import check_lake
-from tests.telemetry.lineage_log import events, to_file
+from tests.telemetry.lineage_log import events, log_to_file
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CommitConflictError, InvalidInputError
 from trinitylake_ops.iceberg.catalog import catalog_at
@@ -37,12 +37,12 @@ def commit(lake: Lakehouse, namespace: str, table: str, rows: pa.Table) -> None:
 
 
 def rows_of(lake: Lakehouse, name: str, version: int | None = None) -> list[tuple[object, ...]]:
-    found = catalog_at(lake, version).load_table(name).scan().to_arrow()
-    return sorted(map(tuple, (row.values() for row in found.to_pylist())), key=repr)
+    rows_table = catalog_at(lake, version).load_table(name).scan().to_arrow()
+    return sorted(map(tuple, (row.values() for row in rows_table.to_pylist())), key=repr)
 
 
 def staged_counts(run: PipelineRun, lake: Lakehouse) -> None:
-    """Stage two tables: one by Spark, one by pyiceberg."""
+    """Stage two tables: one with Spark, one with pyiceberg."""
     run.write(run.read("raw.orders").groupBy("day").count(), "facts", "days", mode="replace_table")
     catalog = StagingCatalog(lake)
     seen = pa.table({"rows": [run.read("raw.orders").count()]})
@@ -50,17 +50,17 @@ def staged_counts(run: PipelineRun, lake: Lakehouse) -> None:
     run.add(catalog.staged("facts.seen"))
 
 
-def test_a_run_reads_one_version_and_commits_once(
+def test_run_reads_one_version_and_commits_once(
     spark: SparkSession, lake: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lineage = to_file(monkeypatch, tmp_path)
+    lineage = log_to_file(monkeypatch, tmp_path)
     first = PipelineRun(spark, lake, "2013-01")
-    staged_counts(first, lake)  # it dies here
+    staged_counts(first, lake)  # this attempt never publishes
     commit(lake, "raw", "orders", pa.table({"id": [4], "day": ["c"]}))
-    again = PipelineRun(spark, lake, "2013-01")
-    assert (again.version, again.is_published, lake.latest_version()) == (1, False, 2)
-    staged_counts(again, lake)
-    published = again.publish(message="January", isolation="snapshot")
+    second = PipelineRun(spark, lake, "2013-01")
+    assert (second.version, second.is_published, lake.latest_version()) == (1, False, 2)
+    staged_counts(second, lake)
+    published = second.publish(message="January", isolation="snapshot")
     assert (published.version, published.was_published, lake.latest_version()) == (3, False, 3)
     info = next(iter(lake.history(limit=1)))
     assert (info.operation, info.message, info.run_id) == ("publish", "January", "2013-01")
@@ -70,20 +70,20 @@ def test_a_run_reads_one_version_and_commits_once(
     }
     assert (rows_of(lake, "facts.days"), rows_of(lake, "facts.seen")) == ([("a", 1), ("b", 2)], [(3,)])
 
-    assert first.publish().was_published, "whoever was thought dead commits no second time"
+    assert first.publish().was_published, "an attempt that continues does not commit again"
     third = PipelineRun(spark, lake, "2013-01")
     assert third.is_published and third.publish().version == 3
     assert PipelineRun(spark, lake, "2013-02").version == lake.latest_version() == 3
     _, complete = events(lineage)
-    assert [one["name"] for one in complete["inputs"]] == ["raw.orders"]
-    assert {one["name"]: one["facets"]["version"]["datasetVersion"] for one in complete["outputs"]} == {
+    assert [table["name"] for table in complete["inputs"]] == ["raw.orders"]
+    assert {table["name"]: table["facets"]["version"]["datasetVersion"] for table in complete["outputs"]} == {
         "facts.days": "3",
         "facts.seen": "3",
     }
     assert complete["job"]["facets"]["jobType"]["integration"] == "SPARK"
 
 
-def test_what_others_changed_conflicts(spark: SparkSession, lake: Lakehouse) -> None:
+def test_concurrent_changes_conflict(spark: SparkSession, lake: Lakehouse) -> None:
     run = PipelineRun(spark, lake, "r")
     run.read("raw.orders")
     run.add(stage_arrow(lake, pa.table({"n": [1]}), "facts", "t", mode="append"))
@@ -100,7 +100,7 @@ def test_what_others_changed_conflicts(spark: SparkSession, lake: Lakehouse) -> 
         PipelineRun(spark, lake, "")
 
 
-def test_a_worker_that_is_slower_learns_that_its_run_was_committed(spark: SparkSession, lake: Lakehouse) -> None:
+def test_slower_worker_of_committed_run_gets_conflict(spark: SparkSession, lake: Lakehouse) -> None:
     runs = [PipelineRun(spark, lake, "r") for _ in range(2)]
     runs[0].add(stage_arrow(lake, pa.table({"n": [1]}), "facts", "t", mode="append"))
     version = runs[0].publish().version
@@ -116,7 +116,7 @@ def partition_by_day(change: Transaction) -> None:
         spec.add_identity("day")
 
 
-def test_schema_and_partitions_evolve_in_the_commit_of_a_write(spark: SparkSession, lake: Lakehouse) -> None:
+def test_write_evolves_schema_and_partitions(spark: SparkSession, lake: Lakehouse) -> None:
     run = PipelineRun(spark, lake, "r")
     more = run.read("raw.orders").selectExpr("id + 10 as number", "nullif(day, 'a') as day", "'x' as note")
     run.write(more, "raw", "orders", mode="append", evolve=partition_by_day)
@@ -164,7 +164,7 @@ def test_columns_are_widened_and_dropped(lake: Lakehouse, mode: str) -> None:
     assert rows_of(lake, "facts.w", 2) == [(1, "x")]
 
 
-def test_replacing_all_of_a_table_that_is_partitioned_anew(lake: Lakehouse) -> None:
+def test_replace_all_with_new_partitioning(lake: Lakehouse) -> None:
     plan = plan_write(lake, "raw", "orders", evolve=partition_by_day)
     files = plan.write(pa.table({"number": [9], "day": ["z"]}).to_batches())
     with lake.transaction() as txn:

@@ -1,4 +1,4 @@
-"""Settings of the session, and the manners of session_scope towards a session that is already there."""
+"""Test the settings of sessions, and session_scope with an existing session."""
 
 import socket
 from pathlib import Path
@@ -25,25 +25,25 @@ def test_settings(spark: SparkSession) -> None:
     assert not Path(warehouse.removeprefix("file:")).is_relative_to(Path.cwd())
 
 
-def test_running_session_is_lent_with_our_settings(spark: SparkSession) -> None:
+def test_session_scope_sets_options_of_running_session(spark: SparkSession) -> None:
     conf = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.shuffle.partitions": "3"}
     before = spark.conf.get("spark.sql.shuffle.partitions")
-    with session_scope("lent", "local[2]", **conf) as lent:
-        assert lent.sparkContext is spark.sparkContext
-        assert lent.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
-        assert lent.conf.get("spark.sql.shuffle.partitions") == "3"
-        assert lent.range(3).count() == 3
+    with session_scope("lent", "local[2]", **conf) as shared_session:
+        assert shared_session.sparkContext is spark.sparkContext
+        assert shared_session.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+        assert shared_session.conf.get("spark.sql.shuffle.partitions") == "3"
+        assert shared_session.range(3).count() == 3
     assert spark.conf.get("spark.sql.shuffle.partitions") == before
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.range(4).count() == 4
 
 
-def test_build_session_returns_the_running_one(spark: SparkSession) -> None:
+def test_build_session_returns_running_session(spark: SparkSession) -> None:
     conf = {"spark.sql.shuffle.partitions": 3}
-    again = build_session("again", "local[2]", **conf)
-    assert again.sparkContext is spark.sparkContext
-    assert again.conf.get("spark.sql.shuffle.partitions") == "3"
-    again.conf.set("spark.sql.shuffle.partitions", 4)
+    session = build_session("again", "local[2]", **conf)
+    assert session.sparkContext is spark.sparkContext
+    assert session.conf.get("spark.sql.shuffle.partitions") == "3"
+    session.conf.set("spark.sql.shuffle.partitions", 4)
 
 
 def test_parquet_timestamps_are_microseconds_in_utc(sample: dict[str, DataFrame], tmp_path: Path) -> None:
@@ -55,15 +55,17 @@ def test_parquet_timestamps_are_microseconds_in_utc(sample: dict[str, DataFrame]
     assert pq.read_schema(file).field("time_hour").type == pa.timestamp("us", tz="UTC")
 
 
-def test_a_master_that_cannot_be_reached_is_reported_before_java_starts() -> None:
+def test_unreachable_master_is_reported_before_java_starts() -> None:
     with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as listening:
         closed.bind(("127.0.0.1", 0))
-        gone, there = (f"127.0.0.1:{one.getsockname()[1]}" for one in (closed, listening))
+        unreachable, reachable = (
+            f"127.0.0.1:{server_socket.getsockname()[1]}" for server_socket in (closed, listening)
+        )
         with pytest.raises(JobFailedError):
-            check_master(f"spark://{gone}")
-        check_master(f"spark://{gone},{there}")
+            check_master(f"spark://{unreachable}")
+        check_master(f"spark://{unreachable},{reachable}")
     for local in ("local[2]", "yarn", "k8s://https://host"):
         check_master(local)
-    for wrong in ("spark://", "spark://host", "spark://host:x"):
+    for invalid in ("spark://", "spark://host", "spark://host:x"):
         with pytest.raises(InvalidInputError):
-            check_master(wrong)
+            check_master(invalid)

@@ -1,4 +1,4 @@
-"""Options of the data source, without Spark: how they are read, and where credentials come from."""
+"""Test options of the data source without Spark: parsing, and the origin of credentials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trinitylake_ops.spark.source.options import OPTIONS, SourceOptions
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
 from trinitylake_ops.storage.registry import OWN_SCHEMES
 
-SECRETS = sorted({one.name for scheme in OWN_SCHEMES.values() for one in scheme.options if one.is_secret})
+SECRETS = sorted({option.name for scheme in OWN_SCHEMES.values() for option in scheme.options if option.is_secret})
 LOCAL = {"root": "file:///lake/", "path": "objects"}
 AZURE = {"root": "abfss://box@account.dfs.core.windows.net/lake/", "path": "ns.t"}
 AZURE_VARIABLES = (
@@ -37,18 +37,18 @@ def test_defaults() -> None:
     assert request.parallelism == os.cpu_count()
 
 
-def test_times() -> None:
-    def request(**given: str) -> object:
-        return SourceOptions.parse({**LOCAL, **given}).request
+def test_version_time_and_export() -> None:
+    def request(**source: str) -> object:
+        return SourceOptions.parse({**LOCAL, **source}).request
 
     assert request(Version="12") == SourceOptions.parse({**LOCAL, "version": "12"}).request
     by_time = SourceOptions.parse({**LOCAL, "timestamp": "2013-01-31T12:00:00Z"}).request
     assert (by_time.time, by_time.timestamp) == ("timestamp", dt.datetime(2013, 1, 31, 12, tzinfo=dt.UTC))
     assert SourceOptions.parse({**LOCAL, "timestamp": "1359633600000"}).request.timestamp == 1359633600000
     assert SourceOptions.parse({**LOCAL, "export": "12 monkeys"}).request.export == "12 monkeys"
-    for wrong in ("noon", "", "9" * 5000):
+    for invalid in ("noon", "", "9" * 5000):
         with pytest.raises(InvalidInputError, match="'timestamp'"):
-            request(timestamp=wrong)
+            request(timestamp=invalid)
     with pytest.raises(InvalidInputError):
         request(version="1", timestamp="2")
 
@@ -61,12 +61,12 @@ def test_columns() -> None:
     assert columns('["a, b", "c"]') == ("a, b", "c")
     with pytest.raises(InvalidInputError):
         columns("a,a")
-    for wrong in ("", "a,,b", "[", "[1]", "[]"):
+    for invalid in ("", "a,,b", "[", "[1]", "[]"):
         with pytest.raises(InvalidInputError, match="'columns'"):
-            columns(wrong)
+            columns(invalid)
 
 
-def test_what_is_missing_or_unknown() -> None:
+def test_missing_and_unknown_options_are_rejected() -> None:
     with pytest.raises(InvalidInputError, match="'root'"):
         SourceOptions.parse({"path": "objects"})
     with pytest.raises(InvalidInputError):
@@ -79,13 +79,13 @@ def test_what_is_missing_or_unknown() -> None:
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_credentials_are_no_options(name: str) -> None:
+def test_credentials_are_rejected_as_options(name: str) -> None:
     with pytest.raises(InvalidInputError, match=f"'storage.{name}'") as raised:
         SourceOptions.parse({**S3, f"storage.{name}": "hush"})
     assert "hush" not in str(raised.value)
 
 
-def test_storage_options_win_over_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_options_override_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OPTIONS_VARIABLE, "endpoint=https://one.example,region=here,access_key_id=a,secret_access_key=b")
     options = SourceOptions.parse({**S3, "storage.Region": "there"}).storage_options
     assert dict(options) == {
@@ -93,60 +93,60 @@ def test_storage_options_win_over_those_of_the_environment(monkeypatch: pytest.M
     }  # fmt: skip
 
 
-def own(given: dict[str, str]) -> dict[str, str]:
+def options_of_root(source: dict[str, str]) -> dict[str, str]:
     """Return the storage options for the root itself."""
-    options = SourceOptions.parse(given).storage_options
+    options = SourceOptions.parse(source).storage_options
     return {name: value for name, value in options.items() if "." not in name}
 
 
-@pytest.mark.parametrize("given", [S3, DYNAMODB])
-def test_credentials_of_the_environment_go_along(monkeypatch: pytest.MonkeyPatch, given: dict[str, str]) -> None:
+@pytest.mark.parametrize("source", [S3, DYNAMODB])
+def test_credentials_from_environment_are_used(monkeypatch: pytest.MonkeyPatch, source: dict[str, str]) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    assert own(given) == {}
+    assert options_of_root(source) == {}
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    assert own(given) == {"access_key_id": "a", "secret_access_key": "b"}
-    assert own(LOCAL) == {}
+    assert options_of_root(source) == {"access_key_id": "a", "secret_access_key": "b"}
+    assert options_of_root(LOCAL) == {}
     monkeypatch.setenv("AWS_SESSION_TOKEN", "c")
-    assert own(given)["session_token"] == "c"
+    assert options_of_root(source)["session_token"] == "c"
     monkeypatch.setenv(OPTIONS_VARIABLE, "access_key_id=x,secret_access_key=y")
-    assert own(given) == {"access_key_id": "x", "secret_access_key": "y"}
+    assert options_of_root(source) == {"access_key_id": "x", "secret_access_key": "y"}
 
 
-def test_user_and_password_of_the_environment_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"root": "rediss://host/0/lake/", "path": "ns.t"}
+def test_user_and_password_from_environment_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {"root": "rediss://host/0/lake/", "path": "ns.t"}
     monkeypatch.setenv("REDIS_USERNAME", "writer")
-    assert own(given) == {}, "a user without a password is nobody"
+    assert options_of_root(source) == {}, "a user without a password is ignored"
     monkeypatch.setenv("REDIS_PASSWORD", "word")
-    assert own(given) == {"username": "writer", "password": "word"}
-    assert own(S3) == {}
+    assert options_of_root(source) == {"username": "writer", "password": "word"}
+    assert options_of_root(S3) == {}
     monkeypatch.setenv(OPTIONS_VARIABLE, "password=given")
-    assert own(given) == {"password": "given"}
+    assert options_of_root(source) == {"password": "given"}
 
 
-def test_an_account_of_the_environment_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_account_from_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     without_account = {**AZURE, "root": "az://box/lake/"}
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-    assert own(AZURE) == {}, "the root names its own"
-    assert own(without_account) == {"account_name": "account"}
+    assert options_of_root(AZURE) == {}, "the root contains the account"
+    assert options_of_root(without_account) == {"account_name": "account"}
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "c")
-    assert own(AZURE) == {"sas_token": "c"}
+    assert options_of_root(AZURE) == {"sas_token": "c"}
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "b")
-    assert own(without_account) == {"account_name": "account", "account_key": "b"}
+    assert options_of_root(without_account) == {"account_name": "account", "account_key": "b"}
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "a")
-    assert own(without_account) == {"connection_string": "a"}
-    assert own(S3) == {}
+    assert options_of_root(without_account) == {"connection_string": "a"}
+    assert options_of_root(S3) == {}
     monkeypatch.setenv(OPTIONS_VARIABLE, "sas_token=given")
-    assert own(AZURE) == {"sas_token": "given"}
+    assert options_of_root(AZURE) == {"sas_token": "given"}
 
 
-def test_what_the_environment_gives_to_other_roots_goes_along_for_these(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_applies_to_other_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    given = {"root": "redis://host/0/lake/", "path": "ns.t", "storage.s3.endpoint": "https://one.example"}
-    options = SourceOptions.parse(given).storage_options
-    assert options.beyond(given["root"], "s3://bucket/tables/").of_scheme("s3", is_own=False) == {  # type: ignore[union-attr]
+    source = {"root": "redis://host/0/lake/", "path": "ns.t", "storage.s3.endpoint": "https://one.example"}
+    options = SourceOptions.parse(source).storage_options
+    assert options.beyond(source["root"], "s3://bucket/tables/").of_scheme("s3", is_own=False) == {  # type: ignore[union-attr]
         "endpoint": "https://one.example", "access_key_id": "a", "secret_access_key": "b",
     }  # fmt: skip
     assert options.of_scheme("redis") == {}
     with pytest.raises(InvalidInputError, match=r"'storage\.s3\.secret_access_key'"):
-        SourceOptions.parse({**given, "storage.s3.secret_access_key": "hush"})
+        SourceOptions.parse({**source, "storage.s3.secret_access_key": "hush"})

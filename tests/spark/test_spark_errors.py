@@ -1,4 +1,4 @@
-"""Errors of this package that come back from Spark's processes as text."""
+"""Test errors of this package that Spark's processes return as text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from trinitylake_ops.spark.runtime.errors import spark_failures
 from trinitylake_ops.transaction.publish import outcome_unknown
 
 
-def told(error: TrinityLakeError) -> TrinityLakeError:
-    """Raise an error where Spark gives its traceback as text, and return what the user gets."""
+def error_from_spark(error: TrinityLakeError) -> TrinityLakeError:
+    """Raise an error that Spark returns as a traceback, and return the error that the caller gets."""
     try:
         raise error
     except TrinityLakeError:
@@ -24,9 +24,9 @@ def told(error: TrinityLakeError) -> TrinityLakeError:
     return raised.value
 
 
-def test_a_commit_without_an_answer_can_be_asked_for(lakes: Lakes) -> None:
+def test_unknown_commit_outcome_keeps_version_and_id(lakes: Lakes) -> None:
     roots = lakes.memory().files.roots
-    found = told(outcome_unknown(roots, 7, "some-id", "no answer"))
-    assert isinstance(found, CommitOutcomeUnknownError)
-    assert (found.version, found.commit_id) == (7, "some-id")
-    assert "trinitylake resolve-commit 7 some-id" in str(found)
+    received = error_from_spark(outcome_unknown(roots, 7, "some-id", "no answer"))
+    assert isinstance(received, CommitOutcomeUnknownError)
+    assert (received.version, received.commit_id) == (7, "some-id")
+    assert "trinitylake resolve-commit 7 some-id" in str(received)

@@ -1,4 +1,4 @@
-"""Executors stage definitions; one transaction of the driver takes them all."""
+"""Test that executors stage definitions, and one transaction of the driver commits all of them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_executors_stage_for_one_transaction(spark: SparkSession, lakes: Lakes) 
     storage = lake.storage
 
     def stage(numbers: Iterable[int]) -> Iterator[StagedDefinition]:
-        there = Lakehouse(storage)
+        executor_lake = Lakehouse(storage)
         for number in numbers:
-            yield there.stage_definition("ns", f"t{number:02}", TableDef(properties={"n": str(number)}))
+            yield executor_lake.stage_definition("ns", f"t{number:02}", TableDef(properties={"n": str(number)}))
 
     staged = spark.sparkContext.parallelize(range(N_TABLES), 4).mapPartitions(stage).collect()
     assert lake.latest_version() == 1

@@ -1,4 +1,4 @@
-"""A standalone cluster whose workers share no folder, on S3, with a worker killed in the middle of each step."""
+"""Test a standalone cluster on S3 whose workers share no folder, with a worker killed during each step."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ pytestmark = [pytest.mark.debian_packages, pytest.mark.soak, pytest.mark.timeout
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Two workers with mounts of their own, which needs the rights of root."""
-    made = Cluster(tmp_path)
+    """Two workers with separate mounts, which requires root."""
+    running_cluster = Cluster(tmp_path)
     try:
-        made.start(2)
-        yield made
+        running_cluster.start(2)
+        yield running_cluster
     finally:
-        made.stop()
+        running_cluster.stop()
 
 
-def test_a_worker_is_killed_in_each_step(cluster: Cluster, radosgw: S3Server, tmp_path: Path) -> None:
+def test_operations_complete_when_workers_are_killed(cluster: Cluster, radosgw: S3Server, tmp_path: Path) -> None:
     root, target = radosgw.fresh_root(), radosgw.fresh_root("target")
     command = [sys.executable, "-m", "tests.spark.cluster_program", cluster.url, root, target]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -45,16 +45,16 @@ def test_a_worker_is_killed_in_each_step(cluster: Cluster, radosgw: S3Server, tm
         assert driver.stdin is not None and driver.stdout is not None
         driver.stdin.write(json.dumps(radosgw.storage_options))
         driver.stdin.close()
-        said: list[str] = []
+        lines: list[str] = []
         killed: list[str] = []
 
-        def kill(number: int, what: str, after_seconds: float = 0.3) -> None:
-            killed.append(what)
+        def kill(number: int, step: str, after_seconds: float = 0.3) -> None:
+            killed.append(step)
             threading.Timer(after_seconds, cluster.kill_worker, [number]).start()
             cluster.add_worker()
 
         for line in driver.stdout:
-            said.append(line.strip())
+            lines.append(line.strip())
             if line.startswith("published 2"):
                 kill(0, "pipeline")
             elif line.startswith("copied") and "export" not in killed:
@@ -62,18 +62,18 @@ def test_a_worker_is_killed_in_each_step(cluster: Cluster, radosgw: S3Server, tm
             elif line.startswith("deleted") and "purge" not in killed:
                 kill(2, "purge")
     log = (tmp_path / "driver.log").read_text()
-    assert driver.returncode == 0, (said[-5:], re.findall(r".*Error.*", log)[:10], log[-1000:])
+    assert driver.returncode == 0, (lines[-5:], re.findall(r".*Error.*", log)[:10], log[-1000:])
     assert killed == ["pipeline", "export", "purge"]
-    figures = json.loads(said[-1])
-    assert figures["rows"] == ROUNDS * ROWS
-    same, files, copied = figures["export"]
-    assert same
+    results = json.loads(lines[-1])
+    assert results["rows"] == ROUNDS * ROWS
+    same_digest, files, copied = results["export"]
+    assert same_digest
     assert copied == files - 1, "the root is written with the version"
-    planned, deleted, left, is_complete, stopped = figures["purge"]
-    assert (deleted, left, is_complete, stopped) == (planned, 0, True, None)
+    planned, deleted, remaining, is_complete, stopped = results["purge"]
+    assert (deleted, remaining, is_complete, stopped) == (planned, 0, True, None)
     assert planned > 60
-    assert figures["findings"] == []
+    assert results["findings"] == []
     assert "a deleting task was lost" in log
-    other = Lakehouse.open(target, radosgw.storage_options)
-    assert operations.verify(other, deep=True).is_clean
+    copy = Lakehouse.open(target, radosgw.storage_options)
+    assert operations.verify(copy, deep=True).is_clean
     assert operations.verify(Lakehouse.open(root, radosgw.storage_options), deep=True).is_clean

@@ -1,4 +1,4 @@
-"""What a stream of commits reads between two versions, and where it begins."""
+"""Test streams of commits: the versions that they read, and where they begin."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ pytestmark = pytest.mark.local_only("the reader opens the lakehouse by its folde
 
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
-    made = lakes.local()
+    created = lakes.local()
     for number in range(5):
-        create(made, f"n{number}")
-    return made
+        create(created, f"n{number}")
+    return created
 
 
 def history(lake: Lakehouse, name: str = "changes", row_filter: str | None = None) -> FollowedHistory:
     return FollowedHistory(open_metadata(lake, TableRequest(table=name, row_filter=row_filter)), 2)
 
 
-def versions(lake: Lakehouse, name: str, start: int, end: int, options: StreamOptions, **asked: str) -> list[int]:
-    followed = history(lake, name, **asked)
+def versions(lake: Lakehouse, name: str, start: int, end: int, options: StreamOptions, **request: str) -> list[int]:
+    followed = history(lake, name, **request)
     parts = followed.parts(lake, {"version": start}, {"version": end}, options)
     schema = followed.opened.schema
     copies = [pickle.loads(pickle.dumps(part)) for part in parts]
@@ -55,37 +55,37 @@ def test_expired_versions(lake: Lakehouse) -> None:
     assert history(lake).before(lake, 0) == {"version": 3}, "what expired before a stream began is no gap in it"
     with pytest.raises(VersionExpiredError):
         versions(lake, "changes", 1, 5, StreamOptions())
-    # What they changed is told at version 4.
+    # Their changes are reported with version 4.
     assert versions(lake, "changes", 1, 5, StreamOptions(on_gap="skip")) == [4, 4, 4, 5]
     assert versions(lake, "versions", 1, 5, StreamOptions()) == [2, 3, 4, 5]
 
 
 def reader(lake: Lakehouse, **options: str) -> StreamReader:
-    given = {"root": lake.root, "path": "changes", **options}
+    source = {"root": lake.root, "path": "changes", **options}
     opened = history(lake).opened
-    return stream_reader(given, opened, opened.schema)
+    return stream_reader(source, opened, opened.schema)
 
 
 def test_offsets_and_limits(lake: Lakehouse) -> None:
     everything, limit = ReadAllAvailable(), ReadMaxRows(2)
-    marks = {"lakehouse": lake.snapshot().definition.id, "of": "changes"}
+    stream_ids = {"lakehouse": lake.snapshot().definition.id, "of": "changes"}
 
     def at(version: int) -> dict[str, object]:
-        return {"version": version, **marks}
+        return {"version": version, **stream_ids}
 
-    one = reader(lake, max_versions="2")
-    assert one.initialOffset() == at(0)
-    assert one.getDefaultReadLimit() == limit
+    limited_reader = reader(lake, max_versions="2")
+    assert limited_reader.initialOffset() == at(0)
+    assert limited_reader.getDefaultReadLimit() == limit
     assert reader(lake).getDefaultReadLimit() == everything
-    assert one.latestOffset(at(0), limit) == at(2)
-    assert one.latestOffset(at(4), limit) == at(5)
-    assert one.latestOffset(at(5), everything) == at(5)
-    assert one.latestOffset({"version": 5}, everything) == {"version": 5}, "of an earlier release"
-    one.prepareForTriggerAvailableNow()
+    assert limited_reader.latestOffset(at(0), limit) == at(2)
+    assert limited_reader.latestOffset(at(4), limit) == at(5)
+    assert limited_reader.latestOffset(at(5), everything) == at(5)
+    assert limited_reader.latestOffset({"version": 5}, everything) == {"version": 5}, "an offset of an earlier release"
+    limited_reader.prepareForTriggerAvailableNow()
     create(lake, "later")
-    assert one.latestOffset(at(0), everything) == at(5), "what comes later is for the next time"
+    assert limited_reader.latestOffset(at(0), everything) == at(5), "later versions are left for the next run"
     assert reader(lake, starting_version="latest").initialOffset() == at(6)
-    assert one.partitions(at(5), at(5)) == []
+    assert limited_reader.partitions(at(5), at(5)) == []
     with pytest.raises(InvalidInputError):
         reader(lake).latestOffset(at(9), everything)
     expire(lake, "2-3")
@@ -105,20 +105,23 @@ def test_offsets_and_limits(lake: Lakehouse) -> None:
     ],
     ids=["lakehouse", "table", "text", "negative", "bool", "empty", "list"],
 )
-def test_checkpoints_of_others_are_refused(lake: Lakehouse, offset: Any) -> None:
-    one = reader(lake)
-    for use in (lambda: one.latestOffset(offset, ReadAllAvailable()), lambda: one.partitions({"version": 0}, offset)):
+def test_foreign_checkpoints_are_rejected(lake: Lakehouse, offset: Any) -> None:
+    limited_reader = reader(lake)
+    for call in (
+        lambda: limited_reader.latestOffset(offset, ReadAllAvailable()),
+        lambda: limited_reader.partitions({"version": 0}, offset),
+    ):
         with pytest.raises(InvalidInputError):
-            use()
+            call()
 
 
 @pytest.mark.parametrize("option", ["version", "timestamp", "from", "to"])
-def test_options_of_reads_at_one_time_are_refused(lake: Lakehouse, option: str) -> None:
+def test_options_of_a_fixed_version_are_rejected(lake: Lakehouse, option: str) -> None:
     with pytest.raises(InvalidInputError, match="'starting_version'"):
         reader(lake, **{option: "1"})
 
 
-def test_tasks_get_nothing_but_their_part(lake: Lakehouse) -> None:
+def test_pickled_reader_contains_no_root_or_options(lake: Lakehouse) -> None:
     options = SourceOptions.parse({"root": lake.root, "path": "changes", "storage.region": "somewhere"})
-    made = StreamReader(LakehouseAt(options), history(lake), StreamOptions(), history(lake).opened.schema)
-    assert b"somewhere" not in pickle.dumps(made) and lake.root.encode() not in pickle.dumps(made)
+    history_reader = StreamReader(LakehouseAt(options), history(lake), StreamOptions(), history(lake).opened.schema)
+    assert b"somewhere" not in pickle.dumps(history_reader) and lake.root.encode() not in pickle.dumps(history_reader)

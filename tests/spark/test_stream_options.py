@@ -1,4 +1,4 @@
-"""Options of streams and writes: what they mean, and which are refused."""
+"""Test options of streams and writes: their meaning, and rejected values."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trinitylake_ops.spark.source.options import StreamOptions, WriteOptions
 from trinitylake_ops.spark.source.writer import WriteTarget, batch_writer, stream_writer
 
 
-def test_what_options_mean() -> None:
+def test_options_are_parsed() -> None:
     assert StreamOptions.parse({}) == StreamOptions()
-    given = {"starting_version": "5", "max_versions": "2", "on_gap": "skip", "on_overwrite": "skip"}
-    assert StreamOptions.parse(given) == StreamOptions(
+    option_texts = {"starting_version": "5", "max_versions": "2", "on_gap": "skip", "on_overwrite": "skip"}
+    assert StreamOptions.parse(option_texts) == StreamOptions(
         starting_version=5, max_versions=2, on_gap="skip", on_overwrite="skip"
     )
     assert StreamOptions.parse({"starting_version": "latest"}).starting_version == "latest"
@@ -33,7 +33,7 @@ def test_what_options_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"starting_version": "newest"}, "'newest' of option 'starting_version'"),
         ({"max_versions": "0"}, "option 'max_versions'; use a number of at least 1"),
@@ -42,13 +42,13 @@ def test_what_options_mean() -> None:
     ],
     ids=["start", "most", "gap", "overwrite"],
 )
-def test_wrong_options_of_streams(options: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidInputError, match=said):
+def test_invalid_stream_options_are_rejected(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
         StreamOptions.parse(options)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"replace": "all"}, "option 'replace'; use 'table' or 'partitions'"),
         ({"partition": "month=2"}, "option 'partition'; use JSON"),
@@ -68,12 +68,12 @@ def test_wrong_options_of_streams(options: dict[str, str], said: str) -> None:
     ],
     ids=str,
 )
-def test_wrong_options_of_writes(options: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidInputError, match=said):
+def test_invalid_write_options_are_rejected(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
         WriteTarget.parse({"root": "/nowhere", "path": "ns.t", **options})
 
 
-def test_options_that_do_not_go_together() -> None:
+def test_incompatible_options_are_rejected() -> None:
     def target(**options: str) -> WriteTarget:
         return WriteTarget.parse({"root": "/nowhere", "path": "ns.t", "checkpointLocation": "/c", **options})
 
@@ -91,7 +91,7 @@ def test_options_that_do_not_go_together() -> None:
         TrinityLakeSource({"root": "/nowhere", "path": "versions", "on_gap": "skip"}).reader(StructType())
 
 
-def test_streams_need_a_newer_spark_than_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_require_newer_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     source = TrinityLakeSource({"root": "memory://none", "path": "versions"})
     monkeypatch.setattr(errors.pyspark, "__version__", "4.1.3.dev0")
     with pytest.raises(InvalidInputError, match=r"4\.1\.3\.dev0"):
@@ -102,7 +102,7 @@ def test_streams_need_a_newer_spark_than_the_rest(monkeypatch: pytest.MonkeyPatc
 
 
 def write(lake: Lakehouse, table: str, ids: Sequence[int], *, overwrite: bool = False, **options: str) -> None:
-    """Write a table as Spark's helpers and tasks do."""
+    """Write a table like Spark's helpers and tasks do."""
     target = WriteTarget.parse({"root": lake.root, "path": table, **options})
     writer = batch_writer(target, StructType([StructField("id", LongType())]), overwrite=overwrite)
     batch = pa.RecordBatch.from_pydict({"id": pa.array(ids, pa.int64())})
@@ -113,7 +113,7 @@ def ids_of(lake: Lakehouse, table: str | tuple[str, str]) -> list[int]:
     return sorted(catalog_at(lake).load_table(table).scan().to_arrow()["id"].to_pylist())
 
 
-def test_an_overwrite_of_a_serializable_lakehouse_names_its_reads(lakes: Lakes) -> None:
+def test_overwrite_of_serializable_lakehouse_requires_reads(lakes: Lakes) -> None:
     lake = lakes.local(isolation_level=IsolationLevel.SERIALIZABLE)
     write(lake, "ns.a", [1])
     write(lake, "ns.b", [2], overwrite=True)
@@ -133,7 +133,7 @@ def test_an_overwrite_of_a_serializable_lakehouse_names_its_reads(lakes: Lakes) 
     assert (ids_of(lake, "ns.a"), ids_of(lake, "ns.b")) == ([7], [8])
 
 
-def test_reads_do_not_count_under_snapshot_isolation(lakes: Lakes) -> None:
+def test_reads_are_ignored_with_snapshot_isolation(lakes: Lakes) -> None:
     lake = lakes.local()
     write(lake, "ns.a", [1])
     write(lake, "ns.b", [2])
@@ -148,11 +148,11 @@ def test_names_with_dots_are_written_as_json(lakes: Lakes) -> None:
     names = [("a", "b.c"), ("a.b", "c"), ("n", "t.x.y")]
     for number, name in enumerate(names):
         write(lake, json.dumps(name), [number])
-    reading = {"root": lake.root, "path": json.dumps(["a.b", "c"])}
-    assert TrinityLakeSource(reading).schema().names == ["id"]
+    source_options = {"root": lake.root, "path": json.dumps(["a.b", "c"])}
+    assert TrinityLakeSource(source_options).schema().names == ["id"]
     assert [ids_of(lake, name) for name in names] == [[0], [1], [2]]
     with pytest.raises(InvalidInputError):
         TrinityLakeSource({"root": lake.root, "path": "a.b.c"}).schema()
-    for wrong in ('["a.b"]', '["a.b", 1]', '["", "c.d"]'):
+    for invalid_name in ('["a.b"]', '["a.b", 1]', '["", "c.d"]'):
         with pytest.raises(InvalidInputError):
-            write(lake, wrong, [1])
+            write(lake, invalid_name, [1])

@@ -1,4 +1,4 @@
-"""Streams and writes of the source in Spark: each change once, each epoch once, whatever is started again or killed."""
+"""Test streams and streaming writes in Spark: each change and each epoch once, after restarts and kills."""
 
 from __future__ import annotations
 
@@ -48,56 +48,56 @@ def lake(tmp_path: Path) -> Iterator[Lakehouse]:
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Iterator[Lakehouse]:
-    """Where streams write."""
+def target_lake(tmp_path: Path) -> Iterator[Lakehouse]:
+    """The target lakehouse of streams."""
     lake = Lakehouse.create(f"file://{tmp_path}/other/", {"fsync": "false"})
     yield lake
     check_lake(lake)
 
 
 def append(lake: Lakehouse, name: str, *ids: int) -> None:
-    rows = pa.table({"id": pa.array(ids, pa.int64()), "part": pa.array([one % 2 for one in ids], pa.int64())})
+    rows = pa.table({"id": pa.array(ids, pa.int64()), "part": pa.array([number % 2 for number in ids], pa.int64())})
     namespace, table = name.split(".")
     with lake.transaction() as txn:
         publish(txn, [stage_arrow(lake, rows, namespace, table, mode="append")])
 
 
 def ids_of(lake: Lakehouse, name: str) -> list[int]:
-    found: list[int] = catalog_at(lake).load_table(name).scan().to_arrow()["id"].to_pylist()
-    return sorted(found)
+    stored_ids: list[int] = catalog_at(lake).load_table(name).scan().to_arrow()["id"].to_pylist()
+    return sorted(stored_ids)
 
 
 @dataclass
 class Batches:
-    """What batches held, by their number: a batch that is repeated must hold the same."""
+    """The rows of each batch by its number. A repeated batch must contain the same rows."""
 
     rows: dict[int, Rows] = field(default_factory=dict)
 
-    def take(self, frame: DataFrame, number: int) -> None:
-        found = sorted(tuple(row) for row in frame.collect())
-        assert self.rows.setdefault(number, found) == found
+    def collect(self, frame: DataFrame, number: int) -> None:
+        rows = sorted(tuple(row) for row in frame.collect())
+        assert self.rows.setdefault(number, rows) == rows
 
     def all(self) -> Rows:
         return [row for rows in self.rows.values() for row in rows]
 
 
-def stream_of(spark: SparkSession, lake: Lakehouse, what: str, **options: object) -> DataFrame:
-    return spark.readStream.format("trinitylake").option("root", lake.root).options(**options).load(what)
+def stream_of(spark: SparkSession, lake: Lakehouse, table: str, **options: object) -> DataFrame:
+    return spark.readStream.format("trinitylake").option("root", lake.root).options(**options).load(table)
 
 
-def into(frame: DataFrame, batches: Batches, folder: Path, *, is_endless: bool = False) -> StreamingQuery:
-    writer = frame.writeStream.foreachBatch(batches.take).option("checkpointLocation", str(folder))
+def start_query(frame: DataFrame, batches: Batches, folder: Path, *, is_endless: bool = False) -> StreamingQuery:
+    writer = frame.writeStream.foreachBatch(batches.collect).option("checkpointLocation", str(folder))
     trigger = {"processingTime": "0 seconds"} if is_endless else {"availableNow": True}
     return writer.trigger(**trigger).start()  # type: ignore[arg-type]
 
 
-def finished(query: StreamingQuery) -> None:
+def await_end(query: StreamingQuery) -> None:
     with spark_failures("stream"):
         query.awaitTermination()
 
 
 @pytest.mark.soak
-def test_200_commits_while_a_stream_reads_them_with_restarts(
+def test_restarted_stream_reads_200_concurrent_commits_once(
     spark: SparkSession, lake: Lakehouse, tmp_path: Path
 ) -> None:
     def commit() -> None:
@@ -113,13 +113,13 @@ def test_200_commits_while_a_stream_reads_them_with_restarts(
     committing = threading.Thread(target=commit)
     committing.start()
     while committing.is_alive():
-        query = into(frame, batches, tmp_path / "checkpoint", is_endless=True)
-        read = len(batches.rows)
-        while committing.is_alive() and len(batches.rows) < read + 2 and query.isActive:
+        query = start_query(frame, batches, tmp_path / "checkpoint", is_endless=True)
+        n_batches = len(batches.rows)
+        while committing.is_alive() and len(batches.rows) < n_batches + 2 and query.isActive:
             committing.join(0.05)
         query.stop()
     committing.join()
-    finished(into(frame, batches, tmp_path / "checkpoint"))
+    await_end(start_query(frame, batches, tmp_path / "checkpoint"))
     expected = [
         (version, change.kind, change.namespace)
         for version in range(1, 201)
@@ -131,14 +131,14 @@ def test_200_commits_while_a_stream_reads_them_with_restarts(
 
 
 @pytest.mark.soak
-def test_appended_rows_are_read_once_with_a_restart(spark: SparkSession, lake: Lakehouse, tmp_path: Path) -> None:
+def test_restarted_stream_reads_appended_rows_once(spark: SparkSession, lake: Lakehouse, tmp_path: Path) -> None:
     for number in range(3):
         append(lake, "ns.t", number, number + 10)
     batches = Batches()
 
     def run() -> None:
         frame = stream_of(spark, lake, "ns.t", max_versions=2, columns="id", row_filter="id != 11")
-        finished(into(frame, batches, tmp_path / "checkpoint"))
+        await_end(start_query(frame, batches, tmp_path / "checkpoint"))
 
     run()
     assert (sorted(batches.all()), len(batches.rows)) == ([(0,), (1,), (2,), (10,), (12,)], 2)
@@ -147,13 +147,13 @@ def test_appended_rows_are_read_once_with_a_restart(spark: SparkSession, lake: L
     assert sorted(batches.all()) == [(0,), (1,), (2,), (10,), (12,), (20,), (21,)]
 
 
-def test_what_cannot_be_read_any_more_is_told(spark: SparkSession, lake: Lakehouse, tmp_path: Path) -> None:
+def test_stream_fails_at_expired_versions(spark: SparkSession, lake: Lakehouse, tmp_path: Path) -> None:
     for number in range(4):
         append(lake, "ns.t", number)
     expire(lake, "2-3")
     frame = stream_of(spark, lake, "changes", starting_version=2)
     with pytest.raises(VersionExpiredError, match="on_gap"):
-        finished(into(frame, Batches(), tmp_path / "checkpoint"))
+        await_end(start_query(frame, Batches(), tmp_path / "checkpoint"))
 
 
 def test_writes_are_atomic(spark: SparkSession, lake: Lakehouse) -> None:
@@ -183,7 +183,7 @@ def stream_into(frame: DataFrame, lake: Lakehouse, folder: Path, source: str = "
 
 
 def commit_epoch(lake: Lakehouse, number: int, *tasks: list[int], mode: str = "append") -> None:
-    """Write and commit an epoch as Spark's helpers and tasks do."""
+    """Write and commit an epoch like Spark's helpers and tasks do."""
     target = WriteTarget.parse({"root": lake.root, "path": "ns.copy", "stream_id": "s"})
     schema = StructType([StructField("id", LongType())])
     writer = stream_writer(target, schema, overwrite=mode == "complete")
@@ -193,42 +193,42 @@ def commit_epoch(lake: Lakehouse, number: int, *tasks: list[int], mode: str = "a
 
 
 @pytest.mark.parametrize("mode", ["append", "complete"])
-def test_an_epoch_is_recognized_by_its_rows(other: Lakehouse, mode: str) -> None:
-    commit_epoch(other, 0, [1], [2, 3], mode=mode)
-    commit_epoch(other, 0, [3, 1, 2], [], mode=mode)
+def test_epoch_is_identified_by_its_rows(target_lake: Lakehouse, mode: str) -> None:
+    commit_epoch(target_lake, 0, [1], [2, 3], mode=mode)
+    commit_epoch(target_lake, 0, [3, 1, 2], [], mode=mode)
     for tasks in ([[1], [2]], [[1, 2, 4]], [[1, 2, 3, 4]]):
         with pytest.raises(ConflictError):
-            commit_epoch(other, 0, *tasks, mode=mode)
-    assert (ids_of(other, "ns.copy"), other.latest_version()) == ([1, 2, 3], 1)
-    commit_epoch(other, 1, [1, 2, 3], mode=mode)
-    assert other.latest_version() == 2, "the next epoch may have the same rows"
+            commit_epoch(target_lake, 0, *tasks, mode=mode)
+    assert (ids_of(target_lake, "ns.copy"), target_lake.latest_version()) == ([1, 2, 3], 1)
+    commit_epoch(target_lake, 1, [1, 2, 3], mode=mode)
+    assert target_lake.latest_version() == 2, "the next epoch may have the same rows"
 
 
 @pytest.mark.soak
-def test_a_checkpoint_set_back_by_one_epoch(
-    spark: SparkSession, lake: Lakehouse, other: Lakehouse, tmp_path: Path
+def test_checkpoint_that_is_one_epoch_behind(
+    spark: SparkSession, lake: Lakehouse, target_lake: Lakehouse, tmp_path: Path
 ) -> None:
-    """The same rows are committed once. Other rows under the number of a committed epoch are refused."""
+    """The same rows are committed once. Other rows with the number of a committed epoch are rejected."""
     append(lake, "ns.t", 1)
     frame = stream_of(spark, lake, "ns.t")
-    stream_into(frame, other, tmp_path / "c", stream_id="s")
+    stream_into(frame, target_lake, tmp_path / "c", stream_id="s")
     for copy in ("same", "grown"):
         shutil.copytree(tmp_path / "c", tmp_path / copy)
     append(lake, "ns.t", 2)
-    stream_into(frame, other, tmp_path / "c", stream_id="s")
-    stream_into(frame, other, tmp_path / "same", stream_id="s")
-    assert (ids_of(other, "ns.copy"), other.latest_version()) == ([1, 2], 2)
+    stream_into(frame, target_lake, tmp_path / "c", stream_id="s")
+    stream_into(frame, target_lake, tmp_path / "same", stream_id="s")
+    assert (ids_of(target_lake, "ns.copy"), target_lake.latest_version()) == ([1, 2], 2)
     append(lake, "ns.t", 3)
     for _ in range(2):
         with pytest.raises(ConflictError):
-            stream_into(frame, other, tmp_path / "grown", stream_id="s")
-    assert (ids_of(other, "ns.copy"), other.latest_version()) == ([1, 2], 2)
+            stream_into(frame, target_lake, tmp_path / "grown", stream_id="s")
+    assert (ids_of(target_lake, "ns.copy"), target_lake.latest_version()) == ([1, 2], 2)
 
 
-class DyingTarget(WriteTarget):
-    """One whose processes die at a request to the storage, each counting its own; its option ``message`` says which.
+class KilledTarget(WriteTarget):
+    """A target whose processes are killed at a storage request; the option ``message`` names the request.
 
-    "5 before" is before the fifth, "3 root" after the root of version 3 was created.
+    "5 before" is before the fifth request, "3 root" after the root of version 3 is created.
     """
 
     def open(self) -> Lakehouse:
@@ -240,50 +240,50 @@ class DyingTarget(WriteTarget):
         return Lakehouse(FaultyStorage(lake.storage, [fault]), lake.storage_options)
 
 
-class DyingSource(TrinityLakeSource):
-    """The source with a target that dies."""
+class KilledSource(TrinityLakeSource):
+    """The data source with a target whose processes are killed."""
 
     @classmethod
     def name(cls) -> str:
-        return "trinitylake_dying"
+        return "trinitylake_killed"
 
     def _target(self) -> WriteTarget:
         target = super()._target()
-        return DyingTarget(target.source, target.options, target.name)
+        return KilledTarget(target.source, target.options, target.name)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kills", [pytest.param(1, id="short"), pytest.param(20, id="full")])
-def test_a_streaming_write_killed_at_random(
-    spark: SparkSession, lake: Lakehouse, other: Lakehouse, tmp_path: Path, kills: int
+def test_randomly_killed_streaming_write_commits_each_epoch_once(
+    spark: SparkSession, lake: Lakehouse, target_lake: Lakehouse, tmp_path: Path, kills: int
 ) -> None:
-    """Helpers of the driver that plan and commit epochs, and tasks, die by SIGKILL; each death ends the query."""
-    spark.dataSource.register(DyingSource)
-    chance = random.Random(17)
+    """Helpers of the driver that plan and commit epochs, and tasks, are killed by SIGKILL; each kill ends the query."""
+    spark.dataSource.register(KilledSource)
+    rng = random.Random(17)
     killed, rows = 0, 0
     append(lake, "ns.t", 0)
     frame = stream_of(spark, lake, "ns.t", max_versions=1)
     while killed < kills:
         rows += 1
         append(lake, "ns.t", rows)
-        where = f"{chance.randint(1, 30)} {chance.choice(['before', 'after'])}" if killed else "1 root"
+        kill_point = f"{rng.randint(1, 30)} {rng.choice(['before', 'after'])}" if killed else "1 root"
         try:
-            stream_into(frame, other, tmp_path / "c", DyingSource.name(), stream_id="s", message=where)
+            stream_into(frame, target_lake, tmp_path / "c", KilledSource.name(), stream_id="s", message=kill_point)
         except JobFailedError as error:
             assert "exited unexpectedly (crashed)" in str(error), error
             killed += 1
-    stream_into(frame, other, tmp_path / "c", stream_id="s", message="the last")
-    assert ids_of(other, "ns.copy") == list(range(rows + 1))
-    check_epochs(other)
+    stream_into(frame, target_lake, tmp_path / "c", stream_id="s", message="the last")
+    assert ids_of(target_lake, "ns.copy") == list(range(rows + 1))
+    check_epochs(target_lake)
     with pytest.raises(ConflictError):
-        stream_into(frame, other, tmp_path / "lost", stream_id="s")
+        stream_into(frame, target_lake, tmp_path / "lost", stream_id="s")
     with pytest.raises(InvalidInputError, match="'stream_id'"):
-        stream_into(frame, other, tmp_path / "none")
-    assert ids_of(other, "ns.copy") == list(range(rows + 1))
+        stream_into(frame, target_lake, tmp_path / "none")
+    assert ids_of(target_lake, "ns.copy") == list(range(rows + 1))
 
 
 def check_epochs(lake: Lakehouse) -> None:
-    """Assert that each epoch was committed once, and says by which query: the one of the checkpoint."""
+    """Assert that each epoch was committed once, and that all commits name the query of the checkpoint."""
     infos = [info for info in lake.history() if info.operation == "stream"]
     assert {info.properties["stream_id"] for info in infos} <= {"s", "copy"}
     assert max(Counter(info.properties["epoch"] for info in infos).values()) == 1
@@ -292,13 +292,15 @@ def check_epochs(lake: Lakehouse) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(2400)
-def test_a_streaming_write_whose_driver_is_killed_at_random(lake: Lakehouse, other: Lakehouse, tmp_path: Path) -> None:
-    """The whole program by SIGKILL, its Java and its tasks too, twenty times while it has epochs to write."""
-    chance = random.Random(17)
+def test_streaming_write_with_killed_driver_commits_each_epoch_once(
+    lake: Lakehouse, target_lake: Lakehouse, tmp_path: Path
+) -> None:
+    """The whole program with its JVM and tasks is killed by SIGKILL, twenty times while there are epochs to write."""
+    rng = random.Random(17)
     killed, rows = 0, 0
 
     def start() -> subprocess.Popen[bytes]:
-        program = [sys.executable, "-m", "tests.spark.stream_program", lake.root, other.root, str(tmp_path / "c")]
+        program = [sys.executable, "-m", "tests.spark.stream_program", lake.root, target_lake.root, str(tmp_path / "c")]
         return subprocess.Popen(program, start_new_session=True, cwd=Path(__file__).parents[2])
 
     while killed < 20:
@@ -307,7 +309,7 @@ def test_a_streaming_write_whose_driver_is_killed_at_random(lake: Lakehouse, oth
             rows += 1
         running = start()
         try:
-            running.wait(chance.uniform(4, 25))
+            running.wait(rng.uniform(4, 25))
         except subprocess.TimeoutExpired:
             os.killpg(running.pid, signal.SIGKILL)
             running.wait()
@@ -315,5 +317,5 @@ def test_a_streaming_write_whose_driver_is_killed_at_random(lake: Lakehouse, oth
         else:
             assert running.returncode == 0
     assert start().wait() == 0
-    assert ids_of(other, "ns.copy") == list(range(rows))
-    check_epochs(other)
+    assert ids_of(target_lake, "ns.copy") == list(range(rows))
+    check_epochs(target_lake)

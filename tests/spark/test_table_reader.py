@@ -1,4 +1,4 @@
-"""DataFrames of tables: every type there and back, which files are read, and tables that cannot be."""
+"""Test DataFrames of tables: all types, the files that are read, and tables that cannot be read."""
 
 import datetime as dt
 import io
@@ -69,7 +69,7 @@ UTC = dt.UTC
 
 
 def _wall(*parts: int) -> dt.datetime:
-    """A time without a zone, as Spark's rows hold it."""
+    """Return a time without a zone, like Spark's rows contain it."""
     return dt.datetime(*parts)  # type: ignore[arg-type]  # noqa: DTZ001
 
 
@@ -93,14 +93,16 @@ def lake(tmp_path: Path) -> Iterator[Lakehouse]:
     check_lake(lake)
 
 
-def months(spark: SparkSession, *wanted: int) -> DataFrame:
+def months(spark: SparkSession, *month_numbers: int) -> DataFrame:
     return spark.createDataFrame(
-        [(month, day, f"{month}/{day}") for month in wanted for day in (1, 2)], "month int, day int, text string"
+        [(month, day, f"{month}/{day}") for month in month_numbers for day in (1, 2)], "month int, day int, text string"
     )
 
 
-def publish_months(spark: SparkSession, lake: Lakehouse, *wanted: int) -> StagedTable:
-    staged = stage_dataframe(lake, months(spark, *wanted), "facts", "days", partition_by=("month",), mode="append")
+def publish_months(spark: SparkSession, lake: Lakehouse, *month_numbers: int) -> StagedTable:
+    staged = stage_dataframe(
+        lake, months(spark, *month_numbers), "facts", "days", partition_by=("month",), mode="append"
+    )
     with lake.transaction() as txn:
         publish(txn, [staged])
     return staged
@@ -110,30 +112,30 @@ def texts(frame: DataFrame) -> list[str]:
     return sorted(row["text"] for row in frame.collect())
 
 
-def test_every_type_there_and_back(spark: SparkSession, lake: Lakehouse) -> None:
+def test_all_types_are_read_as_written(spark: SparkSession, lake: Lakehouse) -> None:
     schema = _parse_datatype_string(ALL_TYPES)
     assert isinstance(schema, StructType)
     frame = spark.createDataFrame([FULL, NULLS, EMPTY], schema).coalesce(1)
     staged = stage_dataframe(lake, frame, "facts", "types", mode="append")
-    back = read_staged(spark, lake, staged)
-    assert back.schema == schema
-    assert [tuple(row) for row in back.collect()] == [tuple(row) for row in frame.collect()]
-    # Another reader sees the same, and times zones where they belong.
+    returned = read_staged(spark, lake, staged)
+    assert returned.schema == schema
+    assert [tuple(row) for row in returned.collect()] == [tuple(row) for row in frame.collect()]
+    # Another reader returns the same values, with time zones where they belong.
     arrow = load_staged(lake, staged).scan().to_arrow()
     assert arrow["moment"].to_pylist()[0] == FULL[10].replace(tzinfo=UTC)
     assert (arrow["wall"].to_pylist()[0], arrow["time"].to_pylist()[0]) == (FULL[11], FULL[9])
     assert arrow["money"].to_pylist()[0] == FULL[5]
 
 
-def test_schemas_there_and_back() -> None:
+def test_schemas_are_converted_in_both_directions() -> None:
     schema = _parse_datatype_string(
         "a int not null comment 'first', b struct<c: array<int> not null> not null, d string"
     )
     assert isinstance(schema, StructType)
     assert to_spark_schema(to_iceberg_schema(schema)) == schema
-    keyed = to_iceberg_schema(schema, required=("d",), primary_key=("a",))
-    assert keyed.identifier_field_names() == {"a"}
-    assert [field.required for field in keyed.fields] == [True, True, True]
+    with_key = to_iceberg_schema(schema, required=("d",), primary_key=("a",))
+    assert with_key.identifier_field_names() == {"a"}
+    assert [field.required for field in with_key.fields] == [True, True, True]
 
 
 def test_versions(spark: SparkSession, lake: Lakehouse) -> None:
@@ -142,13 +144,13 @@ def test_versions(spark: SparkSession, lake: Lakehouse) -> None:
     staged = publish_months(spark, lake, 2)
     assert texts(read_table(spark, lake, "facts.days", 1)) == ["1/1", "1/2"]
     assert texts(read_table(spark, lake, "facts.days", "2")) == ["1/1", "1/2", "2/1", "2/2"]
-    assert texts(frame) == ["1/1", "1/2"], "a frame stays with the files of its moment"
+    assert texts(frame) == ["1/1", "1/2"], "a frame keeps the files of its version"
     assert frame.join(frame.withColumnRenamed("text", "same"), ["month", "day"]).where("text = same").count() == 2
     for table in (load_staged(lake, staged), staged.metadata_location, lake.root + staged.metadata_location):
         assert read_files(spark, lake, table).count() == 4
 
 
-def test_filter_reads_only_the_files_that_matter(spark: SparkSession, lake: Lakehouse) -> None:
+def test_filter_reads_only_matching_files(spark: SparkSession, lake: Lakehouse) -> None:
     staged = publish_months(spark, lake, 1, 2, 3)
     for task in load_staged(lake, staged).scan(row_filter="month = 2").plan_files():
         lake.storage.delete(task.file.file_path.removeprefix(lake.root))
@@ -168,7 +170,7 @@ def test_columns(spark: SparkSession, lake: Lakehouse) -> None:
         read_staged(spark, lake, staged, columns=["year"])
 
 
-def test_what_cannot_be_read(spark: SparkSession, lake: Lakehouse) -> None:
+def test_invalid_reads_are_rejected(spark: SparkSession, lake: Lakehouse) -> None:
     staged = publish_months(spark, lake, 1)
     with lake.transaction() as txn:
         txn.create_table("facts", "other", TableDef(table_type="EXTERNAL", table_format="LANCE"))
@@ -192,7 +194,7 @@ def test_what_cannot_be_read(spark: SparkSession, lake: Lakehouse) -> None:
         read_files(spark, Lakehouse.create("memory://reader/"), staged.metadata_location)
 
 
-def test_names_that_hold_dots(lake: Lakehouse) -> None:
+def test_names_with_dots(lake: Lakehouse) -> None:
     catalog = catalog_at(lake)
     catalog.create_namespace(("a.b",))
     catalog.create_table(("a.b", "c.d"), pa.schema([("id", pa.int64())]))
@@ -201,7 +203,7 @@ def test_names_that_hold_dots(lake: Lakehouse) -> None:
         assert (opened.schema.names, pickle.loads(opened.pickled_plan).name) == (["id"], ("a.b", "c.d"))
 
 
-def test_type_that_spark_lacks(spark: SparkSession, lake: Lakehouse) -> None:
+def test_unsupported_type_is_rejected(spark: SparkSession, lake: Lakehouse) -> None:
     from pyiceberg.schema import Schema
     from pyiceberg.types import NestedField, TimestampNanoType
 
@@ -229,7 +231,7 @@ def test_uuid_and_fixed_columns_are_binary(spark: SparkSession, lake: Lakehouse)
     assert rows == {(b"0123456789abcdef", b"abc"), (None, None)}
 
 
-def test_groups_of_files() -> None:
+def test_files_are_grouped_by_size() -> None:
     def task(path: str, size_bytes: int) -> FileScanTask:
         return FileScanTask(data_file(path, DataFileContent.DATA, size_bytes))
 
@@ -244,14 +246,14 @@ def test_groups_of_files() -> None:
 
 
 def data_file(path: str, content: DataFileContent, size_bytes: int, rows: int = 1) -> DataFile:
-    made = DataFile.from_args(
+    file = DataFile.from_args(
         content=content, file_path=path, file_format=FileFormat.PARQUET, partition=Record(), record_count=rows,
         file_size_in_bytes=size_bytes, column_sizes={}, value_counts={}, null_value_counts={}, nan_value_counts={},
         lower_bounds={}, upper_bounds={}, key_metadata=None, split_offsets=None, sort_order_id=None,
         equality_ids=[1] if content is DataFileContent.EQUALITY_DELETES else None,
     )  # fmt: skip
-    made.spec_id = 0
-    return made
+    file.spec_id = 0
+    return file
 
 
 class DeleteManifestWriter(ManifestWriterV2):
@@ -264,7 +266,7 @@ class DeleteManifestWriter(ManifestWriterV2):
 
 
 def with_deletes(lake: Lakehouse, table: Table, content: DataFileContent, deleted: pa.Table) -> Table:
-    """The table after another engine deleted rows by a delete file."""
+    """Return the table after another engine deleted rows with a delete file."""
     body = io.BytesIO()
     pq.write_table(deleted, body)
     path = f"{table.location()}/data/deletes.parquet"
@@ -296,27 +298,29 @@ def with_deletes(lake: Lakehouse, table: Table, content: DataFileContent, delete
     return Table(table.name(), metadata, table.metadata_location, table.io, table.catalog)
 
 
-def damaged(whole: bytes, how: str) -> bytes:
-    middle = len(whole) // 2
-    flipped = bytes(byte ^ 255 for byte in whole[middle : middle + 20])
+def damage_bytes(data: bytes, damage: str) -> bytes:
+    middle = len(data) // 2
+    flipped = bytes(byte ^ 255 for byte in data[middle : middle + 20])
     return {
         "garbage": b"garbage" * 50,
-        "half": whole[:middle],
-        "flipped": whole[:middle] + flipped + whole[middle + 20 :],
+        "half": data[:middle],
+        "flipped": data[:middle] + flipped + data[middle + 20 :],
         "empty": b"",
-    }[how]
+    }[damage]
 
 
 def read_without_spark(lake: Lakehouse, snapshot: Snapshot | None = None) -> int:
-    found = open_iceberg_table(lake, snapshot or lake.snapshot(), "facts", "days")
-    job = ReadJob(found.io, found.metadata, found.metadata.schema(), AlwaysTrue(), found.version)
-    schema = to_spark_schema(found.metadata.schema())
-    return sum(batch.num_rows for batch in read_tasks(job, found.tasks(), schema))
+    opened_table = open_iceberg_table(lake, snapshot or lake.snapshot(), "facts", "days")
+    job = ReadJob(
+        opened_table.io, opened_table.metadata, opened_table.metadata.schema(), AlwaysTrue(), opened_table.version
+    )
+    schema = to_spark_schema(opened_table.metadata.schema())
+    return sum(batch.num_rows for batch in read_tasks(job, opened_table.tasks(), schema))
 
 
-@pytest.mark.parametrize("how", ["garbage", "half", "flipped", "empty"])
+@pytest.mark.parametrize("damage", ["garbage", "half", "flipped", "empty"])
 @pytest.mark.parametrize("kind", ["data", "manifest", "list"])
-def test_damaged_files_are_told_by_their_paths(lake: Lakehouse, kind: str, how: str) -> None:
+def test_damaged_files_are_reported_with_their_paths(lake: Lakehouse, kind: str, damage: str) -> None:
     catalog = catalog_at(lake)
     catalog.create_namespace("facts")
     table = catalog.create_table("facts.days", pa.schema([("day", pa.int64())]))
@@ -328,7 +332,7 @@ def test_damaged_files_are_told_by_their_paths(lake: Lakehouse, kind: str, how: 
     uri = {"data": task.file.file_path, "manifest": manifest.manifest_path, "list": snapshot.manifest_list}[kind]
     path = uri.removeprefix(lake.root)
     assert read_without_spark(lake) == 100
-    lake.storage.write(path, damaged(lake.storage.read(path), how))
+    lake.storage.write(path, damage_bytes(lake.storage.read(path), damage))
     with pytest.raises(CorruptFileError) as raised:
         read_without_spark(lake)
     assert raised.value.path == path
@@ -336,16 +340,16 @@ def test_damaged_files_are_told_by_their_paths(lake: Lakehouse, kind: str, how: 
 
 
 @pytest.mark.parametrize("kind", ["data", "list", "metadata"])
-def test_a_version_that_is_purged_while_it_is_read(lake: Lakehouse, kind: str) -> None:
+def test_version_purged_during_read_is_reported(lake: Lakehouse, kind: str) -> None:
     catalog = catalog_at(lake)
     catalog.create_namespace("facts")
     table = catalog.create_table("facts.days", pa.schema([("day", pa.int64())]))
     table.append(pa.table({"day": [1]}))
     snapshot, version = lake.snapshot(), lake.latest_version()
-    listed = table.current_snapshot()
-    assert listed is not None
+    current = table.current_snapshot()
+    assert current is not None
     (task,) = table.scan().plan_files()
-    uri = {"data": task.file.file_path, "list": listed.manifest_list, "metadata": table.metadata_location}[kind]
+    uri = {"data": task.file.file_path, "list": current.manifest_list, "metadata": table.metadata_location}[kind]
     table.append(pa.table({"day": [2]}))
     lake.storage.delete(uri.removeprefix(lake.root))
     with pytest.raises(FileMissingError):
@@ -356,7 +360,7 @@ def test_a_version_that_is_purged_while_it_is_read(lake: Lakehouse, kind: str) -
     assert (raised.value.version, raised.value.path) == (version, uri)
 
 
-def test_a_data_file_with_fewer_rows_than_its_manifest_says(lake: Lakehouse) -> None:
+def test_data_file_with_fewer_rows_than_manifest_is_corrupt(lake: Lakehouse) -> None:
     catalog = catalog_at(lake)
     catalog.create_namespace("facts")
     table = catalog.create_table("facts.days", pa.schema([("day", pa.int64())]))
@@ -371,7 +375,7 @@ def test_a_data_file_with_fewer_rows_than_its_manifest_says(lake: Lakehouse) -> 
 
 def test_delete_files(spark: SparkSession, lake: Lakehouse) -> None:
     staged = stage_dataframe(lake, months(spark, 1).coalesce(1), "facts", "plain", mode="append")
-    table = catalog_for_writing(lake, staged)
+    table = publish_and_load(lake, staged)
     (task,) = table.scan().plan_files()
     positions = pa.table({"file_path": [task.file.file_path], "pos": pa.array([0], pa.int64())})
     deleted = with_deletes(lake, table, DataFileContent.POSITION_DELETES, positions)
@@ -381,23 +385,29 @@ def test_delete_files(spark: SparkSession, lake: Lakehouse) -> None:
 
 def test_equality_deletes(spark: SparkSession, lake: Lakehouse) -> None:
     equality, evolved = with_equality(lake), with_evolution(lake)
-    assert places(read_table(spark, lake, "ns.equality")) == EQUALITY
-    assert places(read_table(spark, lake, "ns.evolved")) == EVOLVED
-    assert places(read_table(spark, lake, "ns.equality", row_filter="id < 3 and place = 'a'")) == [(1, "a"), (2, "a")]
-    only = read_table(
+    assert ids_and_places(read_table(spark, lake, "ns.equality")) == EQUALITY
+    assert ids_and_places(read_table(spark, lake, "ns.evolved")) == EVOLVED
+    assert ids_and_places(read_table(spark, lake, "ns.equality", row_filter="id < 3 and place = 'a'")) == [
+        (1, "a"),
+        (2, "a"),
+    ]
+    place_frame = read_table(
         spark, lake, "ns.equality", columns=["place"]
-    )  # its deletes are by a column that nobody asked for
-    assert (only.columns, sorted(row.place for row in only.collect())) == (["place"], ["a", "a", "a", "b", "b"])
-    assert places(read_files(spark, lake, equality.loaded)) == EQUALITY
-    assert places(spark.read.format("trinitylake").option("root", lake.root).load("ns.evolved")) == EVOLVED
+    )  # its delete files refer to a column that is not selected
+    assert (place_frame.columns, sorted(row.place for row in place_frame.collect())) == (
+        ["place"],
+        ["a", "a", "a", "b", "b"],
+    )
+    assert ids_and_places(read_files(spark, lake, equality.loaded)) == EQUALITY
+    assert ids_and_places(spark.read.format("trinitylake").option("root", lake.root).load("ns.evolved")) == EVOLVED
     assert evolved.loaded.metadata.default_spec_id == 1
 
 
-def places(frame: DataFrame) -> list[tuple[int, str]]:
+def ids_and_places(frame: DataFrame) -> list[tuple[int, str]]:
     return sorted((row.id, row.place) for row in frame.collect())
 
 
-def test_deletes_in_avro_are_refused_by_name(spark: SparkSession, lake: Lakehouse) -> None:
+def test_avro_delete_files_are_rejected(spark: SparkSession, lake: Lakehouse) -> None:
     positions, equality = with_positions(lake, "avro"), with_equality(lake)
     equality.delete_positions({equality.data_files[0]: [0]}, "avro")
     for table in (positions, equality):
@@ -405,7 +415,7 @@ def test_deletes_in_avro_are_refused_by_name(spark: SparkSession, lake: Lakehous
             read_files(spark, lake, table.loaded)
 
 
-def catalog_for_writing(lake: Lakehouse, staged: StagedTable) -> Table:
+def publish_and_load(lake: Lakehouse, staged: StagedTable) -> Table:
     with lake.transaction() as txn:
         publish(txn, [staged])
     return catalog_at(lake).load_table((staged.namespace, staged.table))

@@ -1,4 +1,4 @@
-"""Staging DataFrames: what is written where, what replaces what, and what a failure leaves behind."""
+"""Test staging DataFrames: written files, replaced data, and the state after failures."""
 
 import datetime as dt
 from collections.abc import Callable, Iterator
@@ -48,12 +48,12 @@ def lake(tmp_path: Path) -> Iterator[Lakehouse]:
 
 
 def rows_of(spark: SparkSession, count: int, text: str = "first") -> DataFrame:
-    """Rows of three months of 2013, spread over two tasks."""
+    """Return rows of three months of 2013, in two tasks."""
     columns = ("id", "2013 as year", "cast(1 + id % 3 as int) as month", f"concat('{text} ', id) as text")
     return spark.range(0, count, 1, 2).selectExpr(*columns)
 
 
-def of_month(spark: SparkSession, month: int, count: int, text: str) -> DataFrame:
+def rows_of_month(spark: SparkSession, month: int, count: int, text: str) -> DataFrame:
     return spark.range(count).selectExpr("id", "2013 as year", f"{month} as month", f"concat('{text} ', id) as text")
 
 
@@ -67,7 +67,7 @@ def files_of(lake: Lakehouse) -> dict[str, int]:
 
 
 def data_files_of(lake: Lakehouse, staged: StagedTable) -> dict[str, int]:
-    """Path and size of the data files that a staged table reads."""
+    """Return path and size of the data files of a staged table."""
     tasks = load_staged(lake, staged).scan().plan_files()
     return {task.file.file_path.removeprefix(lake.root): task.file.file_size_in_bytes for task in tasks}
 
@@ -92,7 +92,7 @@ def test_new_table(spark: SparkSession, lake: Lakehouse) -> None:
     assert staged.partitions == ("year=2013/month=1", "year=2013/month=2", "year=2013/month=3")
     assert staged.table_def.primary_keys == (1,)
 
-    # Every file stands where the lakehouse's storage lists it, and the report says what is there.
+    # The lakehouse's storage lists every file, and the report describes the written files.
     written = {path: size for path, size in files_of(lake).items() if path not in before}
     data = {path: size for path, size in written.items() if path.endswith(".parquet")}
     assert data == data_files_of(lake, staged)
@@ -113,7 +113,7 @@ def test_published_table_in_duckdb(spark: SparkSession, lake: Lakehouse) -> None
     assert set(in_files.fetchall()) == content(frame)
 
 
-def test_replacing_a_partition_leaves_the_files_of_others(spark: SparkSession, lake: Lakehouse) -> None:
+def test_replacing_partition_keeps_files_of_others(spark: SparkSession, lake: Lakehouse) -> None:
     first = stage_dataframe(
         lake, rows_of(spark, 30), "facts", "numbers", partition_by=("year", "month"), mode="replace_partitions"
     )
@@ -122,7 +122,7 @@ def test_replacing_a_partition_leaves_the_files_of_others(spark: SparkSession, l
     def replace_february(text: str) -> StagedTable:
         return stage_dataframe(
             lake,
-            of_month(spark, 2, 5, text),
+            rows_of_month(spark, 2, 5, text),
             "facts",
             "numbers",
             mode="replace_partitions",
@@ -135,18 +135,20 @@ def test_replacing_a_partition_leaves_the_files_of_others(spark: SparkSession, l
     old, new = data_files_of(lake, first), data_files_of(lake, second)
     assert {path for path in old if "month=2" not in path} == {path for path in new if "month=2" not in path}
     assert not {path for path in old if "month=2" in path} & set(new)
-    expected = {row for row in content(rows_of(spark, 30)) if row[2] != 2} | content(of_month(spark, 2, 5, "second"))
+    expected = {row for row in content(rows_of(spark, 30)) if row[2] != 2} | content(
+        rows_of_month(spark, 2, 5, "second")
+    )
     assert content(read_staged(spark, lake, second)) == expected
     assert len(load_staged(lake, second).metadata.snapshots) == len(load_staged(lake, first).metadata.snapshots) + 1
 
     publish_staged(lake, second)
-    again = replace_february("second")
-    assert content(read_staged(spark, lake, again)) == expected
-    assert (again.row_count, again.added_rows, again.removed_rows) == (25, 5, 5)
+    repeated = replace_february("second")
+    assert content(read_staged(spark, lake, repeated)) == expected
+    assert (repeated.row_count, repeated.added_rows, repeated.removed_rows) == (25, 5, 5)
     assert content(read_table(spark, lake, "facts.numbers")) == expected
 
 
-def test_a_table_whose_former_partition_column_was_dropped_is_replaced(spark: SparkSession, lake: Lakehouse) -> None:
+def test_table_with_dropped_partition_column_is_replaced(spark: SparkSession, lake: Lakehouse) -> None:
     publish_staged(lake, stage_dataframe(lake, rows_of(spark, 9), "facts", "t", partition_by=("month",), mode="append"))
     with catalog_at(lake).load_table("facts.t").update_spec() as spec_update:
         spec_update.remove_field("month")
@@ -179,48 +181,48 @@ def test_partitions_by_dates_texts_and_nulls(spark: SparkSession, lake: Lakehous
 
 
 def test_zero_rows(spark: SparkSession, lake: Lakehouse) -> None:
-    nothing = rows_of(spark, 30).where("id < 0")
-    empty = stage_dataframe(lake, nothing, "facts", "numbers", partition_by=("year", "month"), mode="append")
+    no_rows = rows_of(spark, 30).where("id < 0")
+    empty = stage_dataframe(lake, no_rows, "facts", "numbers", partition_by=("year", "month"), mode="append")
     assert (empty.row_count, empty.added_files) == (0, 0)
     assert content(read_staged(spark, lake, empty)) == set()
     publish_staged(lake, empty)
     full = stage_dataframe(lake, rows_of(spark, 30), "facts", "numbers", mode="replace_table")
     publish_staged(lake, full)
 
-    unnamed = stage_dataframe(lake, nothing, "facts", "numbers", mode="replace_partitions")
-    assert data_files_of(lake, unnamed) == data_files_of(lake, full), "no partition was named, none is replaced"
-    named = stage_dataframe(
+    without_partitions = stage_dataframe(lake, no_rows, "facts", "numbers", mode="replace_partitions")
+    assert data_files_of(lake, without_partitions) == data_files_of(lake, full), "without partitions, none is replaced"
+    with_partitions = stage_dataframe(
         lake,
-        nothing,
+        no_rows,
         "facts",
         "numbers",
         mode="replace_partitions",
         partitions=[{"year": 2013, "month": 2}, {"year": 2014, "month": 1}],
     )
-    assert (named.removed_files, named.added_files, named.row_count) == (1, 0, 20)
-    assert {row[2] for row in content(read_staged(spark, lake, named))} == {1, 3}
-    none_left = stage_dataframe(lake, nothing, "facts", "numbers", mode="replace_table")
-    assert (none_left.row_count, none_left.removed_rows) == (0, 30)
+    assert (with_partitions.removed_files, with_partitions.added_files, with_partitions.row_count) == (1, 0, 20)
+    assert {row[2] for row in content(read_staged(spark, lake, with_partitions))} == {1, 3}
+    emptied = stage_dataframe(lake, no_rows, "facts", "numbers", mode="replace_table")
+    assert (emptied.row_count, emptied.removed_rows) == (0, 30)
 
 
 def test_modes_of_an_unpartitioned_table(spark: SparkSession, lake: Lakehouse) -> None:
-    one, two = of_month(spark, 1, 3, "one"), of_month(spark, 2, 4, "two")
-    with ThreadPoolExecutor(1) as threads:  # Spark finds no data source of Python in a thread without a session
-        first = threads.submit(stage_dataframe, lake, one, "facts", "plain", mode="replace_table").result()
+    first_rows, second_rows = rows_of_month(spark, 1, 3, "one"), rows_of_month(spark, 2, 4, "two")
+    with ThreadPoolExecutor(1) as threads:  # Spark finds no Python data source in a thread without a session
+        first = threads.submit(stage_dataframe, lake, first_rows, "facts", "plain", mode="replace_table").result()
     publish_staged(lake, first)
-    appended = stage_dataframe(lake, two, "facts", "plain", mode="append")
-    assert content(read_staged(spark, lake, appended)) == content(one) | content(two)
-    replaced = stage_dataframe(lake, two, "facts", "plain", mode="replace_table")
-    assert content(read_staged(spark, lake, replaced)) == content(two)
+    appended = stage_dataframe(lake, second_rows, "facts", "plain", mode="append")
+    assert content(read_staged(spark, lake, appended)) == content(first_rows) | content(second_rows)
+    replaced = stage_dataframe(lake, second_rows, "facts", "plain", mode="replace_table")
+    assert content(read_staged(spark, lake, replaced)) == content(second_rows)
     with pytest.raises(InvalidInputError):
-        stage_dataframe(lake, two, "facts", "plain", mode="replace_partitions")
+        stage_dataframe(lake, second_rows, "facts", "plain", mode="replace_partitions")
 
 
 def test_columns_are_added_and_keep_their_ids(spark: SparkSession, lake: Lakehouse) -> None:
-    first = stage_dataframe(lake, of_month(spark, 1, 3, "x"), "facts", "plain", primary_key=("id",), mode="append")
+    first = stage_dataframe(lake, rows_of_month(spark, 1, 3, "x"), "facts", "plain", primary_key=("id",), mode="append")
     publish_staged(lake, first)
-    wider = of_month(spark, 2, 2, "y").selectExpr("true as flag", "text", "id", "month", "year")
-    second = stage_dataframe(lake, wider, "facts", "plain", mode="append")
+    rows_with_flag = rows_of_month(spark, 2, 2, "y").selectExpr("true as flag", "text", "id", "month", "year")
+    second = stage_dataframe(lake, rows_with_flag, "facts", "plain", mode="append")
     ids = {column.name: column.id for column in second.table_def.schema.columns}
     assert ids == {**{column.name: column.id for column in first.table_def.schema.columns}, "flag": 5}
     required = [column.name for column in second.table_def.schema.columns if not column.nullable]
@@ -231,7 +233,7 @@ def test_columns_are_added_and_keep_their_ids(spark: SparkSession, lake: Lakehou
 
 
 def test_target_file_size(spark: SparkSession, lake: Lakehouse) -> None:
-    """A task begins another file when one has grown beyond the target."""
+    """A task starts another file when the current one exceeds the target size."""
     frame = spark.range(0, 220_000, 1, 1).selectExpr("id", "repeat(uuid(), 10) as text")  # 80 MB
     staged = stage_dataframe(lake, frame, "facts", "texts", mode="append", target_file_size_bytes=1 << 20)
     assert (staged.added_files, staged.added_rows) == (2, 220_000)
@@ -255,16 +257,16 @@ def test_unsupported_types(spark: SparkSession, lake: Lakehouse, expression: str
     frame = spark.range(1).selectExpr("id", f"{expression} as odd", f"array(struct({expression} as odd)) as deep")
     spark.sparkContext.setJobGroup(f"refused {type_name}", "")
     for columns, path in ((("id", "odd"), "odd"), (("id", "deep"), "deep.element.odd")):
-        with pytest.raises(UnsupportedTypeError) as refused:
+        with pytest.raises(UnsupportedTypeError) as raised:
             stage_dataframe(lake, frame.select(*columns), "facts", "odd", mode="append")
-        assert str(refused.value).startswith(f"column {path!r} has type {type_name}")
-        assert advice in str(refused.value)
-        assert "\n" not in str(refused.value)
+        assert str(raised.value).startswith(f"column {path!r} has type {type_name}")
+        assert advice in str(raised.value)
+        assert "\n" not in str(raised.value)
     assert spark.sparkContext.statusTracker().getJobIdsForGroup(f"refused {type_name}") == []
     assert files_of(lake) == before
 
 
-def test_wrong_requests_run_no_task(spark: SparkSession, lake: Lakehouse) -> None:
+def test_invalid_requests_run_no_task(spark: SparkSession, lake: Lakehouse) -> None:
     frame = rows_of(spark, 9)
     publish_staged(
         lake,
@@ -277,7 +279,7 @@ def test_wrong_requests_run_no_task(spark: SparkSession, lake: Lakehouse) -> Non
     before = files_of(lake)
     spark.sparkContext.setJobGroup("wrong", "")
     february = {"year": 2013, "month": 2}
-    wrong: list[tuple[type[TrinityLakeError], str, dict[str, Any]]] = [
+    invalid_requests: list[tuple[type[TrinityLakeError], str, dict[str, Any]]] = [
         (InvalidInputError, "LANCE", {"table": "other"}),
         (InvalidInputError, "mode 'overwrite'", {"mode": "overwrite"}),
         (
@@ -300,22 +302,22 @@ def test_wrong_requests_run_no_task(spark: SparkSession, lake: Lakehouse) -> Non
             {"frame": frame.withColumnRenamed("text", "TEXT")},
         ),
     ]
-    for error, message, arguments in wrong:
-        given = {"frame": frame, "table": "numbers", "mode": "replace_partitions", **arguments}
-        with pytest.raises(error, match=message) as refused:
-            stage_dataframe(lake, given.pop("frame"), "facts", given.pop("table"), **given)
-        assert "\n" not in str(refused.value)
+    for error, message, arguments in invalid_requests:
+        request = {"frame": frame, "table": "numbers", "mode": "replace_partitions", **arguments}
+        with pytest.raises(error, match=message) as raised:
+            stage_dataframe(lake, request.pop("frame"), "facts", request.pop("table"), **request)
+        assert "\n" not in str(raised.value)
     assert spark.sparkContext.statusTracker().getJobIdsForGroup("wrong") == []
     assert files_of(lake) == before
 
 
-def test_lakehouse_in_memory_is_refused(spark: SparkSession) -> None:
+def test_memory_lakehouse_is_rejected(spark: SparkSession) -> None:
     with pytest.raises(InvalidInputError):
         stage_dataframe(Lakehouse.create("memory://writer/"), rows_of(spark, 3), "a", "b", mode="append")
 
 
 def with_faults(lake: Lakehouse, *faults: Fault) -> Lakehouse:
-    """The lakehouse, whose faults strike in every process that uses it: each counts requests for itself."""
+    """Return the lakehouse with faults in every process that uses it; each process counts its requests."""
     storage = FaultyStorage(LocalStorage(lake.root, fsync=False), faults)
     return Lakehouse.open(lake.root, NO_FSYNC, storage=storage)
 
@@ -337,7 +339,7 @@ def failing_row(lake: Lakehouse, spark: SparkSession) -> None:
 
 
 def failing_after_another_task(lake: Lakehouse, spark: SparkSession) -> None:
-    """The second task fails when the first one has written its file and ended."""
+    """The second task fails after the first one has written its file and ended."""
     folder = lake.root.removeprefix("file://")
 
     def text_of(number: int) -> str:
@@ -386,7 +388,7 @@ FAILURES: list[tuple[Callable[[Lakehouse, SparkSession], None], type[TrinityLake
 
 
 @pytest.mark.parametrize(("write", "error", "message"), FAILURES, ids=[failure[0].__name__ for failure in FAILURES])
-def test_a_failure_leaves_nothing_but_whose_the_folder_is(
+def test_failure_leaves_only_owner_file(
     spark: SparkSession,
     lake: Lakehouse,
     write: Callable[[Lakehouse, SparkSession], None],
@@ -394,15 +396,15 @@ def test_a_failure_leaves_nothing_but_whose_the_folder_is(
     message: str,
 ) -> None:
     before = files_of(lake)
-    with pytest.raises(error, match=message) as failed:
+    with pytest.raises(error, match=message) as raised:
         write(lake, spark)
-    assert type(failed.value) is error
-    assert "\n" not in str(failed.value)
-    assert "Traceback" not in str(failed.value)
-    # Spark may still run tasks: by the owner file, what they write later is known for orphans of this lakehouse.
-    left = files_of(lake).keys() - before.keys()
-    assert all(path.startswith("tables/") and path.endswith(f"/{OWNER_NAME}") for path in left)
-    assert len(left) <= 1
+    assert type(raised.value) is error
+    assert "\n" not in str(raised.value)
+    assert "Traceback" not in str(raised.value)
+    # Spark may still run tasks. The owner file identifies files that they write later as orphans of this lakehouse.
+    remaining = files_of(lake).keys() - before.keys()
+    assert all(path.startswith("tables/") and path.endswith(f"/{OWNER_NAME}") for path in remaining)
+    assert len(remaining) <= 1
     assert lake.latest_version() == 0
 
 
@@ -410,13 +412,13 @@ def test_unreadable_source(spark: SparkSession, lake: Lakehouse, tmp_path: Path)
     source = tmp_path / "a source.csv"
     source.write_text("id\n1\nmany\n")
     frame = spark.read.schema("id int").option("header", True).option("mode", "FAILFAST").csv(str(source))
-    with pytest.raises(CorruptFileError) as failed:
+    with pytest.raises(CorruptFileError) as raised:
         stage_dataframe(lake, frame, "facts", "numbers", mode="append")
-    assert failed.value.path == str(source)
-    assert "\n" not in str(failed.value)
+    assert raised.value.path == str(source)
+    assert "\n" not in str(raised.value)
 
 
-def test_table_that_moves_while_tasks_write(
+def test_table_published_while_tasks_write(
     spark: SparkSession, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = stage_dataframe(lake, rows_of(spark, 3), "facts", "numbers", mode="append")
@@ -440,31 +442,31 @@ def test_plans_show_no_storage_options(spark: SparkSession, tmp_path: Path) -> N
     lake = Lakehouse.create(f"file://{tmp_path}/lake/", storage=storage)
     frame = spark.range(3).selectExpr("id", "'marker-of-the-test' as text")
     staged = stage_dataframe(lake, frame, "facts", "numbers", mode="append")
-    reading = read_staged(spark, lake, staged)
-    assert reading.count() == 3
+    frame_read = read_staged(spark, lake, staged)
+    assert frame_read.count() == 3
     executions = spark._jsparkSession.sharedState().statusStore().executionsList()
-    shown = [
+    plans = [
         f"{execution.description()} {execution.details()} {execution.physicalPlanDescription()}"
         for execution in (executions.apply(at) for at in range(executions.size()))
     ]
-    assert any("marker-of-the-test" in text for text in shown), "the plan of the write is among them"
-    assert any("trinitylake_table_scan" in text for text in shown), "the plan of the read is among them"
-    assert not any(secret in text for text in shown)
+    assert any("marker-of-the-test" in text for text in plans), "the plan of the write is included"
+    assert any("trinitylake_table_scan" in text for text in plans), "the plan of the read is included"
+    assert not any(secret in text for text in plans)
     assert not any(secret in value for _, value in spark.sparkContext.getConf().getAll())
 
 
-def test_what_was_never_published_is_an_orphan(spark: SparkSession, lake: Lakehouse) -> None:
-    """A task that was killed after it had written its file, and a table that was staged and then forgotten."""
+def test_unpublished_files_become_orphans(spark: SparkSession, lake: Lakehouse) -> None:
+    """Files of a task that was killed after writing, and of a staged table that is never published."""
     before = files_of(lake).keys()
     faulty = with_faults(lake, kill(1, "after", path_part="/data/"))
     with pytest.raises(JobFailedError):
         stage_dataframe(faulty, rows_of(spark, 10), "facts", "numbers", mode="append")
     stage_dataframe(lake, rows_of(spark, 10), "facts", "forgotten", mode="append")
-    left = files_of(lake).keys() - before
-    assert any("/data/" in path for path in left)
+    remaining = files_of(lake).keys() - before
+    assert any("/data/" in path for path in remaining)
     assert operations.plan_orphan_removal(lake).is_empty, "they may still be published"
     later = Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + 2 * lake.snapshot().definition.txn_ttl_millis))
     report = operations.plan_orphan_removal(later).execute()
-    assert report.files == len(left)
-    assert not left & files_of(lake).keys()
+    assert report.files == len(remaining)
+    assert not remaining & files_of(lake).keys()
     assert not list(lake.storage.list("tables/"))

@@ -1,4 +1,4 @@
-"""Python workers that Spark uses again spend no time on the objects of modules."""
+"""Test that reused Python workers of Spark do not collect the objects of modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from trinitylake_ops.spark.runtime.worker_memory import spare_modules
 
 
-def test_modules_are_frozen_once_in_workers_and_nowhere_else(spark: SparkSession) -> None:
+def test_modules_are_frozen_once_and_only_in_workers(spark: SparkSession) -> None:
     frozen = defaultdict(list)
     for _ in range(20):
         process, count = spark.sparkContext.parallelize([0], 1).map(count_frozen).collect()[0]
@@ -20,7 +20,7 @@ def test_modules_are_frozen_once_in_workers_and_nowhere_else(spark: SparkSession
     assert used_often
     for counts in used_often:
         assert counts[-1] == counts[-2] > 10_000
-    n_frozen = gc.get_freeze_count()  # by the tests themselves
+    n_frozen = gc.get_freeze_count()  # the tests freeze objects
     spare_modules()
     gc.collect()
     assert gc.get_freeze_count() <= n_frozen
