@@ -16,7 +16,7 @@ from trinitylake_ops.storage.cache.storage import clear_process_caches
 
 
 class Result(NamedTuple):
-    """What a run of the command line left."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -24,7 +24,7 @@ class Result(NamedTuple):
 
 
 def run(*arguments: object, **environment: str) -> Result:
-    """Run the command line in a forked process: all that a new one does, but for its start and its imports."""
+    """Run a command in a forked process, like a new process but without its start and its imports."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         sys.stdout.flush()
         pid = os.fork()

@@ -17,7 +17,7 @@ __all__ = ["lakes", "logging_as_it_was"]
 
 
 def run(*arguments: str) -> int:
-    """Run one command as a process of its own would, with nothing in memory."""
+    """Run one command like a separate process, with nothing in memory."""
     clear_process_caches()
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
         patch.setattr(sys, "argv", ["trinitylake", *arguments])
@@ -32,13 +32,13 @@ def test_commands_share_a_cache_folder(lakes: Lakes, tmp_path: Path, capsys: pyt
         txn.create_table("ns", "t", table())
     call = ["--root", lake.root, "--storage-option", f"cache_folder={tmp_path}/kept"]
     assert run(*call, "show", "ns.t") == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     lost = {info.path: lake.storage.read(info.path) for info in lake.storage.list() if is_immutable_path(info.path)}
     lake.storage.delete_many(list(lost))
     assert run(*call, "show", "ns.t") == 0
-    assert capsys.readouterr().out == shown
+    assert capsys.readouterr().out == output
     assert run("--root", lake.root, "show", "ns.t") == 5
-    assert run(*call, "verify") == 1  # looks at the files themselves
+    assert run(*call, "verify") == 1  # reads the files themselves
     lake.storage.create_many(lost)
 
 

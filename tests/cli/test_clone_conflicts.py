@@ -1,4 +1,4 @@
-"""Conflicts of clones on the command line: one line that says how to choose, exit code 3, and no change."""
+"""Test conflicts of clones on the command line: one line that names the choices, exit code 3, and no change."""
 
 from __future__ import annotations
 

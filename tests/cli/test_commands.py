@@ -1,4 +1,4 @@
-"""Every command in this process: its output for people and as JSON, and its exit code."""
+"""Test every command in this process: its text and JSON output, and its exit code."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Result(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """The command line sets logging up for its process."""
+    """Restore the logging configuration, which the command line changes for its process."""
     logger = logging.getLogger()
     handlers, level = logger.handlers[:], logger.level
     logger.handlers = []
@@ -54,15 +54,15 @@ def logging_as_it_was() -> Iterator[None]:
 
 
 class Cli:
-    """Calls the command line as a process would be called."""
+    """Calls the command line in this process."""
 
     def __init__(self, capture: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch):
         self._capture = capture
         self._patch = patch
 
     def __call__(self, *arguments: object, root: str | None = ROOT) -> Result:
-        given = [] if root is None else ["--root", root]
-        self._patch.setattr(sys, "argv", ["trinitylake", *given, *map(str, arguments)])
+        root_option = [] if root is None else ["--root", root]
+        self._patch.setattr(sys, "argv", ["trinitylake", *root_option, *map(str, arguments)])
         self._capture.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
@@ -78,7 +78,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def lake() -> Iterator[Lakehouse]:
-    """A lakehouse with a namespace of two tables, one of which changed, at version 2."""
+    """A lakehouse at version 2 with a namespace of two tables, one of which was changed."""
     lakehouse = Lakehouse.create(ROOT)
     create(lakehouse, "ns", "t", "u")
     with lakehouse.transaction(message="change", run_id="run-1") as txn:
@@ -132,7 +132,7 @@ def test_help_shows_an_example_and_offers_json(cli: Cli, command: str, flag: str
     result = cli(command, flag, root=None)
     assert (result.code, result.err) == (0, "")
     assert f"Example: trinitylake {'--root /data/lake ' if command == 'init' else ''}{command}" in result.out
-    assert "--json" in result.out or command in ("serve", "completion")  # by HTTP, and for a shell
+    assert "--json" in result.out or command in ("serve", "completion")  # served by HTTP, and printed for a shell
 
 
 def test_general_help_lists_commands_and_exit_codes(cli: Cli) -> None:
@@ -156,13 +156,13 @@ def test_help_examples_parse() -> None:
 def test_init(cli: Cli, lakes: Lakes) -> None:
     root = str(lakes.folder / "made")
     result = cli("--storage-option", "fsync=false", "init", "--order", 8, "--property", "k=v=w", "--json", root=root)
-    shown = result.json
-    assert (shown["version"], shown["root"]) == (0, f"file://{root}/")
+    output = result.json
+    assert (output["version"], output["root"]) == (0, f"file://{root}/")
     definition = Lakehouse.open(root).snapshot().definition
     assert (definition.order, definition.properties) == (8, {"k": "v=w"})
-    assert shown["definition"]["isolation_level"] == "snapshot"
+    assert output["definition"]["isolation_level"] == "snapshot"
     explained = cli("init", "--explain", "--json", root=f"{root}6").json
-    assert explained.keys() - shown.keys() == {"forecast"}
+    assert explained.keys() - output.keys() == {"forecast"}
     forecast = explained["forecast"]
     assert [entry["objects"] for entry in forecast] == [10**exponent for exponent in range(3, 10)]
     assert [entry["height"] for entry in forecast] == sorted(entry["height"] for entry in forecast)
@@ -179,11 +179,12 @@ def test_init(cli: Cli, lakes: Lakes) -> None:
     assert re.search("node_compression +zstd", cli("show", root=f"{root}4").out)
     assert cli("init", "--node-compression", "none", "--json", root=f"{root}5").json["definition"] | {
         "id": ""
-    } == shown["definition"] | {"id": "", "order": 128, "properties": {}}
+    } == output["definition"] | {"id": "", "order": 128, "properties": {}}
     assert_error(cli("init", "--node-compression", "gzip", root=f"{root}3"), 2, "lz4")
     assert_error(cli("init", root=root), 3, "a lakehouse already exists")
     assert_error(cli("init", "--order", 2, root=f"{root}3"), 2, "order")
-    for absurd in (1, 59_999, 10**12, 10**30):  # no commit would succeed, or no space ever be freed
+    # With such settings no commit would succeed, or no space would ever be reclaimed.
+    for absurd in (1, 59_999, 10**12, 10**30):
         assert_error(cli("init", "--txn-ttl-millis", absurd, root=f"{root}3"), 2, "60000<=x<=315360000000")
     for wrong in ("novalue", "=value"):
         assert_error(cli("init", "--property", wrong, root=f"{root}3"), 2, "--property takes NAME=VALUE")
@@ -217,7 +218,7 @@ def test_log_names_clients_of_a_server(cli: Cli, lake: Lakehouse) -> None:
         txn.create_namespace("made")
     (line,) = (line for line in cli("log").out.splitlines() if "etl (by the server)" in line)
     assert line.startswith("3 ")
-    assert [one.committer for one in lake.history(1)] == ["etl (by the server)"]
+    assert [info.committer for info in lake.history(1)] == ["etl (by the server)"]
 
 
 def test_log_stat(cli: Cli, lake: Lakehouse) -> None:
@@ -236,8 +237,8 @@ def test_log_shows_each_transaction_of_a_group(cli: Cli, lake: Lakehouse) -> Non
     commit_together(lake, [lambda txn: txn.create_table("ns", "p", table()), lambda txn: txn.drop_table("ns", "t")])
     (version,) = cli("log", "--limit", 1, "--json").json
     assert (version["operation"], version["counts"]) == ("group", {"set": 1, "deleted": 1})
-    assert [one["operation"] for one in version["transactions"]] == ["create-table", "drop-table"]
-    assert [one["id"] for one in version["transactions"]] == version["members"]
+    assert [transaction["operation"] for transaction in version["transactions"]] == ["create-table", "drop-table"]
+    assert [transaction["id"] for transaction in version["transactions"]] == version["members"]
     for options in ((), ("--stat",)):
         out = cli("log", *options).out
         assert "- create-table" in out
@@ -260,14 +261,14 @@ def test_ls(cli: Cli, lake: Lakehouse) -> None:
 
 def test_show(cli: Cli, lake: Lakehouse) -> None:
     append_rows(lake, "ns.real")
-    shown = cli("show", "--json").json
-    assert (shown["version"], shown["namespaces"]) == (lake.latest_version(), ["ns"])
-    assert shown["definition"]["order"] == 128
+    output = cli("show", "--json").json
+    assert (output["version"], output["namespaces"]) == (lake.latest_version(), ["ns"])
+    assert output["definition"]["order"] == 128
     namespace = cli("show", "ns", "--version", 2, "--json").json
     assert (namespace["namespace"], namespace["tables"], namespace["version"]) == ("ns", ["t", "u"], 2)
-    shown = cli("show", "ns.real", "--json").json
-    assert (shown["namespace"], shown["table"], shown["definition"]["table_type"]) == ("ns", "real", "MANAGED")
-    assert [column["name"] for column in shown["definition"]["schema"]["columns"]] == ["id"]
+    output = cli("show", "ns.real", "--json").json
+    assert (output["namespace"], output["table"], output["definition"]["table_type"]) == ("ns", "real", "MANAGED")
+    assert [column["name"] for column in output["definition"]["schema"]["columns"]] == ["id"]
     assert "namespaces: ns" in cli("show").out
     assert "t, u" in cli("show", "ns", "--version", 2).out
     assert "long" in cli("show", "ns.real").out
@@ -278,12 +279,12 @@ def test_show(cli: Cli, lake: Lakehouse) -> None:
 def test_show_formats_records_for_people(cli: Cli, lake: Lakehouse) -> None:
     operations.plan_export(lake, "kept", "minimal").execute()
     lake.alter_definition(retention_rules=RetentionRules(keep_last=5), properties={"owner": "sales"})
-    shown = " ".join(cli("show").out.split())
-    assert "exports kept (version" in shown
-    assert ", minimal)" in shown
-    assert "retention_rules keep_last=5" in shown
-    assert "properties owner=sales" in shown
-    assert "(name=" not in shown
+    output = " ".join(cli("show").out.split())
+    assert "exports kept (version" in output
+    assert ", minimal)" in output
+    assert "retention_rules keep_last=5" in output
+    assert "properties owner=sales" in output
+    assert "(name=" not in output
 
 
 def test_show_resolves_names_with_dots(cli: Cli, lake: Lakehouse) -> None:
@@ -312,23 +313,23 @@ def test_diff(cli: Cli, lake: Lakehouse) -> None:
 def test_diff_and_log_show_rows(cli: Cli, lake: Lakehouse) -> None:
     first = append_rows(lake, "ns.real")
     last = append_rows(lake, "ns.real")
-    (one,) = cli("diff", first, last, "--stat", "--json").json["objects"]
-    assert (one["kind"], one["before"]["rows"], one["after"]["rows"]) == ("changed", 3, 6)
-    assert (one["delta"]["rows_added"], one["delta"]["rows_removed"], one["delta"]["files_added"]) == (3, 0, 1)
+    (change,) = cli("diff", first, last, "--stat", "--json").json["objects"]
+    assert (change["kind"], change["before"]["rows"], change["after"]["rows"]) == ("changed", 3, 6)
+    assert (change["delta"]["rows_added"], change["delta"]["rows_removed"], change["delta"]["files_added"]) == (3, 0, 1)
     (back,) = cli("diff", last, first, "--stat", "--json").json["objects"]
     assert (back["delta"]["rows_added"], back["delta"]["rows_removed"]) == (0, 3)
     line = next(line for line in cli("diff", first, last, "--stat").out.splitlines() if "ns.real" in line)
     assert line.split()[:5] == ["changed", "ns.real", "+3", "-0", "6"]
     logged = cli("log", "--stat", "--json").json
-    assert logged[0]["diff"]["objects"] == [one]
+    assert logged[0]["diff"]["objects"] == [change]
     assert logged[-1]["diff"]["objects"] == []
     assert any("+3 -0" in line for line in cli("log", "--stat", "--limit", 1).out.splitlines())
     assert_error(cli("diff", 0, 99, "--stat"), 4, "99")
 
 
 def test_create_namespace(cli: Cli, lake: Lakehouse) -> None:
-    shown = cli("create-namespace", "new", "--property", "owner=me", "--json").json
-    assert (shown["version"], shown["namespace"], shown["definition"]["properties"]) == (3, "new", {"owner": "me"})
+    output = cli("create-namespace", "new", "--property", "owner=me", "--json").json
+    assert (output["version"], output["namespace"], output["definition"]["properties"]) == (3, "new", {"owner": "me"})
     assert lake.snapshot().namespace("new").properties == {"owner": "me"}
     assert cli("create-namespace", "other").out == "Created namespace other: version 4\n"
     assert_error(cli("create-namespace", "new"), 3, "'new'")
@@ -412,8 +413,8 @@ def test_rollback(cli: Cli, lake: Lakehouse) -> None:
     create(lake, "other")
     assert_error(cli("rollback", 1, "--apply", plan["digest"]), 3, plan["digest"])
     digest = cli("rollback", 1, "--json").json["digest"]
-    shown = cli("rollback", 1, "--apply", digest, "--json").json
-    assert (shown["version"], len(shown["changes"])) == (4, 2)
+    output = cli("rollback", 1, "--apply", digest, "--json").json
+    assert (output["version"], len(output["changes"])) == (4, 2)
     for arguments in ((), ("--yes",), ("--json",), ("--yes", "--json")):
         assert cli("rollback", 1, *arguments).err == "Nothing to do.\n"
     assert cli("rollback", 1, "--yes").out == ""
@@ -447,9 +448,9 @@ def test_damaged_tables_of_exports_and_rollbacks_are_listed(cli: Cli, lake: Lake
     for name in ("damaged.t", "whole.t"):
         append_rows(lake, name)
     cli("export", "away", "--level", "full", "--target", "memory://cli-target/")
-    there = Lakehouse.open("memory://cli-target/")
-    there.storage.write(there.snapshot().table("damaged", "t").format_properties[METADATA_LOCATION], b"{")
-    target = lake.latest_version()
+    copy = Lakehouse.open("memory://cli-target/")
+    copy.storage.write(copy.snapshot().table("damaged", "t").format_properties[METADATA_LOCATION], b"{")
+    version = lake.latest_version()
     lake.storage.write(lake.snapshot().table("damaged", "t").format_properties[METADATA_LOCATION], b"{")
     exported = cli("export", "all", "--level", "full", "--json")
     assert exported.code == 1
@@ -457,10 +458,10 @@ def test_damaged_tables_of_exports_and_rollbacks_are_listed(cli: Cli, lake: Lake
     with lake.transaction() as txn:
         txn.alter_table("damaged", "t", replace(txn.table("damaged", "t"), properties={"changed": str(time.time_ns())}))
     overwrite_rows(lake, "whole.t")
-    assert cli("rollback", target, "--yes").code == 5
-    digest = cli("rollback", target, "--json").json["digest"]
-    back = cli("rollback", target, "--apply", digest, "--json")
-    assert (back.code, list(back.json["damaged"])) == (0, ["damaged.t"])
+    assert cli("rollback", version, "--yes").code == 5
+    digest = cli("rollback", version, "--json").json["digest"]
+    rolled_back = cli("rollback", version, "--apply", digest, "--json")
+    assert (rolled_back.code, list(rolled_back.json["damaged"])) == (0, ["damaged.t"])
     with lake.transaction() as txn:
         txn.alter_table("damaged", "t", replace(txn.table("damaged", "t"), properties={"changed": str(time.time_ns())}))
     overwrite_rows(lake, "whole.t")
@@ -502,8 +503,8 @@ def test_exports(cli: Cli, lake: Lakehouse) -> None:
     for duration in ("30", "d", "0d", "-1d", "999999999d", "1.5h"):
         assert_error(cli("export", "x", "--retain-for", duration), 2)
     cli("export", "whole", "--level", "full", "--retain-for", "30d")
-    (whole,) = (one for one in cli("exports", "--json").json if one["name"] == "whole")
-    assert whole["retain_until"] is not None, "then it ends, and its own files go"
+    (export,) = (export for export in cli("exports", "--json").json if export["name"] == "whole")
+    assert export["retain_until"] is not None, "its files are deleted after this time"
 
 
 def test_exports_of_other_levels(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
@@ -535,17 +536,17 @@ def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     created = cli("clone", target, "--retain-for", "14d", "--json").json
     assert (created["name"], created["version"], created["target"]) == ("feature-x", lake.latest_version() - 2, target)
     assert cli("ls", "--json", root=target).json == cli("ls", "--json").json
-    (found,) = cli("clones", "--json").json
-    assert (found["name"], found["state"], found["versions"], found["parent_versions"]) == (
+    (clone,) = cli("clones", "--json").json
+    assert (clone["name"], clone["state"], clone["versions"], clone["parent_versions"]) == (
         "feature-x",
         "active",
         0,
         0,
     )
     assert "feature-x" in cli("clones").out
-    shown = " ".join(cli("show").out.split())
-    assert f"clones feature-x (version {created['version']}, at {target})" in shown
-    assert "exports" not in shown
+    output = " ".join(cli("show").out.split())
+    assert f"clones feature-x (version {created['version']}, at {target})" in output
+    assert "exports" not in output
     assert "No clones" in cli("clones", root=target).out
     assert_error(cli("clone", target), 3, "feature-x")
     flags = "--version, --export and --timestamp exclude each other"
@@ -555,13 +556,13 @@ def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     assert cli("show", "--version", "parent@1", "--json", root=target).code == 0
     append_rows(Lakehouse.open(target), "ns.filled")
     compared = cli("compare", "feature-x", "--html", tmp_path / "page.html", "--json").json
-    assert [one["name"] for one in compared["objects"]] == ["ns.filled"]
+    assert [difference["name"] for difference in compared["objects"]] == ["ns.filled"]
     assert "ns.filled" in (tmp_path / "page.html").read_text()
     assert "only in the clone" in cli("compare", "feature-x").out
     plan = cli("promote", "feature-x", "--json").json
     assert [change["table"] for change in plan["changes"]] == ["filled"]
-    done = cli("promote", "feature-x", "--apply", plan["digest"], "--json").json
-    assert (done["version"], done["changed"]) == (lake.latest_version(), 1)
+    applied = cli("promote", "feature-x", "--apply", plan["digest"], "--json").json
+    assert (applied["version"], applied["changed"]) == (lake.latest_version(), 1)
     assert "Nothing to do" in cli("promote", "feature-x").err
     append_rows(lake, "ns.filled")
     append_rows(Lakehouse.open(target), "ns.filled")
@@ -581,8 +582,8 @@ def test_clones(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     plan = cli("drop-clone", "feature-x", "--delete-files", "--json").json
     assert plan["files"] > 0
     assert_error(cli("drop-clone", "feature-x", "--apply", plan["digest"]), 3, "review the new plan")
-    done = cli("drop-clone", "feature-x", "--delete-files", "--apply", plan["digest"], "--json").json
-    assert (done["files"], done["failures"]) == (plan["files"], {})
+    applied = cli("drop-clone", "feature-x", "--delete-files", "--apply", plan["digest"], "--json").json
+    assert (applied["files"], applied["failures"]) == (plan["files"], {})
     assert cli("clones", "--json").json == []
     assert_error(cli("ls", root=target), 4, "no lakehouse")
 
@@ -601,7 +602,7 @@ def test_documented_clone_commands_run(
         result = (
             cli(*arguments[2 if root else 0 :], *(["--json"]), **root)
             if "DIGEST" not in line
-            else cli(*(digest if one == "DIGEST" else one for one in arguments), "--json")
+            else cli(*(digest if argument == "DIGEST" else argument for argument in arguments), "--json")
         )
         assert result.code == 0, (line, result)
         digest = result.json.get("digest", "") if isinstance(result.json, dict) else ""
@@ -620,8 +621,8 @@ def test_prune_exports(cli: Cli, lake: Lakehouse) -> None:
         ("nightly-1", True),
         ("nightly-0", True),
     ]
-    done = cli("prune-exports", "nightly-*", "--keep-last", 2, "--apply", plan["digest"], "--json").json
-    assert done["names"] == ["nightly-1", "nightly-0"]
+    applied = cli("prune-exports", "nightly-*", "--keep-last", 2, "--apply", plan["digest"], "--json").json
+    assert applied["names"] == ["nightly-1", "nightly-0"]
     assert [export["name"] for export in cli("exports", "--json").json] == ["by-hand", "nightly-2", "nightly-3"]
     assert "Nothing to do" in cli("prune-exports", "nightly-*", "--keep-last", 2).err
     assert "and no rule keeps it" in cli("prune-exports", "nightly-*", "--keep-last", 1).out
@@ -643,8 +644,8 @@ def test_export_recorded_by_another_program_is_listed(cli: Cli, lake: Lakehouse)
 def test_hint(cli: Cli, lake: Lakehouse) -> None:
     lake.close()
     lake.storage.write(HINT_PATH, b"0")
-    shown = cli("repair-hint", "--check-only", "--json").json
-    assert (shown["state"], shown["hinted"], shown["latest"], shown["repaired"]) == ("behind", 0, 2, False)
+    output = cli("repair-hint", "--check-only", "--json").json
+    assert (output["state"], output["hinted"], output["latest"], output["repaired"]) == ("behind", 0, 2, False)
     wrong = cli("repair-hint", "--check-only")
     assert (wrong.code, "behind" in wrong.out, wrong.err) == (1, True, "")
     repaired = cli("repair-hint", "--json")
@@ -659,9 +660,9 @@ def test_tree_and_compact(cli: Cli, lake: Lakehouse) -> None:
     with lake.transaction() as txn:
         for number in range(0, 300, 9):
             txn.alter_table("many", f"t{number:03}", table(changed="yes"))
-    shown = cli("tree", "--json").json
-    assert (shown["version"], shown["order"]) == (4, 128)
-    root, leaves = shown["levels"]
+    output = cli("tree", "--json").json
+    assert (output["version"], output["order"]) == (4, 128)
+    root, leaves = output["levels"]
     assert (root["depth"], root["nodes"], leaves["depth"]) == (0, 1, 1)
     assert root["messages"] > 0
     text = cli("tree").out
@@ -681,9 +682,9 @@ def test_compact_tables(cli: Cli, lake: Lakehouse) -> None:
         append_rows(lake, "ns.rows")
     version = lake.latest_version()
     plan = cli("compact-tables", "--json").json
-    assert [(one["table"], one["files"], one["groups"]) for one in plan["tables"]] == [("rows", 5, 1)]
-    shown = cli("compact-tables", "ns.rows")
-    assert "5 of 5" in shown.out and f"--apply {plan['digest']}" in shown.err
+    assert [(table["table"], table["files"], table["groups"]) for table in plan["tables"]] == [("rows", 5, 1)]
+    output = cli("compact-tables", "ns.rows")
+    assert "5 of 5" in output.out and f"--apply {plan['digest']}" in output.err
     assert "5 files" not in cli("compact-tables", "--min-input-files", 6).out
     assert_error(cli("compact-tables", "ns.rows", "--apply", f"{version}-{'0' * 64}"), 3, "review the new plan")
     assert lake.latest_version() == version
@@ -748,18 +749,18 @@ def test_repair(cli: Cli, lake: Lakehouse) -> None:
     assert (plan.code, [step["action"] for step in plan.json["steps"]]) == (0, ["hint"])
     assert lake.storage.read(HINT_PATH) == b"0"
     assert_error(cli("repair", "--apply", "2-" + "0" * 64), 3)
-    done = cli("repair", "--apply", plan.json["digest"], "--json")
-    assert (done.code, done.json["version"]) == (0, 2)
+    applied = cli("repair", "--apply", plan.json["digest"], "--json")
+    assert (applied.code, applied.json["version"]) == (0, 2)
     assert lake.storage.read(HINT_PATH) == b"2"
     lake.storage.write(root_path(1), b"no arrow")
     for as_json in ((), ("--json",)):
-        left = cli("repair", *as_json)
+        unrepaired = cli("repair", *as_json)
         message = "1 error remains that repair cannot fix; the remaining findings say what you can do\n"
-        assert (left.code, left.err) == (1, message), "a plan without steps still fails"
-    left = cli("repair", "--to-last-good", "--yes")
-    assert (left.code, left.err) == (1, "")
-    assert root_path(1) in left.out
-    assert "restore the file from a backup" in left.out
+        assert (unrepaired.code, unrepaired.err) == (1, message), "a plan without steps still fails"
+    unrepaired = cli("repair", "--to-last-good", "--yes")
+    assert (unrepaired.code, unrepaired.err) == (1, "")
+    assert root_path(1) in unrepaired.out
+    assert "restore the file from a backup" in unrepaired.out
 
 
 @pytest.mark.parametrize("damage", [b"no arrow", b"", None])
@@ -834,8 +835,8 @@ def test_names_are_shown_in_full_and_escaped(cli: Cli, lake: Lakehouse) -> None:
             assert control not in result.out + result.err
             assert "\x9b" not in result.out + result.err
         assert name in cli("ls", "--json").json
-        shown = name if name == markup else "c\\x9b31m\\u202e"
-        assert all(shown in result.out for result in lines[:4])
+        output = name if name == markup else "c\\x9b31m\\u202e"
+        assert all(output in result.out for result in lines[:4])
 
 
 def test_register_table(cli: Cli, lake: Lakehouse, lakes: Lakes) -> None:
@@ -868,9 +869,9 @@ def test_register_table_registers_a_whole_catalog(cli: Cli, lake: Lakehouse, lak
     catalog += ["--catalog-option", "py-catalog-impl=trinitylake_ops.iceberg.catalog.TrinityLakeCatalog"]
     result = cli("register-table", *catalog, "--namespace", "shop", "--json")
     assert (result.json["tables"], result.json["version"]) == (["shop.orders"], 3)
-    shown = cli("register-table", *catalog)
-    assert "1 tables registered, version 4" in shown.out
-    assert "already registered" in shown.out
+    output = cli("register-table", *catalog)
+    assert "1 tables registered, version 4" in output.out
+    assert "already registered" in output.out
     assert lake.snapshot().tables("hr") == ["staff"]
     assert_error(cli("register-table", *catalog, "--namespace", "nothing"), 2, "no namespace 'nothing'")
     rejected = cli("register-table", "--catalog", "other", "--catalog-option", "a-secret")

@@ -15,20 +15,20 @@ from trinitylake_ops.cli.completion import SHELLS
 PROGRAM = [sys.executable, "-m", "trinitylake_ops.cli"]
 
 
-def ask(*arguments: str, **variables: str) -> str:
-    ran = subprocess.run([*PROGRAM, *arguments], env={**os.environ, **variables}, capture_output=True, text=True)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return ran.stdout
+def run_program(*arguments: str, **variables: str) -> str:
+    process = subprocess.run([*PROGRAM, *arguments], env={**os.environ, **variables}, capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
+    return process.stdout
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_completion_script_calls_the_program(shell: str) -> None:
-    script = ask("completion", shell)
+    script = run_program("completion", shell)
     assert f"_TRINITYLAKE_COMPLETE={shell}_complete" in script
-    words = {"COMP_WORDS": "trinitylake roll", "COMP_CWORD": "roll" if shell == "fish" else "1"}
-    answer = ask(_TRINITYLAKE_COMPLETE=f"{shell}_complete", **words)
+    variables = {"COMP_WORDS": "trinitylake roll", "COMP_CWORD": "roll" if shell == "fish" else "1"}
+    output = run_program(_TRINITYLAKE_COMPLETE=f"{shell}_complete", **variables)
     expected = {"bash": "plain,rollback\n", "zsh": "plain\nrollback\n", "fish": "plain,rollback\tReturn"}
-    assert answer.startswith(expected[shell])
+    assert output.startswith(expected[shell])
 
 
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ complete_at trinitylake log --l; echo "${COMPREPLY[@]}"
 complete_at trinitylake completion ""; echo "${COMPREPLY[@]}"
 """
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    ran = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines() == ["expire export exports", "--limit", "bash zsh fish"]
+    process = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert process.stdout.splitlines() == ["expire export exports", "--limit", "bash zsh fish"]
 
 
 def test_command_names_complete_without_importing_commands() -> None:
@@ -54,5 +54,5 @@ def test_command_names_complete_without_importing_commands() -> None:
         "found = trinitylake.shell_complete(trinitylake.make_context('x', [], resilient_parsing=True), '')\n"
         "print(len(found), [name for name in sys.modules if name in ('pyarrow', 'rich')])"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown == f"{len(trinitylake.commands)} []\n"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output == f"{len(trinitylake.commands)} []\n"

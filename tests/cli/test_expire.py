@@ -42,7 +42,7 @@ class Run(Cli):
         return result
 
     def apply(self, *arguments: object) -> Any:
-        """Look at a plan, approve it by its digest, and return the report."""
+        """Create a plan, approve it by its digest, and return the report."""
         digest = self(*arguments, "--json").json["digest"]
         return self(*arguments, "--apply", digest, "--json").json
 
@@ -54,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> LocalClock:
 
 @pytest.fixture
 def lake(lakes: Lakes, clock: LocalClock) -> Lakehouse:
-    """A lakehouse of versions 0 to 4 that keeps versions for half an hour, an hour after the last of them."""
+    """A lakehouse with versions 0 to 4, one hour after the last of them, that keeps versions for half an hour."""
     lakehouse = lakes.local(maximum_version_age_millis=HOUR_MS // 2, minimum_versions_to_keep=1, txn_ttl_millis=60_000)
     create(lakehouse, "ns", "t", "u")
     for _ in range(3):
@@ -70,7 +70,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lak
 
 
 def expired(run: Run, clock: LocalClock) -> None:
-    """Let all versions but the latest expire, and their grace pass."""
+    """Expire all versions but the latest, and let their grace period pass."""
     run.apply("expire")
     clock.forward()
 
@@ -82,8 +82,8 @@ def states(run: Run) -> dict[int, str]:
 def test_empty_plans_print_one_line(run: Run) -> None:
     """``expire`` prints why nothing expires, and no row for each version."""
     for command in (("expire", "--max-age", "30d"), ("expire", "--max-age", "30d", "--yes"), ("compact",)):
-        done = run(*command)
-        assert (done.code, len(done.out.splitlines())) == (0, 1), command
+        result = run(*command)
+        assert (result.code, len(result.out.splitlines())) == (0, 1), command
     assert "0 of 5 versions expire" in run("expire", "--max-age", "30d", "--yes").out
 
 
@@ -129,8 +129,8 @@ def test_trim_expire_purge_and_orphans_reclaim_table_files(run: Run, lake: Lakeh
     assert [(trim["table"], len(trim["dropped"])) for trim in plan["tables"]] == [("a", 4)]
     report = run("trim", "--apply", run("trim", "--json").json["digest"], "--json").json
     assert (report["tables"], report["snapshots_dropped"]) == (["ns.a", "ns.b"], 8)
-    again = run("trim")
-    assert (again.code, again.err) == (0, "Nothing to do.\n")
+    second = run("trim")
+    assert (second.code, second.err) == (0, "Nothing to do.\n")
     assert run("trim", "--yes").err == "Nothing to do.\n"
 
     clock.forward()
@@ -242,12 +242,12 @@ def test_trim_lists_unreadable_tables(run: Run, lake: Lakehouse, clock: LocalClo
     assert result.err == "Skipped, because their metadata cannot be read: ns.b; run verify for details\n"
 
 
-def purge_begun(run: Run) -> tuple[int, Result]:
-    """Purge with about the smallest budget of requests that lets it plan; returns that and the outcome."""
-    for most in count(10, 3):
-        result = run("purge", "--max-requests", most, "--yes", "--json")
+def start_purge(run: Run) -> tuple[int, Result]:
+    """Purge with about the smallest budget of requests with which it can plan. Return the budget and the result."""
+    for budget in count(10, 3):
+        result = run("purge", "--max-requests", budget, "--yes", "--json")
         if not result.err:
-            return most, result
+            return budget, result
     raise AssertionError
 
 
@@ -261,7 +261,7 @@ def test_undelete_rejects_versions_that_cannot_be_restored(
     assert run("undelete", 3).out == "Brought back 3: version 6\n"
     assert_error(run("undelete", "3"), 2, "not expired")
     monkeypatch.setattr(LocalStorage, "delete_batch_size", 1)
-    _, begun = purge_begun(run)
+    _, begun = start_purge(run)
     assert begun.code == 1
     assert_error(run("undelete", "1"), 4, "their purge has begun")
     assert run("purge", "--yes").code == 0
@@ -286,21 +286,21 @@ def test_purge_with_a_budget_continues_until_complete(
     assert planned > 1
     assert_error(run("purge", "--max-requests", 1, "--yes"), 1, "the budget of 1 requests is spent while planning")
     assert run("purge", "--json").json["files"] == planned
-    most, result = purge_begun(run)
+    budget, result = start_purge(run)
     deleted = 0
     while result.code == 1:
         deleted += result.json["files"]
         assert result.json["version"] is None
         assert "requests is spent" in result.json["stopped"]
         assert_error(run("orphans"), 3, "unfinished")
-        result = run("purge", "--max-requests", most + 3, "--yes", "--json")
+        result = run("purge", "--max-requests", budget + 3, "--yes", "--json")
     assert (result.code, deleted + result.json["files"], result.json["stopped"]) == (0, planned, None)
 
 
 def test_files_that_cannot_be_deleted_are_reported(
     run: Run, lake: Lakehouse, clock: LocalClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 1, not 5: the command went on elsewhere, and its report says what is left."""
+    """The exit code is 1, not 5: the command continues with other files, and its report lists the remaining ones."""
     overwrite_rows(lake, "ns.a")
     clock.forward()
     run.apply("trim")
@@ -356,13 +356,13 @@ def test_damaged_root_blocks_all_deletions(run: Run, lake: Lakehouse, clock: Loc
     overwrite_rows(lake, "ns.a")
     expired(run, clock)
     path = root_path(lake.latest_version() - 1)
-    good = lake.storage.read(path)
-    lake.storage.write(path, good[:100])
+    original = lake.storage.read(path)
+    lake.storage.write(path, original[:100])
     before = content(lake)
     for command in DESTRUCTIVE:
         assert_error(run(command, "--yes"), 5, path)
     assert content(lake) == before
-    lake.storage.write(path, good)
+    lake.storage.write(path, original)
 
 
 def test_reconcile_after_a_foreign_rollback(run: Run, lake: Lakehouse, clock: LocalClock) -> None:

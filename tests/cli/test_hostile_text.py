@@ -1,4 +1,4 @@
-"""Hostile text in a lakehouse cannot control the terminal, and breaks neither JSON nor HTML reports, in any command."""
+"""Test that hostile text in a lakehouse controls no terminal and breaks neither JSON nor HTML reports."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from trinitylake_ops.storage import LocalStorage
 
 __all__ = ["cli", "logging_as_it_was"]
 
-#: A screen that is cleared, a title that is set, a C1 control, a line that is forged, text that runs backwards.
+#: Clearing the screen, setting a title, a C1 control, a forged line, and right-to-left text.
 EVIL = "\x1b[2J\x1b]0;pwned\x07\x9b31m\rError: none\nDone\u202egpj.exe\u2028\u200b"
-#: What of it a name may hold.
+#: The part of it that names may contain.
 NAME = "evil\x9b31m\u202egpj\u200b"
-#: What a file's name may hold on a disk.
+#: The part of it that file names may contain.
 FILE = "evil\x1b[2J\x9b\nx\u202e"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    """The root of a lakehouse in which all that can be named, messaged or pointed to is hostile."""
+    """The root of a lakehouse in which all names, messages and references are hostile."""
     folder = tmp_path / "lake"
     lake = Lakehouse.create(f"file://{folder}/", properties={EVIL: EVIL}, minimum_versions_to_keep=1)
     append_rows(lake, "ns.t")
@@ -55,7 +55,7 @@ def root(tmp_path: Path) -> str:
 
 
 def _forge(lake: Lakehouse) -> None:
-    """Write records and a committer that this package would never write."""
+    """Write records and a committer with values that this package never writes."""
     with lake.transaction() as txn:
         definition = txn.base.definition
         export = ExportRecord(name=EVIL, version=1, level=ExportLevel.MINIMAL, target_uri="", root_location=FILE)
@@ -72,7 +72,7 @@ def _forge(lake: Lakehouse) -> None:
 
 
 def is_harmless(text: str) -> bool:
-    """Whether text for a terminal holds nothing that it obeys, nor what cannot be seen."""
+    """Return whether text contains no control sequences and no invisible characters."""
     return all(char == "\n" or unicodedata.category(char) not in {"Cc", "Cf", "Cs", "Zl", "Zp"} for char in text)
 
 
@@ -145,19 +145,19 @@ def _id(command: tuple[object, ...]) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=_id)
 def test_output_contains_no_terminal_control_sequences(cli: Cli, root: str, command: tuple[object, ...]) -> None:
-    done = cli(*command, root=root)
-    assert is_harmless(done.out), done.out
-    assert is_harmless(done.err), done.err
-    assert done.code != 1 or not done.err.startswith("Traceback")
-    assert sum(line.startswith("Error: ") for line in done.err.splitlines()) <= 1
+    result = cli(*command, root=root)
+    assert is_harmless(result.out), result.out
+    assert is_harmless(result.err), result.err
+    assert result.code != 1 or not result.err.startswith("Traceback")
+    assert sum(line.startswith("Error: ") for line in result.err.splitlines()) <= 1
 
 
 @pytest.mark.parametrize("command", _WITH_JSON, ids=_id)
 def test_hostile_text_keeps_json_valid(cli: Cli, root: str, command: tuple[object, ...]) -> None:
-    done = cli(*command, "--json", root=root)
-    assert is_harmless(done.out) and is_harmless(done.err), done
-    if done.code in (0, 1) and done.out:
-        json.loads(done.out)
+    result = cli(*command, "--json", root=root)
+    assert is_harmless(result.out) and is_harmless(result.err), result
+    if result.code in (0, 1) and result.out:
+        json.loads(result.out)
 
 
 @pytest.mark.parametrize("command", _WITH_PAGE, ids=_id)
@@ -165,19 +165,19 @@ def test_html_reports_contain_no_control_characters(
     cli: Cli, root: str, command: tuple[object, ...], tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
-    done = cli(*command, "--html", page, root=root)
-    assert is_harmless(done.out) and is_harmless(done.err), done
+    result = cli(*command, "--html", page, root=root)
+    assert is_harmless(result.out) and is_harmless(result.err), result
     assert is_harmless(page.read_text())
 
 
 def test_html_report_path_is_escaped(cli: Cli, root: str, tmp_path: Path) -> None:
-    done = cli("log", "--html", tmp_path / f"{FILE}.html", root=root)
-    assert is_harmless(done.out) and is_harmless(done.err), done
+    result = cli("log", "--html", tmp_path / f"{FILE}.html", root=root)
+    assert is_harmless(result.out) and is_harmless(result.err), result
     assert is_harmless(cli("log", "--html", tmp_path / FILE / "no" / "folder.html", root=root).err)
 
 
 def test_warnings_are_one_escaped_line_each(cli: Cli, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a log, with what went wrong, and of libraries."""
+    """Log lines about errors, also from libraries."""
 
     def write_best_effort(storage: LocalStorage, path: str, data: bytes) -> None:
         warnings.warn(f"{EVIL}{'x' * 5_000}", stacklevel=1)
@@ -189,13 +189,13 @@ def test_warnings_are_one_escaped_line_each(cli: Cli, root: str, monkeypatch: py
         raise StoragePermissionError(f"{EVIL}{'a/' * 2_500}", path=f"{EVIL}{'b/' * 2_500}")
 
     monkeypatch.setattr(LocalStorage, "write_best_effort", write_best_effort)
-    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # of which pytest has some
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # excludes pytest's handlers
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        done = cli("create-namespace", "fresh", root=root)
-    assert done.code == 0
-    assert is_harmless(done.err), done.err
-    lines = done.err.splitlines()
+        result = cli("create-namespace", "fresh", root=root)
+    assert result.code == 0
+    assert is_harmless(result.err), result.err
+    lines = result.err.splitlines()
     assert len(lines) == 4, lines
     for line in lines:
         assert line.startswith("WARNING: ")

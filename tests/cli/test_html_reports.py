@@ -30,8 +30,8 @@ def test_html_report_is_written_in_addition_to_output(
     result = cli(command, *form, "--html", path)
     assert result.code == plain.code == 0
     if form:
-        kept, again = (json.loads(printed.out) for printed in (plain, result))
-        assert (type(kept), len(kept)) == (type(again), len(again))
+        first, second = (json.loads(printed.out) for printed in (plain, result))
+        assert (type(first), len(first)) == (type(second), len(second))
     assert f"Page: {path}\n" in result.err
     assert parse_page(path.read_text()).headline.startswith("3 versions; ")
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]

@@ -16,19 +16,19 @@ HEAVY = (
     "dagster", "hdfs_native", "jinja2", "obstore", "pandas", "pyarrow", "pydantic", "pyiceberg", "pyspark", "rich",
     "s3fs",
 )  # fmt: skip
-#: What commands that look at a lakehouse on local disk may load of it.
-LOOKING = {"pyarrow", "rich"}
+#: Modules that read commands may import for a local lakehouse.
+READ_COMMANDS = {"pyarrow", "rich"}
 
 
 def loaded(*arguments: str) -> set[str]:
-    """Run the command line in a process of its own; return what it loaded of HEAVY."""
+    """Run the command line in a separate process, and return the imported modules of HEAVY."""
     code = (
         "import sys\nfrom trinitylake_ops.cli import main\ntry:\n    main()\n"
         f"finally:\n    print('LOADED', *[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
     )
-    ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return set(ran.stderr.rpartition("LOADED")[2].split())
+    process = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return set(process.stderr.rpartition("LOADED")[2].split())
 
 
 @pytest.fixture
@@ -46,31 +46,31 @@ def test_help_imports_no_heavy_modules() -> None:
 
 @pytest.mark.parametrize("command", [["log"], ["ls"], ["ls", "ns"], ["show"], ["diff", "0", "1"], ["tree"]])
 def test_read_commands_do_not_import_iceberg(root: str, command: list[str]) -> None:
-    assert loaded("--root", root, *command) <= LOOKING
+    assert loaded("--root", root, *command) <= READ_COMMANDS
 
 
 @pytest.mark.parametrize("command", [["repair-hint", "--check-only"], ["exports"], ["undelete", "-h"]])
 def test_generated_commands_do_not_import_iceberg(root: str, command: list[str]) -> None:
-    assert loaded("--root", root, *command) <= {*LOOKING, "pydantic"}
+    assert loaded("--root", root, *command) <= {*READ_COMMANDS, "pydantic"}
 
 
 def test_operations_do_not_import_pandas() -> None:
-    """Every process of Dagster imports all operations; pandas takes a third of that time."""
+    """Every Dagster process imports all operations, and pandas would take a third of that time."""
     code = "import sys, trinitylake_ops.declarations.registry; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_help_lists_each_command_with_its_summary() -> None:
-    shown = trinitylake.get_help(trinitylake.make_context("trinitylake", [], resilient_parsing=True))
+    help_text = trinitylake.get_help(trinitylake.make_context("trinitylake", [], resilient_parsing=True))
     for name, command in trinitylake.commands.items():
-        assert f"{name} " in shown
+        assert f"{name} " in help_text
         assert command.name == name
-        assert " ".join(command.get_short_help_str(100).split()) in " ".join(shown.split())
+        assert " ".join(command.get_short_help_str(100).split()) in " ".join(help_text.split())
 
 
 def test_help_lists_each_command_in_one_section() -> None:
-    shown = trinitylake.get_help(trinitylake.make_context("trinitylake", [], resilient_parsing=True))
-    titles = re.findall(r"^([A-Z][a-z ]+):$", shown, flags=re.MULTILINE)
+    help_text = trinitylake.get_help(trinitylake.make_context("trinitylake", [], resilient_parsing=True))
+    titles = re.findall(r"^([A-Z][a-z ]+):$", help_text, flags=re.MULTILINE)
     assert titles == ["Options", "Inspect", "Change", "Reclaim space", "Exports", "Branches", "Repair", "Serve"]
-    commands = shown.partition("Inspect:")[2].partition("Examples:")[0]
+    commands = help_text.partition("Inspect:")[2].partition("Examples:")[0]
     assert sorted(re.findall(r"^  ([a-z-]+) ", commands, flags=re.MULTILINE)) == sorted(trinitylake.commands)

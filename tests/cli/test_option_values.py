@@ -23,8 +23,8 @@ ROOT = "memory://values/"
 
 
 @pytest.fixture(autouse=True)
-def _folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Pages are written to paths that are odd, and relative."""
+def _separate_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """HTML reports are written to unusual, relative paths."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -66,7 +66,7 @@ TIMES = {
     "negative": "-62135596800001",
 }
 _FEW = ("empty", "long", "escape", "bytes", "credentials", "negative")
-#: What each command needs before the option that is tried.
+#: Options that each command needs in addition to the tested one.
 NEEDED: dict[str, tuple[str, ...]] = {
     "create-namespace": ("fresh",),
     "diff": ("0", "1"),
@@ -77,11 +77,11 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "resolve-commit": ("1", "0f0f0f0f-0f0f-4f0f-8f0f-0f0f0f0f0f0f"),
     "restore": ("export",),
     "rollback": ("0",),
-    "serve": ("memory://values-none/",),  # where nothing is, so that nothing is served
+    "serve": ("memory://values-none/",),  # nothing exists there, so nothing is served
     "undelete": ("0",),
     "verify-export": ("export",),
 }
-#: They would start a session of Spark, reach out to a server, or go on until they are stopped.
+#: They would start a Spark session, connect to a server, or run until they are stopped.
 _NOT_HERE = {("--spark-master", None), ("--spark-remote", None), ("--watch", None)}
 
 
@@ -108,7 +108,7 @@ def _values(parameter: click.Parameter) -> dict[str, str]:
 
 
 def _cases() -> Iterator[tuple[str, click.Parameter, dict[str, str]]]:
-    """Yield commands and parameters; what several commands share is tried with all values once, then with few."""
+    """Yield commands and parameters. Shared parameters are tested with all values once, and then with few."""
     known: set[tuple[str, str]] = set()
     for name, command in sorted(trinitylake.commands.items()):
         for parameter in command.params:
@@ -124,7 +124,7 @@ def _calls(name: str, parameter: click.Parameter, value: str) -> list[str]:
     needed = list(NEEDED.get(name, ()))
     if isinstance(parameter, click.Option):
         return [name, *needed, f"{parameter.opts[0]}={value}"]
-    arguments = [one for one in trinitylake.commands[name].params if isinstance(one, click.Argument)]
+    arguments = [param for param in trinitylake.commands[name].params if isinstance(param, click.Argument)]
     at = arguments.index(parameter)
     return [name, "--", *needed[:at], value, *needed[at + 1 :]]
 
@@ -137,8 +137,8 @@ def test_invalid_option_value_is_one_line(
     cli: Cli, lake: Lakehouse, name: str, parameter: click.Parameter, values: dict[str, str]
 ) -> None:
     for kind, value in values.items():
-        done = cli(*_calls(name, parameter, value), root=lake.root)
-        _check(f"{name} {parameter.opts[0]} {kind}", done.code, done.out, done.err)
+        result = cli(*_calls(name, parameter, value), root=lake.root)
+        _check(f"{name} {parameter.opts[0]} {kind}", result.code, result.out, result.err)
 
 
 def _check(case: str, code: int, out: str, err: str) -> None:

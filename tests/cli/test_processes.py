@@ -31,26 +31,26 @@ PROGRAM = [sys.executable, "-m", "trinitylake_ops.cli"]
 
 
 def run(*arguments: object, **environment: str) -> Result:
-    """Run the command line in a process of its own."""
+    """Run the command line in a separate process."""
     inherited = {name: value for name, value in os.environ.items() if name != "TRINITYLAKE_ROOT"}
-    done = subprocess.run(
+    process = subprocess.run(
         [*PROGRAM, *map(str, arguments)],
         capture_output=True,
         env={**inherited, **environment},
         timeout=60,
         encoding="utf-8",
     )
-    return Result(done.returncode, done.stdout, done.stderr)
+    return Result(process.returncode, process.stdout, process.stderr)
 
 
 def run_all(calls: list[tuple[object, ...]]) -> list[Result]:
-    """Run several at once, as many as there are processors here."""
+    """Run several commands concurrently, one for each processor."""
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda call: run(*call), calls))
 
 
 def rerun_one(calls: list[tuple[object, ...]]) -> list[Result]:
-    """Run the last command in a new program, and the others in forked processes."""
+    """Run the last command in a new process, and the others in forked processes."""
     return [*(forked.run(*call) for call in calls[:-1]), run(*calls[-1])]
 
 
@@ -120,7 +120,7 @@ def test_full_disk_is_one_line(tmp_path: Path) -> None:
         else:
             filler = root / "unused"
         before = content(lake)
-        # Larger than the limit, where a small disk cannot be mounted.
+        # Larger than the limit of the file size, where a small disk cannot be mounted.
         result = run("--root", root, "create-namespace", "x", "--property", f"p={'v' * 100_000}")
         assert_one_line(result, 5, "space")
         assert content(lake) == before
@@ -130,16 +130,16 @@ def test_full_disk_is_one_line(tmp_path: Path) -> None:
 
 
 def test_unsupported_column_type_is_one_line(lakes: Lakes) -> None:
-    """No command creates tables; this is what the interface for programs says."""
+    """No command creates tables; this is the message of the Python API."""
     lake = lakes.memory()
     version = create(lake, "ns")
     schema = pa.schema([("id", pa.int64()), ("waited", pa.duration("s"))])
-    with catalog_at(lake) as catalog, pytest.raises(UnsupportedTypeError) as caught:
+    with catalog_at(lake) as catalog, pytest.raises(UnsupportedTypeError) as raised:
         catalog.create_table("ns.t", schema)
-    message = str(caught.value)
+    message = str(raised.value)
     assert "'waited'" in message
     assert "\n" not in message
-    assert caught.value.exit_code == 2
+    assert raised.value.exit_code == 2
     assert lake.latest_version() == version
 
 
@@ -154,11 +154,11 @@ def test_first_write_after_a_move_warns_in_one_line(lakes: Lakes, tmp_path: Path
     plan = forked.run("--root", root, "compact-tables", "--min-input-files", "2", "--yes")
     (warning,) = [
         line for line in plan.err.splitlines() if "trinitylake relocate" in line
-    ]  # other lines may show progress
+    ]  # other lines may contain progress
     assert (plan.code, root in warning) == (0, True)
     assert "relocate" not in forked.run("--root", root, "relocate", "--yes").err
-    again = forked.run("--root", root, "compact-tables", "--min-input-files", "2", "--yes")
-    assert (again.code, "relocate" in again.err) == (0, False)
+    second = forked.run("--root", root, "compact-tables", "--min-input-files", "2", "--yes")
+    assert (second.code, "relocate" in second.err) == (0, False)
 
 
 def test_output_streams_and_environment(lakes: Lakes) -> None:

@@ -1,4 +1,4 @@
-"""The commands head and count: they apply deletes, and escape values for the terminal."""
+"""Test the commands head and count: they apply deletes, and escape values for the terminal."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def append(lake: Lakehouse, name: str, rows: pa.Table) -> None:
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    """Let output look as if it went to a terminal of a width."""
+    """Simulate output to a terminal of this width."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
 
@@ -55,9 +55,9 @@ def test_head_and_count_at_a_version(cli: Cli, lake: Lakehouse) -> None:
     first = lake.latest_version() - 2
     assert cli("head", "ns.t").out.splitlines()[:3] == ["id  name", " 0  a0", " 1  NULL"]
     assert [row["id"] for row in cli("head", "ns.t", "--json").json["rows"]] == list(range(6))
-    shown = cli("head", "ns.t", "--limit", 3, "--columns", "name,id", "--json").json
-    assert [list(row.items()) for row in shown["rows"]][2] == [("name", "a1"), ("id", 2)]
-    assert len(shown["rows"]) == 3
+    output = cli("head", "ns.t", "--limit", 3, "--columns", "name,id", "--json").json
+    assert [list(row.items()) for row in output["rows"]][2] == [("name", "a1"), ("id", 2)]
+    assert len(output["rows"]) == 3
     old = cli("head", "ns.t", "--version", first, "--json").json
     assert (old["version"], old["namespace"], old["table"], len(old["rows"])) == (first, "ns", "t", 2)
     assert (cli("count", "ns.t").out, cli("count", "ns.t", "--version", first).out) == ("6\n", "2\n")
@@ -66,8 +66,8 @@ def test_head_and_count_at_a_version(cli: Cli, lake: Lakehouse) -> None:
 
 
 def test_head_and_count_apply_deletes(cli: Cli, lake: Lakehouse) -> None:
-    for table, left in ((with_positions(lake), POSITIONS), (with_equality(lake), EQUALITY)):
-        name, ids = f"ns.{table.name}", [number for number, _ in left]
+    for table, expected in ((with_positions(lake), POSITIONS), (with_equality(lake), EQUALITY)):
+        name, ids = f"ns.{table.name}", [number for number, _ in expected]
         assert sorted(row["id"] for row in cli("head", name, "--json").json["rows"]) == sorted(ids)
         assert int(cli("count", name).out) == len(ids)
         for limit in range(1, len(ids)):
@@ -75,7 +75,7 @@ def test_head_and_count_apply_deletes(cli: Cli, lake: Lakehouse) -> None:
 
 
 def test_head_reads_a_large_file_partially(lake: Lakehouse) -> None:
-    """A scan of Arrow would read on in the background, and abort the process at its end."""
+    """An Arrow scan would prefetch in the background, and abort the process at its exit."""
     big = pa.table({"id": range(400_000), "text": [f"{number**7 % 2**61:x}" for number in range(400_000)]})
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
@@ -88,8 +88,8 @@ def test_head_reads_a_large_file_partially(lake: Lakehouse) -> None:
     metadata = catalog.load_table("ns.t").metadata
     for columns in (None, ["text"]):
         before = metered.snapshot()
-        found = first_rows(metadata, io, 1_500, columns)
-        assert found.to_pylist() == big.slice(0, 1_500).select(columns or ["id", "text"]).to_pylist()
+        rows = first_rows(metadata, io, 1_500, columns)
+        assert rows.to_pylist() == big.slice(0, 1_500).select(columns or ["id", "text"]).to_pylist()
         assert (metered.snapshot() - before).bytes_read < 2 << 20
 
 
@@ -100,9 +100,9 @@ def test_head_continues_after_deleted_rows(lake: Lakehouse) -> None:
     table.delete_equal(pa.table({"id": pa.array([96], pa.int64())}))
     loaded = table.loaded
     assert isinstance(loaded.io, StorageFileIO)
-    for limit, left in ((1, [95]), (2, [95, 97]), (100, [95, 97, 98, 99])):
-        assert first_rows(loaded.metadata, loaded.io, limit)["id"].to_pylist() == left
-        assert first_rows(loaded.metadata, loaded.io, limit, ["place"])["place"].to_pylist() == ["a"] * len(left)
+    for limit, expected in ((1, [95]), (2, [95, 97]), (100, [95, 97, 98, 99])):
+        assert first_rows(loaded.metadata, loaded.io, limit)["id"].to_pylist() == expected
+        assert first_rows(loaded.metadata, loaded.io, limit, ["place"])["place"].to_pylist() == ["a"] * len(expected)
     assert count_rows(loaded.metadata, loaded.io) == 4
 
 
@@ -118,8 +118,8 @@ def test_head_shows_missing_columns_as_null(cli: Cli, lake: Lakehouse) -> None:
 def test_head_of_an_empty_table(cli: Cli, lake: Lakehouse) -> None:
     catalog_at(lake).create_namespace("ns")
     catalog_at(lake).create_table("ns.t", pa.schema([("id", pa.int64()), ("name", pa.string())]))
-    shown = cli("head", "ns.t", "--columns", "name")
-    assert (shown.code, shown.out, shown.err) == (0, "name\n", "No rows.\n")
+    output = cli("head", "ns.t", "--columns", "name")
+    assert (output.code, output.out, output.err) == (0, "name\n", "No rows.\n")
     assert cli("head", "ns.t", "--json").json["rows"] == []
     assert cli("count", "ns.t").out == "0\n"
 
@@ -138,9 +138,9 @@ def test_head_shows_values_of_each_type(cli: Cli, lake: Lakehouse) -> None:
     number = UUID(int=7)
     row = {"id": number.bytes, "price": Decimal("1.50"), "part": {"x": 1, "y": ["a"]}, "counts": [("k", 2)]}
     table.append(pa.Table.from_pylist([row], schema=table.schema().as_arrow()))
-    (shown,) = cli("head", "ns.nested", "--json").json["rows"]
-    assert shown["id"] in (str(number), number.hex)
-    assert (shown["price"], shown["part"], shown["counts"]) == ("1.50", {"x": 1, "y": ["a"]}, [["k", 2]])
+    (output,) = cli("head", "ns.nested", "--json").json["rows"]
+    assert output["id"] in (str(number), number.hex)
+    assert (output["price"], output["part"], output["counts"]) == ("1.50", {"x": 1, "y": ["a"]}, [["k", 2]])
     assert '{"x": 1, "y": ["a"]}' in cli("head", "ns.nested").out
     plain = pa.table(
         {
@@ -185,12 +185,12 @@ def test_head_fits_lines_to_the_terminal(cli: Cli, lake: Lakehouse, monkeypatch:
     assert max(map(len, cli("head", "ns.t").out.splitlines())) < 22_000, "a value has up to 1,000 characters"
     for width in (5, 30, 100):
         on_terminal(monkeypatch, width)
-        shown = cli("head", "ns.t")
-        lines = shown.out.splitlines()
+        output = cli("head", "ns.t")
+        lines = output.out.splitlines()
         assert len(lines) == 2
         assert all(len(line) + line.count("\u6f22") <= width for line in lines)
         assert lines[1].lstrip().startswith("7")
-        assert "--columns" in shown.err
+        assert "--columns" in output.err
     assert "--columns" not in cli("head", "ns.t", "--columns", "id,column3").err
 
 
@@ -227,16 +227,16 @@ def test_log_of_a_table(cli: Cli, lake: Lakehouse) -> None:
     append_rows(lake)
     with catalog_at(lake).load_table("ns.t").update_schema() as update:
         update.add_column("n", LongType())
-    shown = cli("log", "ns.t", "--json").json
-    kinds = {one["version"]: one["change"]["kind"] for one in shown}
+    output = cli("log", "ns.t", "--json").json
+    kinds = {entry["version"]: entry["change"]["kind"] for entry in output}
     assert list(kinds.items()) == [(7, "changed"), (6, "changed"), (3, "changed"), (2, "added")]
-    assert [one["change"]["delta"]["rows_added"] for one in shown] == [0, 3, 3, 0]
-    assert [one["version"] for one in cli("log", "ns.t", "--limit", 2, "--json").json] == [7, 6]
+    assert [entry["change"]["delta"]["rows_added"] for entry in output] == [0, 3, 3, 0]
+    assert [entry["version"] for entry in cli("log", "ns.t", "--limit", 2, "--json").json] == [7, 6]
     text = cli("log", "ns.t").out.splitlines()
     assert text[0].split()[-5:] == ["change", "rows", "files", "bytes", "columns"]
     assert "+3" in text[2]
     assert cli("rollback", 3, "--table", "ns.t", "--yes").code == 0
-    marks = {one["version"]: one["undone_by"] for one in cli("log", "ns.t", "--json").json}
+    marks = {entry["version"]: entry["undone_by"] for entry in cli("log", "ns.t", "--json").json}
     assert marks == {8: None, 7: 8, 6: 8, 3: None, 2: None}
     assert sum("undone by 8" in line for line in cli("log").out.splitlines()) >= 2
     drop(lake, "ns", "t")

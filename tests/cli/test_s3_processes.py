@@ -22,7 +22,7 @@ pytestmark = pytest.mark.debian_packages
 
 WRONG_SECRET = "wrong-secret-of-this-test"
 WRONG_KEY = "wrong-key-of-this-test"
-PATIENCE_S, SHORT_TIMEOUT_S = "30", "0.5"  # the short one for servers without a response
+PATIENCE_S, SHORT_TIMEOUT_S = "30", "0.5"  # the short timeout is for servers that do not respond
 LONGEST_S = 30
 
 
@@ -50,8 +50,8 @@ def closed_endpoint() -> Iterator[str]:
 
 
 def arguments(server: S3Server, root: str, client: str, *command: str, **options: str) -> tuple[object, ...]:
-    given = {**server.storage_options, "client": client, "read_timeout_seconds": PATIENCE_S, **options}
-    flags = [part for name, value in given.items() for part in ("--storage-option", f"{name}={value}")]
+    storage_options = {**server.storage_options, "client": client, "read_timeout_seconds": PATIENCE_S, **options}
+    flags = [part for name, value in storage_options.items() for part in ("--storage-option", f"{name}={value}")]
     return ("--root", root, *flags, *command)
 
 
@@ -71,7 +71,7 @@ def test_storage_errors_are_one_line(
         arguments(radosgw, root, client, "ls", "--json", endpoint=closed_endpoint): closed_endpoint,
         arguments(radosgw, root, client, "create-namespace", "x", access_key_id=WRONG_KEY): "credentials",
     }
-    if client == "s3fs":  # the same steps with each client, but for its errors
+    if client == "s3fs":  # each client takes the same steps, and only the errors differ
         expected |= {
             arguments(
                 radosgw, root, client, "ls", "--json", endpoint=silent_endpoint, read_timeout_seconds=SHORT_TIMEOUT_S
@@ -92,9 +92,9 @@ def _expired_from(number: int) -> WireFault:
 
 
 def test_credentials_that_expire_during_a_commit(radosgw: S3Server, root: str) -> None:
-    """Nothing is committed, and with new credentials the next attempt goes through.
+    """Nothing is committed, and the next attempt with new credentials succeeds.
 
-    The answer to the root's own request is not taken at its word: a fence makes sure of it.
+    The rejected request for the root may have succeeded, so a fence verifies that it did not.
     """
     client = "s3fs"
     lake = Lakehouse.open(root, radosgw.storage_options)

@@ -1,4 +1,4 @@
-"""The command show prints texts for people and JSON, never Python values."""
+"""Test that the command show prints text for people and JSON, never Python values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 
 __all__ = ["cli", "lakes", "logging_as_it_was"]
 
-#: What Python writes of its own values: calls, types, containers, bytes, members of enumerations, and its constants.
+#: Python representations of values: calls, types, containers, bytes, enum members, and constants.
 PYTHON = re.compile(
     r"\w\(\w+=|(?<!\w)<[\w.]+|0x[0-9a-f]{6}|[\[({]['\"]|\bb['\"]|\b[A-Z]\w+\.[A-Z_]{3,}|\b(None|True|False)\b"
 )
@@ -38,7 +38,7 @@ SHOWN = ([], ["sales"], ["sales.orders"], ["sales.plain"])
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A clone, and so a lakehouse with a parent, which has as many kinds of settings and records as fit together."""
+    """A clone, which is a lakehouse with a parent, with as many kinds of settings and records as possible."""
     folder = tmp_path_factory.mktemp("show")
     parent = Lakehouse.create(str(folder / "parent"), {"fsync": "false"})
     catalog = catalog_at(parent)
@@ -75,7 +75,7 @@ def test_show_formats_settings_for_people(cli: Cli, root: str, name: list[str]) 
 
 
 def test_show_formats_records_for_people(cli: Cli, root: str) -> None:
-    shown = " ".join(cli("show", root=root).out.split())
+    output = " ".join(cli("show", root=root).out.split())
     for text in (
         "isolation_level serializable",
         "as trial",
@@ -83,7 +83,7 @@ def test_show_formats_records_for_people(cli: Cli, root: str) -> None:
         "keep_daily=2, keep_last=5",
         "1=1000, 2=2000",
     ):
-        assert text in shown
+        assert text in output
 
 
 @pytest.mark.parametrize("name", SHOWN, ids=lambda name: " ".join(name) or "lakehouse")
@@ -96,7 +96,7 @@ def test_show_json_contains_all_settings(cli: Cli, root: str, name: list[str]) -
 
 
 def texts(value: Any) -> list[str]:
-    """Return all texts in JSON, names of fields, too."""
+    """Return all strings in JSON, including field names."""
     if isinstance(value, dict):
         return [*value, *(text for part in value.values() for text in texts(part))]
     if isinstance(value, list):

@@ -19,7 +19,7 @@ from trinitylake_ops.cli.terminal import LONGEST_ECHO_CHARS, OneLineFormatter, p
 
 __all__ = ["lakes"]
 
-# The process prints a mark when the signal should come: at the first slow import, and in a command.
+# The process prints a mark when the signal should be sent: at the first slow import, and in a command.
 _LOADING = """
 import builtins, os, sys, time
 from trinitylake_ops.cli.entry import main
@@ -57,7 +57,7 @@ def test_signal_is_one_line_and_an_exit_code(moment: str, number: signal.Signals
     assert (process.returncode, err.decode()) == (128 + number, f"Error: {word}\n")
 
 
-# The signal comes with the n-th import, counted from the first one of ours.
+# The signal is sent at the n-th import, counted from the first import of this package.
 _AT_IMPORT = """
 import os, runpy, signal, sys
 number, left = int(sys.argv.pop(1)), 0
@@ -77,26 +77,26 @@ runpy.run_module("trinitylake_ops.cli", run_name="__main__", alter_sys=True)
 
 @pytest.mark.parametrize("number", [1, 2, 20, 100, 300, 330])
 def test_signal_during_any_import_shows_no_traceback(number: int) -> None:
-    """Also inside of modules that lose an exception while they load."""
-    done = subprocess.run(
+    """This includes modules that suppress exceptions while they are imported."""
+    process = subprocess.run(
         [sys.executable, "-c", _AT_IMPORT, str(number), "--root", "/nowhere", "log"],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Error: interrupted\n")
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "Error: interrupted\n")
 
 
 @pytest.mark.parametrize("command", [("log",), ("create-namespace", "fresh"), ("--help",)], ids=" ".join)
 def test_closed_output_fails_before_the_command_runs(lakes: Lakes, command: tuple[str, ...]) -> None:
     lake = lakes.local("lake")
     program = shlex.join([*PROGRAM, "--root", lake.root, *command])
-    done = subprocess.run(["bash", "-c", f"{program} >&-"], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    assert done.stderr.startswith("Error: standard output is closed")
+    process = subprocess.run(["bash", "-c", f"{program} >&-"], capture_output=True, text=True, timeout=60)
+    assert (process.returncode, process.stderr.count("\n")) == (1, 1), process.stderr
+    assert process.stderr.startswith("Error: standard output is closed")
     assert lake.latest_version() == 0
-    done = subprocess.run(["bash", "-c", f"{program} --json >&-"], capture_output=True, text=True, timeout=60)
-    assert json.loads(done.stderr)["error"]["code"] == "output-failed"
+    process = subprocess.run(["bash", "-c", f"{program} --json >&-"], capture_output=True, text=True, timeout=60)
+    assert json.loads(process.stderr)["error"]["code"] == "output-failed"
 
 
 def test_failing_streams_do_not_change_the_exit_code(lakes: Lakes) -> None:
@@ -110,8 +110,8 @@ def test_failing_streams_do_not_change_the_exit_code(lakes: Lakes) -> None:
         f"{program} log --json 2>&- | head -1": 0,
     }
     for command, code in expected.items():
-        done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stderr) == (code, ""), command
+        process = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
+        assert (process.returncode, process.stderr) == (code, ""), command
 
 
 def test_messages_cut_long_input(lakes: Lakes) -> None:

@@ -51,8 +51,8 @@ def test_status_fits_on_one_screen(cli: Cli, lake: Lakehouse) -> None:
 def test_status_shows_undone_versions(cli: Cli, lake: Lakehouse) -> None:
     create(lake, "bad")
     operations.rollback(lake, 2)
-    shown = cli("status").out.splitlines()
-    assert [line.split() for line in shown if line.startswith("undone")] == [["undone", "3", "by", "version", "4"]]
+    output = cli("status").out.splitlines()
+    assert [line.split() for line in output if line.startswith("undone")] == [["undone", "3", "by", "version", "4"]]
     assert cli("status", "--json").json["undone"] == [{"versions": "3", "by": 4}]
 
 
@@ -98,10 +98,10 @@ def test_status_watches_until_interrupted(
 def test_status_on_a_terminal_is_colored_and_escaped(lake: Lakehouse) -> None:
     create(lake, "evil\u202e")
     console = Console(force_terminal=True, width=100, color_system="standard", record=True)
-    with console.capture() as shown:
+    with console.capture() as output:
         _print(console, operations.lakehouse_status(lake))
-    assert "\x1b[" in shown.get()
-    assert "\u202e" not in shown.get()
+    assert "\x1b[" in output.get()
+    assert "\u202e" not in output.get()
 
 
 def test_status_emits_metrics_and_json_lines(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ __all__ = ["flights_csv", "lakes", "sample", "sample_folder", "spark"]
 
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as made:
-        yield made
+    with dg.instance_for_test() as test_instance:
+        yield test_instance
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def _disable_sync(connection: object, _record: object) -> None:
         connection.execute("PRAGMA synchronous = OFF")
 
 
-_MOST_ENGINES = 64
+_MAX_ENGINES = 64
 _engines: dict[str, Engine] = {}
 _empty_log: list[sqlite3.Connection] = []
 _make_log = SqliteEventLogStorage._initdb
@@ -58,11 +58,11 @@ _make_log = SqliteEventLogStorage._initdb
 def _engine(url: str, **options: Any) -> Engine:
     """Return the cached engine of a database, which stays connected. Dagster creates an engine for each event."""
     if url not in _engines:
-        while len(_engines) >= _MOST_ENGINES:
+        while len(_engines) >= _MAX_ENGINES:
             Engine.dispose(_engines.pop(next(iter(_engines))))
-        made = create_engine(url, **{**options, "poolclass": QueuePool})
-        made.dispose = lambda: None  # the next event needs it again
-        _engines[url] = made
+        engine = create_engine(url, **{**options, "poolclass": QueuePool})
+        engine.dispose = lambda: None  # the next event uses it again
+        _engines[url] = engine
     return _engines[url]
 
 
@@ -74,9 +74,9 @@ def _copy_log(storage: SqliteEventLogStorage, engine: Engine, for_index_shard: b
         return
     if not _empty_log:
         _make_log(storage, engine)
-        with closing(sqlite3.connect(path)) as made:
+        with closing(sqlite3.connect(path)) as database:
             _empty_log.append(sqlite3.connect(":memory:", check_same_thread=False))
-            made.backup(_empty_log[0])
+            database.backup(_empty_log[0])
         return
     with closing(sqlite3.connect(path)) as copy:
         _empty_log[0].backup(copy)
@@ -92,8 +92,8 @@ def _read_empty_databases() -> None:
     with tempfile.TemporaryDirectory() as folder:
         DagsterSqliteStorage(folder)
         for path in Path(folder).rglob("*.db"):
-            with closing(sqlite3.connect(path)) as made:
-                _empty_databases[path.relative_to(folder)] = made.serialize()
+            with closing(sqlite3.connect(path)) as database:
+                _empty_databases[path.relative_to(folder)] = database.serialize()
 
 
 def _copy_storage(storage: DagsterSqliteStorage, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:

@@ -39,10 +39,10 @@ PARTITIONS = "trinitylake_exports"
 
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
-    made = lakes.local()
-    append(made, "orders", 3)
-    append(made, "customers", 1)
-    return made
+    lakehouse = lakes.local()
+    append(lakehouse, "orders", 3)
+    append(lakehouse, "customers", 1)
+    return lakehouse
 
 
 def append(lake: Lakehouse, table: str, n_rows: int) -> None:

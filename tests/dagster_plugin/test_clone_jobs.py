@@ -131,8 +131,10 @@ def test_promotion_reports_conflicts_and_applies_choices(jobs: CloneJobs) -> Non
     assert plan.metadata["conflicts"] == 1
     assert "ns.t" in plan.metadata["to_choose"]
     before = jobs.lake.latest_version()
-    refused = jobs.run("promote", name="feature", approval={"digest": plan.metadata["digest"], "approved_by": APPROVER})
-    assert "1 conflict, nothing was changed: ns.t: the parent altered it, clone feature altered it" in refused.error
+    rejected = jobs.run(
+        "promote", name="feature", approval={"digest": plan.metadata["digest"], "approved_by": APPROVER}
+    )
+    assert "1 conflict, nothing was changed: ns.t: the parent altered it, clone feature altered it" in rejected.error
     assert jobs.lake.latest_version() == before
     jobs.must_apply("promote", name="feature", theirs=["ns.t"])
     assert rows(jobs.lake) == rows(jobs.clone)
@@ -161,8 +163,8 @@ def test_overdue_clone_fails_check_and_is_dropped_within_limits(
     )
     assert request.run_config == {}
     jobs.set(ApplyLimits(max_files=3, max_bytes=10**9, min_age=timedelta(0)))
-    refused = jobs.run("drop_overdue_clones")
-    assert "exceeds the limits of an unattended run" in refused.error
+    rejected = jobs.run("drop_overdue_clones")
+    assert "exceeds the limits of an unattended run" in rejected.error
     assert rows(jobs.clone) == [1, 1, 2, 2, 3, 3]
     jobs.set(ApplyLimits(max_files=1000, max_bytes=10**9, min_age=timedelta(days=30)))
     outcome = jobs.must_run("drop_overdue_clones")

@@ -181,10 +181,10 @@ def test_check_limits_are_equal_in_code_and_yaml() -> None:
 def test_invalid_value_is_rejected_with_clear_message(attributes: str, message: str) -> None:
     fields = {"name": "lake", "root": "memory://m/", **yaml.safe_load(attributes)}
     component = TrinityLakeMaintenanceComponent.resolve_from_yaml(yaml.safe_dump(fields))
-    with pytest.raises(dg.DagsterInvalidDefinitionError) as caught:
+    with pytest.raises(dg.DagsterInvalidDefinitionError) as raised:
         component.build_defs(dg.ComponentTree.for_test().load_context)
-    text = str(caught.value)
+    text = str(raised.value)
     assert message in text
     assert "\n" not in text
-    assert caught.value.__cause__ is None and caught.value.__context__ is None
+    assert raised.value.__cause__ is None and raised.value.__context__ is None
     assert leaks(text) == []

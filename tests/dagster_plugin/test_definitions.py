@@ -77,7 +77,9 @@ def test_credentials_in_environment_are_rejected_without_their_values(
     assert leaks_in_files(tmp_path) == []
 
 
-PLANNED = sorted(one.job for one in ALL if one.options and issubclass(one.options, PlannedOptions))
+PLANNED = sorted(
+    operation.job for operation in ALL if operation.options and issubclass(operation.options, PlannedOptions)
+)
 NAMED = ("restore", "drop_export", "promote", "refresh_clone", "drop_clone")
 NEEDED = {
     "rollback": {"to": {"version": 1}},
@@ -153,12 +155,12 @@ def instance() -> Iterator[dg.DagsterInstance]:
 def test_invalid_values_are_rejected_before_run_is_created(
     maintenance_jobs: dg.Definitions, instance: dg.DagsterInstance, job: str, config: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(dg.DagsterInvalidConfigError) as refused:
+    with pytest.raises(dg.DagsterInvalidConfigError) as raised:
         maintenance_jobs.resolve_job_def(job).execute_in_process(run_config=config, instance=instance)
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
-    assert "secret" not in str(refused.value)
-    assert "A" * 65 not in str(refused.value)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "secret" not in str(raised.value)
+    assert "A" * 65 not in str(raised.value)
     assert instance.get_runs() == []
 
 

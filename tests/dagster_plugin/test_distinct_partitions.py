@@ -129,9 +129,9 @@ def test_ambiguous_partition_formats_are_rejected(
     )
     def orders() -> None: ...
 
-    with pytest.raises(InvalidInputError, match="partition_format") as caught:
+    with pytest.raises(InvalidInputError, match="partition_format") as raised:
         check_stored(orders)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(raised.value)
 
 
 DISTINCT: list[tuple[dg.TimeWindowPartitionsDefinition, dict[str, str]]] = [

@@ -169,9 +169,9 @@ def test_relocate_job_accepts_moved_table_root(jobs: Jobs, tmp_path: Path) -> No
     assert apart.lake.snapshot().definition.table_root == f"file://{new}/"
     assert catalog_at(apart.lake).load_table("ns.a").scan().to_arrow() == expected
     assert apart.plan("relocate", table_root=f"file://{new}/")["is_empty"] is True
-    with pytest.raises(dg.DagsterInvalidConfigError, match="table_root is not a valid root") as refused:
+    with pytest.raises(dg.DagsterInvalidConfigError, match="table_root is not a valid root") as raised:
         apart.run("relocate", table_root="s3://key:secret@bucket/tables")
-    assert "secret" not in str(refused.value)
+    assert "secret" not in str(raised.value)
 
 
 def test_stale_digest_is_rejected(jobs: Jobs) -> None:
@@ -247,10 +247,10 @@ def test_exhausted_budget_is_reported_as_success(jobs: Jobs, monkeypatch: pytest
     too_few = jobs.apply_digest("purge", plan["digest"], max_requests=3)
     assert "the budget of 3 requests is spent while planning" in too_few.error
     needed, _ = with_least_requests(lambda budget: operations.plan_purge(jobs.lake, budget=budget))
-    most = 2 * needed
-    while (outcome := jobs.apply_digest("purge", jobs.plan("purge")["digest"], max_requests=most)).error:
-        assert f"the budget of {most} requests is spent while planning" in outcome.error
-        most += 3
+    budget = 2 * needed
+    while (outcome := jobs.apply_digest("purge", jobs.plan("purge")["digest"], max_requests=budget)).error:
+        assert f"the budget of {budget} requests is spent while planning" in outcome.error
+        budget += 3
     deleted = outcome.metadata["files"]
     assert "requests is spent" in outcome.metadata["stopped"]
     assert len(outcome.materialized) == 1, "one version records that the purge has begun"

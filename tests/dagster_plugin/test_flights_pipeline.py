@@ -106,16 +106,16 @@ def test_failed_check_publishes_nothing(pipeline: Pipeline) -> None:
 
 
 def test_bad_month_is_rolled_back(pipeline: Pipeline) -> None:
-    good = pipeline.lake().latest_version()
+    good_version = pipeline.lake().latest_version()
     delays = "SELECT carrier, avg(dep_delay) FROM t GROUP BY 1 ORDER BY 1"
     before = pipeline.query("flights", delays)
     pipeline.monthly_load("2013-01-01", fault="subtle")
     assert pipeline.query("flights", delays) != before
-    result = pipeline.must_run("rollback", **approved_rollback(pipeline.lake(), good))
+    result = pipeline.must_run("rollback", **approved_rollback(pipeline.lake(), good_version))
     assert pipeline.query("flights", delays) == before
     head = next(iter(pipeline.lake().history(1)))
-    assert (head.operation, head.rollback_from, head.run_id) == ("rollback", good + 1, result.run_id)
-    assert pipeline.lake().diff(good, head.version) == []
+    assert (head.operation, head.rollback_from, head.run_id) == ("rollback", good_version + 1, result.run_id)
+    assert pipeline.lake().diff(good_version, head.version) == []
 
 
 def test_operations_report_events_of_lakehouse_asset(pipeline: Pipeline) -> None:

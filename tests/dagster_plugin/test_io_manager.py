@@ -246,9 +246,11 @@ def test_partitions_of_unknown_column_are_rejected(lake: Lakehouse, instance: dg
     with pytest.raises(InvalidInputError, match=message):
         run(lake, instance, [orders], partition_key="eu")
     assert lake.latest_version() == version
-    two = by_country(mode="overwrite_partition", partition_by=["country", "kind"])
+    by_two_columns = by_country(mode="overwrite_partition", partition_by=["country", "kind"])
     with pytest.raises(InvalidInputError):
-        build_publish_asset(key=["publish"], tables={"orders": two}, description="All.", partitions_def=COUNTRIES)
+        build_publish_asset(
+            key=["publish"], tables={"orders": by_two_columns}, description="All.", partitions_def=COUNTRIES
+        )
 
 
 def test_table_changed_since_staging_fails_with_clear_message(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
@@ -262,10 +264,10 @@ def test_table_changed_since_staging_fails_with_clear_message(lake: Lakehouse, i
         return pa.table({"n": [1]})
 
     version = lake.latest_version()
-    with pytest.raises(dg.Failure, match=r"ref\.rates was staged") as caught:
+    with pytest.raises(dg.Failure, match=r"ref\.rates was staged") as raised:
         run(lake, instance, [rates, late_reader])
-    assert isinstance(caught.value.__cause__, CommitConflictError)
-    assert caught.value.allow_retries is False
+    assert isinstance(raised.value.__cause__, CommitConflictError)
+    assert raised.value.allow_retries is False
     assert lake.latest_version() == version + 1
 
 
@@ -332,10 +334,10 @@ def test_lossy_pandas_frame_is_rejected(lake: Lakehouse, instance: dg.DagsterIns
     "columns", [["n", "n"], pd.MultiIndex.from_tuples([("n", "min"), ("n", "max")])], ids=["duplicates", "levels"]
 )
 def test_invalid_pandas_column_names_are_rejected(columns: Any) -> None:
-    with pytest.raises(InvalidInputError) as refused:
+    with pytest.raises(InvalidInputError) as raised:
         arrow_of(pd.DataFrame([[1, 2]], columns=columns))
-    assert "df." in str(refused.value), "the message must name a fix in pandas"
-    assert len(str(refused.value).splitlines()) == 1
+    assert "df." in str(raised.value), "the message must name a fix in pandas"
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_overwrite_replaces_columns(lake: Lakehouse, instance: dg.DagsterInstance) -> None:

@@ -47,7 +47,7 @@ class Watched:
     lake: Lakehouse
     cursor: str | None = None
     foreign: list[tuple[int, str]] = field(default_factory=list)
-    own: set[int] = field(default_factory=set)
+    own_versions: set[int] = field(default_factory=set)
     reported: set[tuple[int, str]] = field(default_factory=set)
     gaps: set[int] = field(default_factory=set)
     requested: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Watched:
         version = txn.committed_version
         assert version is not None
         if is_own:
-            self.own.add(version)
+            self.own_versions.add(version)
         else:
             self.foreign += [(version, name) for name in names]
 
@@ -125,7 +125,7 @@ def test_own_versions_are_never_reported_without_expiry(commits: list[tuple[set[
             watched.commit(names, is_own)
         while watched.tick(Limits(versions=4, changes=3, seconds=60)).versions_left:
             continue
-        assert {version for version, _ in watched.reported}.isdisjoint(watched.own)
+        assert {version for version, _ in watched.reported}.isdisjoint(watched.own_versions)
         assert set(watched.foreign) <= watched.reported
 
 

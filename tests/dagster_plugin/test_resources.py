@@ -83,9 +83,9 @@ def test_allowed_roots_reach_lakehouse(tmp_path: Path) -> None:
     assert lake.storage_options == {"allowed_roots": "s3://first/ s3://second/x /third"}
     assert lake.external_storages.allowed_roots.allowed == ("s3://first/", "s3://second/x/", "file:///third/")
     for invalid in ("s3://KEY:secret@bucket/", "s3://a/ s3://b/", "relative"):
-        with pytest.raises(InvalidInputError, match="'allowed_roots'") as caught:
+        with pytest.raises(InvalidInputError, match="'allowed_roots'") as raised:
             TrinityLakeResource(root=str(tmp_path), allowed_roots=[invalid])
-        assert invalid not in str(caught.value)
+        assert invalid not in str(raised.value)
 
 
 def test_credentials_are_read_from_environment_when_lakehouse_opens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,9 +130,9 @@ def test_options_of_other_schemes_have_scheme_prefix(tmp_path: Path, monkeypatch
 def test_invalid_options_of_other_schemes_are_rejected_without_their_values(
     make: Callable[..., object], config: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(InvalidInputError, match=message) as caught:
+    with pytest.raises(InvalidInputError, match=message) as raised:
         make(**config)
-    assert leaks(everything_shown(caught.value)) == []
+    assert leaks(everything_shown(raised.value)) == []
 
 
 def test_options_of_other_schemes_come_from_environment_and_launchpad(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,9 +162,9 @@ def test_documented_options_are_equal_in_code_and_yaml() -> None:
 @pytest.mark.parametrize("name", SECRETS)
 def test_credential_in_options_is_rejected_without_its_value(name: str) -> None:
     for value in (SECRET_ACCESS_KEY, dg.EnvVar("MY_SECRET")):
-        with pytest.raises(InvalidInputError, match=f"'{name}' is a credential") as caught:
+        with pytest.raises(InvalidInputError, match=f"'{name}' is a credential") as raised:
             TrinityLakeResource(root="s3://bucket/", storage_options={name: value, "region": "here"})  # type: ignore[arg-type]
-        assert leaks(str(caught.value)) == []
+        assert leaks(str(raised.value)) == []
 
 
 @pytest.mark.parametrize(
@@ -182,16 +182,16 @@ def test_credential_in_options_is_rejected_without_its_value(name: str) -> None:
     ],
 )
 def test_error_messages_do_not_repeat_values(arguments: dict[str, Any]) -> None:
-    with pytest.raises((InvalidInputError, ValidationError)) as caught:
+    with pytest.raises((InvalidInputError, ValidationError)) as raised:
         TrinityLakeResource(root="s3://bucket/", **arguments)
-    assert leaks(f"{caught.value} {caught.value!r}") == []
+    assert leaks(f"{raised.value} {raised.value!r}") == []
 
 
 def test_credential_in_place_of_variable_name_is_not_repeated() -> None:
     variables = SecretVariables(access_key_id=ACCESS_KEY_ID)  # could be the name of a variable
-    with pytest.raises(InvalidInputError) as caught:
+    with pytest.raises(InvalidInputError) as raised:
         TrinityLakeResource(root="s3://bucket/", secret_options_from_env=variables).open()
-    assert leaks(str(caught.value)) == []
+    assert leaks(str(raised.value)) == []
 
 
 def everything_shown(error: BaseException) -> str:
@@ -217,9 +217,9 @@ def everything_shown(error: BaseException) -> str:
     ],
 )
 def test_invalid_root_is_rejected_when_definitions_load(root: str) -> None:
-    with pytest.raises(InvalidInputError, match="'root'") as caught:
+    with pytest.raises(InvalidInputError, match="'root'") as raised:
         TrinityLakeResource(root=root)
-    assert leaks(everything_shown(caught.value)) == []
+    assert leaks(everything_shown(raised.value)) == []
 
 
 @pytest.mark.parametrize(
@@ -239,9 +239,9 @@ def test_endpoint_with_credentials_is_rejected_when_definitions_load(endpoint: s
         lambda: StorageSettings(endpoint=endpoint),
         lambda: TrinityLakeResource(root="s3://bucket/", storage_options={"endpoint": endpoint}),  # type: ignore[arg-type]
     ):
-        with pytest.raises(InvalidInputError, match="'endpoint'") as caught:
+        with pytest.raises(InvalidInputError, match="'endpoint'") as raised:
             make()
-        assert leaks(everything_shown(caught.value)) == []
+        assert leaks(everything_shown(raised.value)) == []
     assert StorageSettings(endpoint="https://host:9000").explicit_options() == {"endpoint": "https://host:9000"}
 
 
@@ -262,18 +262,18 @@ def test_endpoint_with_credentials_is_rejected_when_definitions_load(endpoint: s
 )
 def test_invalid_variable_name_is_rejected_when_definitions_load(value: str) -> None:
     for name in SECRETS:
-        with pytest.raises(InvalidInputError, match=f"'{name}' in secret_options_from_env is not the name") as caught:
+        with pytest.raises(InvalidInputError, match=f"'{name}' in secret_options_from_env is not the name") as raised:
             SecretVariables(**{name: value})
-        text = everything_shown(caught.value)
+        text = everything_shown(raised.value)
         assert leaks(text) == []
         assert not value or value not in text
 
 
 def test_value_of_variable_is_not_accepted_as_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAKE_KEY", "nobody_may_see_this")
-    with pytest.raises(InvalidInputError) as caught:
+    with pytest.raises(InvalidInputError) as raised:
         SecretVariables(secret_access_key="nobody_may_see_this")
-    assert "nobody_may_see_this" not in str(caught.value)
+    assert "nobody_may_see_this" not in str(raised.value)
     monkeypatch.setenv("NAMED", "NAMED")
     assert SecretVariables(secret_access_key="NAMED").read() == {"secret_access_key": "NAMED"}
 
@@ -351,12 +351,12 @@ def test_launchpad_rejects_credentials_before_run_is_recorded(name: str) -> None
     resource = TrinityLakeResource(root="memory://never-made/")
     config = {"root": "memory://never-made/", "storage_options": {name: SECRET_ACCESS_KEY}}
     with dg.instance_for_test() as instance:
-        with pytest.raises(dg.DagsterInvalidConfigError, match=name) as caught:
+        with pytest.raises(dg.DagsterInvalidConfigError, match=name) as raised:
             job_on(resource).execute_in_process(
                 instance=instance, run_config={"resources": {"lakehouse": {"config": config}}, **QUIET}
             )
         assert instance.get_runs() == []
-    assert leaks(str(caught.value)) == []
+    assert leaks(str(raised.value)) == []
 
 
 def test_options_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,14 +364,14 @@ def test_options_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OPTIONS_VARIABLE, "endpoint=http://127.0.0.1:1,region=here")
     assert StorageSettings.from_environment().explicit_options() == {"endpoint": "http://127.0.0.1:1", "region": "here"}
     monkeypatch.setenv(OPTIONS_VARIABLE, f"region=here,secret_access_key={SECRET_ACCESS_KEY}")
-    with pytest.raises(InvalidInputError) as caught:
+    with pytest.raises(InvalidInputError) as raised:
         StorageSettings.from_environment()
-    assert leaks(str(caught.value)) == []
+    assert leaks(str(raised.value)) == []
 
 
 @pytest.mark.parametrize("remote", ["spark://h:7077", f"sc://h:15002/;token={SECRET_ACCESS_KEY}"])
 def test_invalid_spark_connect_url_is_rejected_when_definitions_load(remote: str) -> None:
-    with pytest.raises(InvalidInputError) as refused:
+    with pytest.raises(InvalidInputError) as raised:
         SparkResource(remote=remote)
-    assert not leaks(str(refused.value))
+    assert not leaks(str(raised.value))
     assert SparkResource(remote="sc://h:15002").remote == "sc://h:15002"

@@ -169,11 +169,11 @@ def test_only_one_of_two_concurrent_rollbacks_applies(jobs: Jobs) -> None:
     plan = jobs.plan("rollback", to={"version": first})
     with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(lambda _: jobs.apply(plan, "rollback"), range(2)))
-    (succeeded,), (refused,) = [
+    (succeeded,), (rejected,) = [
         [outcome for outcome in outcomes if outcome.success is is_done] for is_done in (True, False)
     ]
     assert (succeeded.metadata["rows_before"], succeeded.metadata["rows_after"]) == (6, 3)
-    assert "is out of date" in refused.error, refused.error
+    assert "is out of date" in rejected.error, rejected.error
     assert sum(info.operation == "rollback" for info in jobs.lake.history()) == 1
     assert objects(jobs.lake.snapshot()) == objects(jobs.lake.snapshot(first))
 
@@ -297,17 +297,19 @@ def row(page: str, version: int) -> str:
 
 
 def test_incident_is_detected_rolled_back_and_verified(shop: Shop) -> None:
-    good = shop.load(1, 2, 3)
-    bad = shop.load(4, -5)
+    good_version = shop.load(1, 2, 3)
+    bad_version = shop.load(4, -5)
     page = shop.page()
-    assert "; no_negative_amounts failed" in row(page, bad)
-    assert f"; 1 passed [roll back to {good}](/locations/__repository__@here/jobs/shop_rollback/" in row(page, good)
-    assert "; sales.orders +2 -3;" in row(page, bad)
+    assert "; no_negative_amounts failed" in row(page, bad_version)
+    assert f"; 1 passed [roll back to {good_version}](/locations/__repository__@here/jobs/shop_rollback/" in row(
+        page, good_version
+    )
+    assert "; sales.orders +2 -3;" in row(page, bad_version)
     newest = shop.instance.get_latest_materialization_event(NAMES.lakehouse_key)
     assert newest is not None and newest.asset_materialization is not None
     metadata = newest.asset_materialization.metadata
     # A run's check may end after its publication, so the metadata contains only results that existed at that time.
-    assert "; 1 passed" in row(str(metadata["last_versions"].value), good)
+    assert "; 1 passed" in row(str(metadata["last_versions"].value), good_version)
     assert not {"objects", "publish_tables", "tables"} & metadata.keys(), "metrics are a separate observation"
     (observation_record, *_) = shop.instance.fetch_observations(NAMES.lakehouse_key, limit=1).records
     assert observation_record.asset_observation is not None
@@ -317,20 +319,20 @@ def test_incident_is_detected_rolled_back_and_verified(shop: Shop) -> None:
     assert [*metadata][:4] == ["lakehouse_version", "health", "go_back", "last_versions"]
 
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
-    assert (plan["to_version"], plan["rows_coming_back"], plan["rows_going_away"]) == (good, 3, 2)
-    assert "| no_negative_amounts failed |" in row(plan["lost"], bad)
-    assert "sales.orders | +2 -3 |" in row(plan["lost"], bad), "the latest version is counted as well"
-    assert plan["configuration"]["to"] == {"version": good}
+    assert (plan["to_version"], plan["rows_coming_back"], plan["rows_going_away"]) == (good_version, 3, 2)
+    assert "| no_negative_amounts failed |" in row(plan["lost"], bad_version)
+    assert "sales.orders | +2 -3 |" in row(plan["lost"], bad_version), "the latest version is counted as well"
+    assert plan["configuration"]["to"] == {"version": good_version}
     succeeded, proof = shop.run("shop_rollback", approved(plan))
     assert (succeeded, proof["rows_before"], proof["rows_after"]) == (True, 2, 3)
     assert (proof["checks_passed"], proof["checks_failed"]) == (1, 0)
     page, latest = shop.page(), shop.lake.latest_version()
     assert "; latest; 1 passed" in row(page, latest)
-    assert "no_negative_amounts failed" in row(page, bad), (
+    assert "no_negative_amounts failed" in row(page, bad_version), (
         "the check result must still be attributed to the bad version"
     )
 
-    _, plan = shop.run("shop_rollback", {"to": {"version": bad}})
+    _, plan = shop.run("shop_rollback", {"to": {"version": bad_version}})
     succeeded, proof = shop.run("shop_rollback", approved(plan))
     assert (succeeded, proof["checks_failed"]) == (False, 1), "the checks must fail again on the bad version"
     assert shop.lake.latest_version() == latest + 1
@@ -342,63 +344,63 @@ def test_incident_is_detected_rolled_back_and_verified(shop: Shop) -> None:
 def test_blocking_check_is_not_attributed_to_published_version(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BLOCKING, "1")
     shop.reload()
-    good = shop.load(1, 2, 3)
+    good_version = shop.load(1, 2, 3)
     shop.source.write_text("4\n-5")
     assert not shop.run(LOAD)[0]
-    assert shop.lake.latest_version() == good
-    assert "; latest; 1 passed" in row(shop.page(), good), "an unpublished table has no version"
-    bad = shop.load(4, 500)
+    assert shop.lake.latest_version() == good_version
+    assert "; latest; 1 passed" in row(shop.page(), good_version), "an unpublished table has no version"
+    bad_version = shop.load(4, 500)
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
-    assert (plan["to_version"], plan["base_version"]) == (good, bad)
+    assert (plan["to_version"], plan["base_version"]) == (good_version, bad_version)
 
 
 def test_check_is_attributed_to_version_of_re_execution(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise dg.Failure("not now")
 
-    good = shop.load(1, 2, 3)
+    good_version = shop.load(1, 2, 3)
     shop.source.write_text("4\n-5")
     with monkeypatch.context() as patch:
         patch.setattr(publish_step, "publish_once", refuse)
         failed = shop.execute()
     assert failed.is_failure
-    assert "; latest; 1 passed" in row(shop.page(), good)
+    assert "; latest; 1 passed" in row(shop.page(), good_version)
     reexecution = shop.execute(dg.ReexecutionOptions.from_failure(failed.run_id, shop.instance))
     assert reexecution.is_success
     page = shop.page()
-    assert "; latest; no_negative_amounts failed" in row(page, good + 1)
-    assert "; 1 passed" in row(page, good)
+    assert "; latest; no_negative_amounts failed" in row(page, good_version + 1)
+    assert "; 1 passed" in row(page, good_version)
 
 
 def test_last_passed_version_excludes_undone_versions(shop: Shop) -> None:
-    good, bad = shop.load(1, 2, 3), shop.load(4, 500)
-    assert "1 passed" in row(shop.page(), bad), "no check must detect the bad rows"
-    operations.rollback(shop.lake, good)
+    good_version, bad_version = shop.load(1, 2, 3), shop.load(4, 500)
+    assert "1 passed" in row(shop.page(), bad_version), "no check must detect the bad rows"
+    operations.rollback(shop.lake, good_version)
     latest = shop.lake.latest_version()
     page = shop.page()
-    assert f"; undone by {latest}; 1 passed" in row(page, bad)
-    assert f"[roll back to {bad} (undone by {latest})](" in row(page, bad)
-    assert f"[roll back to {good}](" in row(page, good)
+    assert f"; undone by {latest}; 1 passed" in row(page, bad_version)
+    assert f"[roll back to {bad_version} (undone by {latest})](" in row(page, bad_version)
+    assert f"[roll back to {good_version}](" in row(page, good_version)
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
-    assert (plan["to_version"], plan["is_empty"]) == (good, True), "the latest version already has this content"
-    _, plan = shop.run("shop_rollback", {"to": {"version": bad}})
-    assert plan["warning"] == f"version {latest} already undid version {bad}, which would be restored"
+    assert (plan["to_version"], plan["is_empty"]) == (good_version, True), "the latest version already has this content"
+    _, plan = shop.run("shop_rollback", {"to": {"version": bad_version}})
+    assert plan["warning"] == f"version {latest} already undid version {bad_version}, which would be restored"
     shop.load(7)
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}, "tables": ["sales.orders"]})
-    assert plan["to_version"] == good
+    assert plan["to_version"] == good_version
 
 
 def test_last_passed_version_is_chosen_by_table(shop: Shop) -> None:
-    good = shop.load(1, 2, 3)
-    bad = shop.load(4, 500)
+    good_version = shop.load(1, 2, 3)
+    bad_version = shop.load(4, 500)
     append_rows(shop.lake, "sales.other")
-    operations.rollback(shop.lake, good, tables=["sales.orders"])
+    operations.rollback(shop.lake, good_version, tables=["sales.orders"])
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}, "tables": ["sales.other"]})
-    assert plan["to_version"] == bad, "the rollback did not change the other table"
+    assert plan["to_version"] == bad_version, "the rollback did not change the other table"
     _, plan = shop.run("shop_rollback", {"to": {"last_passed": True}})
-    assert plan["to_version"] == good
+    assert plan["to_version"] == good_version
     history = shop.run("shop_history", {"table": "sales.orders"})[1]["versions"]
-    assert "undone by" in row(history, bad) and "undone by" not in row(history, good)
+    assert "undone by" in row(history, bad_version) and "undone by" not in row(history, good_version)
 
 
 def test_links_are_markdown_and_texts_are_escaped() -> None:

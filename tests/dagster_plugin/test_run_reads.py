@@ -144,7 +144,7 @@ def test_read_of_another_lakehouse_is_not_verified(lakes: Lakes, lake: Lakehouse
         write_value(other_lake, "other", 2)
         return other
 
-    external, local = (TrinityLakeResource(root=one.root) for one in (other_lake, lake))
+    external, local = (TrinityLakeResource(root=lakehouse.root) for lakehouse in (other_lake, lake))
     definitions = dg.Definitions(
         assets=[a, build_publish_asset(key=["publish"], tables={"a": a.key}, description="One."), dg.AssetSpec(OTHER)],
         resources={
@@ -171,10 +171,10 @@ def two_steps(root: str) -> dg.JobDefinition:
 
 
 def test_reads_of_taken_over_tables_are_verified(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    made = dg.build_reconstructable_job("tests.dagster_plugin.test_run_reads", "two_steps", (lake.root,))
+    job = dg.build_reconstructable_job("tests.dagster_plugin.test_run_reads", "two_steps", (lake.root,))
 
     def execute(reexecution: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
-        with dg.execute_job(made, instance, run_config=QUIET, reexecution_options=reexecution) as result:
+        with dg.execute_job(job, instance, run_config=QUIET, reexecution_options=reexecution) as result:
             run = instance.get_run_by_id(result.run_id)
         assert run is not None
         return run

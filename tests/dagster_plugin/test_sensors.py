@@ -119,10 +119,10 @@ def test_external_commit_is_reported_once_with_one_run(ticks: Ticks) -> None:
     assert lakehouse is not None
     assert lakehouse.asset_materialization is not None
     assert plain(lakehouse.asset_materialization.metadata)["lakehouse_version"] == version
-    shown = plain(ticks.metrics()[-1].metadata)
-    assert (shown["lag_versions"], shown["versions_left"]) == (1, 0)
-    assert 0 <= shown["lag_seconds"] < 600
-    assert shown["tables_changed"] == 1
+    metrics = plain(ticks.metrics()[-1].metadata)
+    assert (metrics["lag_versions"], metrics["versions_left"]) == (1, 0)
+    assert 0 <= metrics["lag_seconds"] < 600
+    assert metrics["tables_changed"] == 1
     (request,) = ticks.launched.values()
     result = consumer.execute_in_process(instance=ticks.instance, run_config=QUIET, tags=dict(request.tags))
     assert result.success
@@ -159,14 +159,14 @@ def test_killed_daemon_repeats_events_but_no_run(ticks: Ticks) -> None:
 
 
 def test_sensor_ignores_commits_of_own_runs(ticks: Ticks) -> None:
-    own = consumer.execute_in_process(instance=ticks.instance, run_config=QUIET).run_id
-    with acting_for_run(own):
+    own_run_id = consumer.execute_in_process(instance=ticks.instance, run_config=QUIET).run_id
+    with acting_for_run(own_run_id):
         alter(ticks.lake, "ns", "a")
     ticks.tick()
     assert (ticks.events, ticks.launched) == ([], {})
     assert "1 versions since the last tick" in ticks.log_messages[-1]
     alter(ticks.lake, "ns", "b")
-    with acting_for_run(own):
+    with acting_for_run(own_run_id):
         alter(ticks.lake, "ns", "a")
     with acting_for_run("11111111-2222-3333-4444-555555555555"):  # of another instance
         last = alter(ticks.lake, "ns", "b")
@@ -237,9 +237,9 @@ def test_sensor_reports_gap_and_continues_when_cursor_expired(ticks: Ticks) -> N
 
 
 def test_changes_of_expired_versions_are_reported_with_the_next_readable_version(ticks: Ticks) -> None:
-    own = consumer.execute_in_process(instance=ticks.instance, run_config=QUIET).run_id
+    own_run_id = consumer.execute_in_process(instance=ticks.instance, run_config=QUIET).run_id
     alter(ticks.lake, "ns", "a")
-    with acting_for_run(own):
+    with acting_for_run(own_run_id):
         alter(ticks.lake, "ns", "b")
     expire(ticks.lake, "2")
     ticks.tick()

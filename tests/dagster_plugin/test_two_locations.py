@@ -68,15 +68,15 @@ class Location:
 
             return table
 
-        shared, own = build_asset(self.shared_key, []), build_asset(self.own_key, [self.shared_key])
+        shared, own_asset = build_asset(self.shared_key, []), build_asset(self.own_key, [self.shared_key])
         publish = build_publish_asset(
             key=[self.name, "publish"],
-            tables={"shared": shared, "own": own},
+            tables={"shared": shared, "own": own_asset},
             partitions_def=REGIONS,
             description="Both.",
             names=self.names,
         )
-        return [shared, own, publish]
+        return [shared, own_asset, publish]
 
     def load(self, region: str) -> bool:
         """Load a region in a run that the code location launches, like the UI does."""
@@ -88,7 +88,7 @@ class Location:
     def tick_sensor(self) -> set[tuple[dg.AssetKey, str | None]]:
         """Evaluate the commit sensor once, like the daemon, and return the reported assets with their partitions."""
         repository = self.definitions.get_repository_def()
-        here = InProcessCodeLocationOrigin(LoadableTargetOrigin(python_file=__file__), location_name=self.name)
+        origin = InProcessCodeLocationOrigin(LoadableTargetOrigin(python_file=__file__), location_name=self.name)
         resources = {self.names.resource_key: repository.get_top_level_resources()[self.names.resource_key]}
         with dg.SensorEvaluationContext(
             instance_ref=None,
@@ -99,7 +99,7 @@ class Location:
             repository_def=repository,
             instance=self.instance,
             resources=resources,
-            code_location_origin=here,
+            code_location_origin=origin,
         ) as context:
             result = build_commit_sensor(self.names, job_name="load").evaluate_tick(context)
         self._cursor = result.cursor

@@ -70,6 +70,6 @@ def test_repair_job_applies_plan(jobs: Jobs) -> None:
     assert not remaining.success, "version 5 must stay damaged"
     assert remaining.metadata["is_empty"] is True
     assert jobs.lake.snapshot().table("more", "t").properties == {}
-    refused = jobs.apply_digest("repair", plan["digest"], to_last_good=True)
-    assert not refused.success
-    assert "review the new plan" in refused.error
+    rejected = jobs.apply_digest("repair", plan["digest"], to_last_good=True)
+    assert not rejected.success
+    assert "review the new plan" in rejected.error

@@ -437,9 +437,9 @@ def test_partitions_of_other_code_location_are_read_by_column_of_spec(
     def of_all(days: pa.Table) -> int:
         return days.num_rows
 
-    here = Project(lake, instance, [days])
+    first_location = Project(lake, instance, [days])
     for day in ("2026-01-01", "2026-01-02"):
-        assert here.run("shop/days", partition_key=day).success
+        assert first_location.run("shop/days", partition_key=day).success
     spec = dg.AssetSpec(key, partitions_def=DAYS, metadata=metadata)
     other_location = Project(lake, instance, [spec, of_one_day, of_all])
     result = other_location.run("of_one_day", partition_key="2026-01-02")
@@ -456,12 +456,16 @@ def test_publish_asset_of_table_in_other_code_location_fails(lake: Lakehouse, in
     def own() -> pa.Table:
         return pa.table({"x": [1]})
 
-    here = Project(lake, instance, [orders])
+    first_location = Project(lake, instance, [orders])
     spec = dg.AssetSpec(orders.key).with_io_manager_key(IO)
     other_location = Project(lake, instance, [spec, own, publish(orders.key, own)])
-    assert here.run("shop/orders").success, "its own step must publish it"
+    assert first_location.run("shop/orders").success, "its own step must publish it"
     for keys in (["publish/shop"], ["shop/own", "publish/shop"]):
         result = other_location.run(*keys)
         assert not result.success
         assert "build the publish asset in the code location of shop/orders" in failures(result)[0]
-    assert (len(here.rows("shop.orders") or []), here.rows("shop.own"), lake.latest_version()) == (3, None, 1)
+    assert (len(first_location.rows("shop.orders") or []), first_location.rows("shop.own"), lake.latest_version()) == (
+        3,
+        None,
+        1,
+    )

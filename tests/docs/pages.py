@@ -18,7 +18,7 @@ _FENCE = re.compile(
 
 @dataclass(frozen=True)
 class Snippet:
-    """A fenced code block of a page. ``title`` names its job or file, and is empty without one."""
+    """A fenced code block of a page. ``title`` is its job or file name, or empty."""
 
     section: str
     language: str

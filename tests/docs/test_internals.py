@@ -14,7 +14,7 @@ import pytest
 from tests.docs.pages import DOCS, PROJECT, snippets
 from trinitylake_ops import Lakehouse
 
-#: The journey of scripts/metrics.py that each page lists the files of.
+#: The journey of scripts/metrics.py whose files each page lists.
 JOURNEYS = {
     "internals/commit.md": "commit of a namespace",
     "internals/rollback.md": "rollback",
@@ -50,7 +50,11 @@ def test_listed_files_are_those_that_run(page: str, traced_files: dict[str, list
 
 
 def test_example_of_the_commit_page_runs(tmp_path: Path) -> None:
-    (example,) = (one for one in snippets(DOCS / "internals/commit.md") if one.language == "python" and not one.title)
+    (example,) = (
+        snippet
+        for snippet in snippets(DOCS / "internals/commit.md")
+        if snippet.language == "python" and not snippet.title
+    )
     lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
     exec(compile(textwrap.dedent(example.text), "commit.md", "exec"), {"lake": lake})
     assert lake.snapshot().namespaces() == ["sales"]
