@@ -300,8 +300,8 @@ def wait_for_approval_request(log: Path, dag: str, run_id: str, task: str) -> No
     again.
     """
     key = f"TaskInstanceKey(dag_id='{dag}', task_id='{task}', run_id='{run_id}'"
-    seen = f"Received executor event with state success for task instance {key}"
-    wait_for(lambda: seen in log.read_text(errors="replace") or None)
+    expected_line = f"Received executor event with state success for task instance {key}"
+    wait_for(lambda: expected_line in log.read_text(errors="replace") or None)
 
 
 def wait_for(probe: Callable[[], Value | None]) -> Value:

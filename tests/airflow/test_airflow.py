@@ -58,8 +58,10 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lakehouse:
 
 def connection_to(lake: Lakehouse) -> list[str]:
     """Return the arguments of the documented command that adds a connection, for this lakehouse."""
-    (shown,) = (snippet.text for snippet in snippets(DOCS / "deploy" / "airflow.md") if "--conn-json" in snippet.text)
-    program, *arguments = shlex.split(shown.replace("s3://bucket/lake", lake.root))
+    (documented,) = (
+        snippet.text for snippet in snippets(DOCS / "deploy" / "airflow.md") if "--conn-json" in snippet.text
+    )
+    program, *arguments = shlex.split(documented.replace("s3://bucket/lake", lake.root))
     assert program == "airflow"
     return arguments
 

@@ -45,9 +45,9 @@ print(TrinityLakeHook().test_connection()[1])
 
 def first_steps(source: Path) -> list[str]:
     """Return the page's commands, with this repository as the clone."""
-    shown = [snippet.text for snippet in snippets(PAGE) if snippet.section == "First steps"]
-    assert len(shown) == 3 and "SOURCE=$HOME/trinitylake-ops\n" in shown[0]
-    return [text.replace("SOURCE=$HOME/trinitylake-ops", f"SOURCE={source}") for text in shown]
+    commands = [snippet.text for snippet in snippets(PAGE) if snippet.section == "First steps"]
+    assert len(commands) == 3 and "SOURCE=$HOME/trinitylake-ops\n" in commands[0]
+    return [text.replace("SOURCE=$HOME/trinitylake-ops", f"SOURCE={source}") for text in commands]
 
 
 def clean_environment() -> dict[str, str]:

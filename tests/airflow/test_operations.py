@@ -38,8 +38,8 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
 def run_operation(lake: Lakehouse, operation: str, **options: Any) -> dict[str, Any]:
     """Run an operation like a task does, and return the result that Airflow stores."""
     settings = LakehouseSettings.of(lake.root, {"storage_options": {"fsync": "false"}})
-    shown: dict[str, Any] = json.loads(json.dumps(carry_out(BY_NAME[operation], options, settings, RUN, LOG)))
-    return shown
+    result: dict[str, Any] = json.loads(json.dumps(carry_out(BY_NAME[operation], options, settings, RUN, LOG)))
+    return result
 
 
 def test_operations_are_jobs_of_dagster() -> None:
@@ -55,8 +55,8 @@ def test_plan_is_approved_and_applied(lake: Lakehouse) -> None:
     assert "to apply it, run expire" in plan["summary"] and "to apply it" not in plan["page"]
     with pytest.raises(InvalidInputError, match="approved_by"):
         run_operation(lake, "expire", **plan["configuration"])
-    done = run_operation(lake, "expire", approval={"digest": plan["digest"], "approved_by": "ana"})
-    assert done["versions"] == plan["versions"]
+    applied = run_operation(lake, "expire", approval={"digest": plan["digest"], "approved_by": "ana"})
+    assert applied["versions"] == plan["versions"]
     info = next(iter(lake.history(1)))
     assert (info.operation, info.run_id, info.approved_by) == ("expire", RUN, "ana")
     assert run_operation(lake, "expire")["is_empty"]

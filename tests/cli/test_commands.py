@@ -186,8 +186,8 @@ def test_init(cli: Cli, lakes: Lakes) -> None:
     # With such settings no commit would succeed, or no space would ever be reclaimed.
     for absurd in (1, 59_999, 10**12, 10**30):
         assert_error(cli("init", "--txn-ttl-millis", absurd, root=f"{root}3"), 2, "60000<=x<=315360000000")
-    for wrong in ("novalue", "=value"):
-        assert_error(cli("init", "--property", wrong, root=f"{root}3"), 2, "--property takes NAME=VALUE")
+    for invalid in ("novalue", "=value"):
+        assert_error(cli("init", "--property", invalid, root=f"{root}3"), 2, "--property takes NAME=VALUE")
     assert_error(cli("init", "--property", "a=1", "--property", "a=2", root=f"{root}3"), 2, "--property has two values")
 
 
@@ -646,8 +646,8 @@ def test_hint(cli: Cli, lake: Lakehouse) -> None:
     lake.storage.write(HINT_PATH, b"0")
     output = cli("repair-hint", "--check-only", "--json").json
     assert (output["state"], output["hinted"], output["latest"], output["repaired"]) == ("behind", 0, 2, False)
-    wrong = cli("repair-hint", "--check-only")
-    assert (wrong.code, "behind" in wrong.out, wrong.err) == (1, True, "")
+    behind = cli("repair-hint", "--check-only")
+    assert (behind.code, "behind" in behind.out, behind.err) == (1, True, "")
     repaired = cli("repair-hint", "--json")
     assert (repaired.code, repaired.json["repaired"]) == (0, True)
     right = cli("repair-hint", "--check-only", "--json")

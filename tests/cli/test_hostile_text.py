@@ -25,7 +25,7 @@ from trinitylake_ops.storage import LocalStorage
 __all__ = ["cli", "logging_as_it_was"]
 
 #: Clearing the screen, setting a title, a C1 control, a forged line, and right-to-left text.
-EVIL = "\x1b[2J\x1b]0;pwned\x07\x9b31m\rError: none\nDone\u202egpj.exe\u2028\u200b"
+HOSTILE = "\x1b[2J\x1b]0;pwned\x07\x9b31m\rError: none\nDone\u202egpj.exe\u2028\u200b"
 #: The part of it that names may contain.
 NAME = "evil\x9b31m\u202egpj\u200b"
 #: The part of it that file names may contain.
@@ -36,11 +36,11 @@ FILE = "evil\x1b[2J\x9b\nx\u202e"
 def root(tmp_path: Path) -> str:
     """The root of a lakehouse in which all names, messages and references are hostile."""
     folder = tmp_path / "lake"
-    lake = Lakehouse.create(f"file://{folder}/", properties={EVIL: EVIL}, minimum_versions_to_keep=1)
+    lake = Lakehouse.create(f"file://{folder}/", properties={HOSTILE: HOSTILE}, minimum_versions_to_keep=1)
     append_rows(lake, "ns.t")
-    with lake.transaction(message=EVIL, run_id=EVIL, properties={EVIL: EVIL}, operation=EVIL) as txn:
-        txn.create_namespace(NAME, {EVIL: EVIL})
-        txn.create_table(NAME, NAME, TableDef(properties={EVIL: EVIL}, format_properties={EVIL: EVIL}))
+    with lake.transaction(message=HOSTILE, run_id=HOSTILE, properties={HOSTILE: HOSTILE}, operation=HOSTILE) as txn:
+        txn.create_namespace(NAME, {HOSTILE: HOSTILE})
+        txn.create_table(NAME, NAME, TableDef(properties={HOSTILE: HOSTILE}, format_properties={HOSTILE: HOSTILE}))
         lost = {METADATA_LOCATION: f"tables/{FILE}/metadata/1.json".replace("\n", "")}
         txn.create_table(NAME, "lost", TableDef(format_properties=lost, id="lost"))
     operations.plan_export(lake, NAME).execute()
@@ -58,15 +58,22 @@ def _forge(lake: Lakehouse) -> None:
     """Write records and a committer with values that this package never writes."""
     with lake.transaction() as txn:
         definition = txn.base.definition
-        export = ExportRecord(name=EVIL, version=1, level=ExportLevel.MINIMAL, target_uri="", root_location=FILE)
-        batch = ExpirationBatch(id=EVIL, versions="0", plan_path=f"_ops/{FILE}", digest=EVIL)
+        export = ExportRecord(name=HOSTILE, version=1, level=ExportLevel.MINIMAL, target_uri="", root_location=FILE)
+        batch = ExpirationBatch(id=HOSTILE, versions="0", plan_path=f"_ops/{FILE}", digest=HOSTILE)
         changed = replace(definition, exports=(*definition.exports, export), expirations=(batch,))
         txn.alter_definition(changed)
     path = root_path(lake.latest_version())
     node = decode_node(lake.storage.read(path), path)
-    info = {"operation": EVIL, "message": EVIL, "user": EVIL, "host": EVIL, "engine": EVIL, "run_id": EVIL}
-    info |= {"approved_by": EVIL, "members": [EVIL], "properties": {EVIL: EVIL}, "counts": {EVIL: 1}}
-    system = {**node.system, COMMIT_INFO: json.dumps(info, ensure_ascii=False), f"odd{EVIL}": EVIL}
+    info = {
+        "operation": HOSTILE,
+        "message": HOSTILE,
+        "user": HOSTILE,
+        "host": HOSTILE,
+        "engine": HOSTILE,
+        "run_id": HOSTILE,
+    }
+    info |= {"approved_by": HOSTILE, "members": [HOSTILE], "properties": {HOSTILE: HOSTILE}, "counts": {HOSTILE: 1}}
+    system = {**node.system, COMMIT_INFO: json.dumps(info, ensure_ascii=False), f"odd{HOSTILE}": HOSTILE}
     node.system = system
     lake.storage.write(path, encode_node(node, order=128))
 
@@ -83,14 +90,14 @@ COMMANDS: tuple[tuple[object, ...], ...] = (
     ("show",),
     ("show", NAME),
     ("show", f"{NAME}.{NAME}"),
-    ("show", "--version", EVIL),
+    ("show", "--version", HOSTILE),
     ("show", "--version", NAME),
-    ("show", f"{NAME}.{EVIL}"),
+    ("show", f"{NAME}.{HOSTILE}"),
     ("head", "ns.t"),
-    ("head", "ns.t", "--columns", EVIL),
+    ("head", "ns.t", "--columns", HOSTILE),
     ("head", f"{NAME}.{NAME}"),
     ("count", "ns.t"),
-    ("count", f"{NAME}.{EVIL}"),
+    ("count", f"{NAME}.{HOSTILE}"),
     ("log", "ns.t"),
     ("log", f"{NAME}.{NAME}"),
     ("diff", "0", "latest"),
@@ -101,14 +108,14 @@ COMMANDS: tuple[tuple[object, ...], ...] = (
     ("repair",),
     ("exports",),
     ("clones",),
-    ("drop-clone", EVIL),
-    ("compare", EVIL),
-    ("promote", EVIL),
-    ("refresh", EVIL),
-    ("clone", EVIL),
-    ("clone", "memory://hostile-clone/", "--name", EVIL),
+    ("drop-clone", HOSTILE),
+    ("compare", HOSTILE),
+    ("promote", HOSTILE),
+    ("refresh", HOSTILE),
+    ("clone", HOSTILE),
+    ("clone", "memory://hostile-clone/", "--name", HOSTILE),
     ("verify-export", NAME),
-    ("verify-export", EVIL),
+    ("verify-export", HOSTILE),
     ("expire",),
     ("purge",),
     ("orphans",),
@@ -120,13 +127,13 @@ COMMANDS: tuple[tuple[object, ...], ...] = (
     ("restore", NAME),
     ("reconcile",),
     ("repair-hint", "--check-only"),
-    ("undelete", EVIL),
-    ("export", EVIL),
-    ("drop-export", EVIL),
-    ("register-table", f"{NAME}.x", EVIL),
-    ("register-table", f"{NAME}.x", f"/{EVIL}"),
-    ("resolve-commit", EVIL),
-    ("create-namespace", EVIL),
+    ("undelete", HOSTILE),
+    ("export", HOSTILE),
+    ("drop-export", HOSTILE),
+    ("register-table", f"{NAME}.x", HOSTILE),
+    ("register-table", f"{NAME}.x", f"/{HOSTILE}"),
+    ("resolve-commit", HOSTILE),
+    ("create-namespace", HOSTILE),
     ("expire", "--yes"),
     ("purge", "--yes"),
     ("orphans", "--yes"),
@@ -180,13 +187,13 @@ def test_warnings_are_one_escaped_line_each(cli: Cli, root: str, monkeypatch: py
     """Log lines about errors, also from libraries."""
 
     def write_best_effort(storage: LocalStorage, path: str, data: bytes) -> None:
-        warnings.warn(f"{EVIL}{'x' * 5_000}", stacklevel=1)
-        logging.getLogger("library").warning("name %r of %s", EVIL, "y" * 5_000)
+        warnings.warn(f"{HOSTILE}{'x' * 5_000}", stacklevel=1)
+        logging.getLogger("library").warning("name %r of %s", HOSTILE, "y" * 5_000)
         try:
-            raise ValueError(f"{EVIL}{'z' * 5_000}")
+            raise ValueError(f"{HOSTILE}{'z' * 5_000}")
         except ValueError:
             logging.getLogger("library").warning("it went on", exc_info=True)
-        raise StoragePermissionError(f"{EVIL}{'a/' * 2_500}", path=f"{EVIL}{'b/' * 2_500}")
+        raise StoragePermissionError(f"{HOSTILE}{'a/' * 2_500}", path=f"{HOSTILE}{'b/' * 2_500}")
 
     monkeypatch.setattr(LocalStorage, "write_best_effort", write_best_effort)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # excludes pytest's handlers

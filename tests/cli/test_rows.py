@@ -14,7 +14,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DecimalType, ListType, LongType, MapType, NestedField, StringType, StructType, UUIDType
 
 from tests.cli.test_commands import ROOT, Cli, assert_error, cli, logging_as_it_was
-from tests.cli.test_hostile_text import EVIL, is_harmless
+from tests.cli.test_hostile_text import HOSTILE, is_harmless
 from tests.engine_tables import EQUALITY, POSITIONS, make_table, rows, with_equality, with_positions
 from tests.operations.changes import append_rows, drop
 from trinitylake_ops import Lakehouse
@@ -168,15 +168,15 @@ def test_head_shows_unrepresentable_times_as_numbers(cli: Cli, lake: Lakehouse) 
 
 
 def test_head_escapes_values(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    append(lake, "ns.t", pa.table({EVIL: [EVIL, EVIL * 1_000], "part": [{"a": EVIL}, {"a": None}]}))
+    append(lake, "ns.t", pa.table({HOSTILE: [HOSTILE, HOSTILE * 1_000], "part": [{"a": HOSTILE}, {"a": None}]}))
     for _ in range(2):
-        for arguments in (("head", "ns.t"), ("head", "ns.t", "--json"), ("head", "ns.t", "--columns", EVIL)):
+        for arguments in (("head", "ns.t"), ("head", "ns.t", "--json"), ("head", "ns.t", "--columns", HOSTILE)):
             result = cli(*arguments)
             assert result.code == 0
             assert is_harmless(result.out + result.err)
-        assert is_harmless(cli("head", "ns.t", "--columns", f"{EVIL}x").err)
+        assert is_harmless(cli("head", "ns.t", "--columns", f"{HOSTILE}x").err)
         on_terminal(monkeypatch, 40)
-    assert cli("head", "ns.t", "--json").json["rows"][0][EVIL] == EVIL
+    assert cli("head", "ns.t", "--json").json["rows"][0][HOSTILE] == HOSTILE
 
 
 def test_head_fits_lines_to_the_terminal(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:

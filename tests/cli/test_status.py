@@ -73,11 +73,11 @@ def test_status_watches_until_interrupted(
     cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     slept: list[float] = []
-    sleep_of_others, own = time.sleep, threading.get_ident()
+    original_sleep, main_thread = time.sleep, threading.get_ident()
 
     def sleep(seconds: float) -> None:
-        if threading.get_ident() != own:
-            sleep_of_others(seconds)
+        if threading.get_ident() != main_thread:
+            original_sleep(seconds)
             return
         slept.append(seconds)
         create(lake, f"n{len(slept)}")

@@ -75,26 +75,31 @@ def values(observation: dg.AssetObservation) -> Mapping[str, Any]:
 def test_lakehouse_observation_has_version_and_changes(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     head = observe(lake, instance)[ONLY.lakehouse_key]
     assert (head.tags or {})["dagster/data_version"] == "2"
-    shown = values(head)
-    assert (shown["lakehouse_version"], shown["objects"], shown["tables"], shown["namespaces"]) == (2, 3, 2, 1)
-    assert (shown["changed_since"], shown["changed_tables"]) == (1, 1)
+    metadata = values(head)
+    assert (metadata["lakehouse_version"], metadata["objects"], metadata["tables"], metadata["namespaces"]) == (
+        2,
+        3,
+        2,
+        1,
+    )
+    assert (metadata["changed_since"], metadata["changed_tables"]) == (1, 1)
     shape = lake.snapshot().tree_shape()
-    assert (shown["height"], shown["buffered_messages"]) == (shape.height, shape.messages)
-    assert shown["tree_bytes"] == shape.file_bytes
-    assert shown["buffer_fill_percent"] == round(100 * shape.buffer_fill, 2)
-    assert (shown["hours_since_expiry"], shown["hours_since_export"]) == ("none", "none")
+    assert (metadata["height"], metadata["buffered_messages"]) == (shape.height, shape.messages)
+    assert metadata["tree_bytes"] == shape.file_bytes
+    assert metadata["buffer_fill_percent"] == round(100 * shape.buffer_fill, 2)
+    assert (metadata["hours_since_expiry"], metadata["hours_since_export"]) == ("none", "none")
     append(lake, "orders", 1)
     append(lake, "customers", 1)
     operations.verify(lake, incremental=True)
-    shown = values(observe(lake, instance)[ONLY.lakehouse_key])
-    assert (shown["changed_since"], shown["changed_tables"]) == (2, 2)
-    assert "| changed | sales | orders |" in shown["changes"]
-    assert 0 <= shown["hours_since_verify"] < 1
-    assert shown["health"] == "good: nothing to do"
-    assert (shown["findings"], shown["hint"]) == ("none", "right")
-    assert [*shown][:3] == ["lakehouse_version", "health", "last_versions"]
-    assert "| verify | fine |" in shown["due"]
-    assert "| who | versions |" in shown["committers"]
+    metadata = values(observe(lake, instance)[ONLY.lakehouse_key])
+    assert (metadata["changed_since"], metadata["changed_tables"]) == (2, 2)
+    assert "| changed | sales | orders |" in metadata["changes"]
+    assert 0 <= metadata["hours_since_verify"] < 1
+    assert metadata["health"] == "good: nothing to do"
+    assert (metadata["findings"], metadata["hint"]) == ("none", "right")
+    assert [*metadata][:3] == ["lakehouse_version", "health", "last_versions"]
+    assert "| verify | fine |" in metadata["due"]
+    assert "| who | versions |" in metadata["committers"]
     assert values(observe(lake, instance)[ONLY.lakehouse_key])["changed_tables"] == 0
 
 
@@ -104,8 +109,8 @@ def test_buffer_metrics_increase_with_changes(lakes: Lakes) -> None:
     alter(lake, "ns", "t3")
     (root, *_) = lake.snapshot().tree_shape().levels
     assert root.messages > 0
-    shown = head_metadata(lake, lake.snapshot(), None)
-    assert shown["buffer_fill_percent"] == round(100 * root.message_bytes / DEFAULT_BUFFER_TARGET_BYTES, 2) > 0
+    metadata = head_metadata(lake, lake.snapshot(), None)
+    assert metadata["buffer_fill_percent"] == round(100 * root.message_bytes / DEFAULT_BUFFER_TARGET_BYTES, 2) > 0
 
 
 def test_lakehouse_observation_has_reclaimable_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,37 +121,37 @@ def test_lakehouse_observation_has_reclaimable_bytes(tmp_path: Path, monkeypatch
     for _ in range(3):
         alter(lake, "ns", "t")
 
-    def shown(seconds: float = 60) -> dict[str, Any]:
+    def metadata(seconds: float = 60) -> dict[str, Any]:
         status = lake_status(lake, plan_seconds=seconds)
         metadata = head_metadata(lake, lake.snapshot(), status, is_planned=seconds > 0)
         return {name: value for name, value in metadata.items() if name.endswith(("able_bytes", "since_expiry"))}
 
     nothing = {"expirable_bytes": 0, "purgeable_bytes": 0, "reclaimable_bytes": 0}
-    assert shown() == {**nothing, "hours_since_expiry": "none"}
+    assert metadata() == {**nothing, "hours_since_expiry": "none"}
     clock.forward(2)
-    before = shown()
+    before = metadata()
     assert before["expirable_bytes"] == before["reclaimable_bytes"] == operations.plan_expiration(lake).bytes > 0
-    assert shown(0) == {"hours_since_expiry": "none"}
-    assert shown(1e-9)["reclaimable_bytes"] == "not counted: it takes more than 1e-09 seconds"
+    assert metadata(0) == {"hours_since_expiry": "none"}
+    assert metadata(1e-9)["reclaimable_bytes"] == "not counted: it takes more than 1e-09 seconds"
     operations.plan_expiration(lake).execute()
     clock.forward(1)
-    after = shown()
+    after = metadata()
     assert after["purgeable_bytes"] == after["reclaimable_bytes"] == before["expirable_bytes"]
     assert after["hours_since_expiry"] == pytest.approx(1, abs=0.1)
     operations.plan_purge(lake).execute()
-    assert shown()["purgeable_bytes"] == 0
+    assert metadata()["purgeable_bytes"] == 0
     alter(lake, "ns", "t")
     truncate(lake.storage, root_path(alter(lake, "ns", "t") - 2))
-    assert "not counted: " in shown()["reclaimable_bytes"]
+    assert "not counted: " in metadata()["reclaimable_bytes"]
 
 
 def test_table_observation_has_columns_rows_and_location(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     observation = observe(lake, instance)[ORDERS]
-    shown = values(observation)
-    assert (shown["dagster/row_count"], shown["data_files"], shown["lakehouse_version"]) == (3, 1, 2)
-    assert shown["dagster/table_name"] == "sales.orders"
-    assert shown["dagster/uri"].startswith(lake.root)
-    assert [column.name for column in shown["dagster/column_schema"].columns] == ["n"]
+    metadata = values(observation)
+    assert (metadata["dagster/row_count"], metadata["data_files"], metadata["lakehouse_version"]) == (3, 1, 2)
+    assert metadata["dagster/table_name"] == "sales.orders"
+    assert metadata["dagster/uri"].startswith(lake.root)
+    assert [column.name for column in metadata["dagster/column_schema"].columns] == ["n"]
     data_version = (observation.tags or {})["dagster/data_version"]
     append(lake, "customers", 1)
     unchanged = observe(lake, instance)[ORDERS]
@@ -224,8 +229,8 @@ def test_observation_after_previous_version_was_deleted(tmp_path: Path) -> None:
     lake.close()  # with an outdated hint, version 0 would be found as the latest
     lake.storage.delete(root_path(1))
     lake = Lakehouse(lake.storage)
-    shown = head_metadata(lake, lake.snapshot(), None, since=1)
-    assert shown["changes"] == "unknown: the previously observed version 1 does not exist"
+    metadata = head_metadata(lake, lake.snapshot(), None, since=1)
+    assert metadata["changes"] == "unknown: the previously observed version 1 does not exist"
 
 
 def test_sensor_observation_is_not_used_as_previous_version(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
@@ -240,8 +245,8 @@ def test_sensor_observation_is_not_used_as_previous_version(lake: Lakehouse, ins
     record = instance.get_latest_data_version_record(ONLY.lakehouse_key, is_source=True)
     assert record is not None and record.asset_observation is not None
     assert (record.asset_observation.tags or {})["dagster/data_version"] == "3"
-    shown = values(observe(lake, instance)[ONLY.lakehouse_key])
-    assert (shown["changed_since"], shown["changed_tables"]) == (2, 1)
+    metadata = values(observe(lake, instance)[ONLY.lakehouse_key])
+    assert (metadata["changed_since"], metadata["changed_tables"]) == (2, 1)
 
 
 def test_data_version_of_other_format_is_derived_from_definition(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
@@ -272,6 +277,6 @@ def test_table_without_totals_has_unknown_row_count(lake: Lakehouse) -> None:
         snapshot["summary"] = {"operation": snapshot["summary"]["operation"]}
     lake.storage.write(path, json.dumps(metadata).encode())
     lake = Lakehouse(lake.storage)
-    shown = table_metadata(lake, lake.snapshot(), "sales", "orders", definition)
-    assert not {"dagster/row_count", "bytes", "data_files"} & shown.keys()
-    assert shown["snapshot_id"] != "none"
+    metadata = table_metadata(lake, lake.snapshot(), "sales", "orders", definition)
+    assert not {"dagster/row_count", "bytes", "data_files"} & metadata.keys()
+    assert metadata["snapshot_id"] != "none"

@@ -54,12 +54,12 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(rows))
         return rows
 
-    def refused(*_: object, **__: object) -> None:
+    def reject(*_: object, **__: object) -> None:
         raise AssertionError("rows were brought to the driver")
 
     monkeypatch.setattr(DataFrame, "collect", counting_collect)
     for name in ("toPandas", "toArrow", "toLocalIterator", "foreach", "foreachPartition"):
-        monkeypatch.setattr(DataFrame, name, refused)
+        monkeypatch.setattr(DataFrame, name, reject)
     return counts
 
 

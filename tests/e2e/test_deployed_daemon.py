@@ -262,15 +262,18 @@ def test_sensor_reports_versions_that_expired_unseen_and_continues(
 ) -> None:
     before = sensor.requested()
     sensor.stop()
-    seen = lake.latest_version()
+    last_seen = lake.latest_version()
     lost = alter(lake, "ns", "a")
-    kept = alter(lake, "ns", "b")
-    expire(lake, f"{seen}-{lost}")
+    first_live = alter(lake, "ns", "b")
+    expire(lake, f"{last_seen}-{lost}")
     newest = lake.latest_version()
     sensor.start()
     sensor.wait_for_request(*before, newest)
     gap = events(topology, "lakehouse", kind="assetObservations")[0]["gap"]
-    assert gap == f"version {seen} can no longer be read; the changes of versions {lost}-{kept} are not reported"
+    assert (
+        gap
+        == f"version {last_seen} can no longer be read; the changes of versions {lost}-{first_live} are not reported"
+    )
 
 
 @pytest.mark.soak
@@ -420,7 +423,7 @@ def test_no_secret_in_logs_events_and_database(topology: Topology, sensor: Commi
     topology.wait_until(lambda: all(run["status"] in FINISHED for run in topology.runs()), "the end of all runs")
     runs = topology.runs()
     assert {run["status"] for run in runs if run["jobName"] == "repair_hint"} == {"SUCCESS"}  # started by the sensor
-    shown = {
+    texts = {
         "runs": json.dumps(runs),
         "ticks": json.dumps(sensor.ticks()),
         "instance": json.dumps(topology.graphql("{ instance { info } }")),
@@ -428,10 +431,10 @@ def test_no_secret_in_logs_events_and_database(topology: Topology, sensor: Commi
         **topology.logs(),
         "dump": topology.database.dump(),
     }
-    assert {name: secrets for name, text in shown.items() if (secrets := secrets_in(text))} == {}
+    assert {name: secrets for name, text in texts.items() if (secrets := secrets_in(text))} == {}
     # Verify the search: text that is not secret is found.
     expected_texts = {"dump": ONLY.pool, "daemon.log": SENSOR, "code.log": "repair_hint", "ticks": "SUCCESS"}
-    assert [name for name, text in expected_texts.items() if text not in shown[name]] == []
+    assert [name for name, text in expected_texts.items() if text not in texts[name]] == []
 
 
 @pytest.mark.soak

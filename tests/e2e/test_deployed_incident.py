@@ -136,7 +136,7 @@ def rows(lake: Lakehouse) -> list[int]:
 
 
 def test_bad_publication_is_rolled_back(walk: Walk, shop: Lakehouse) -> None:
-    pages, bad = walk.pages, shop.latest_version()
+    pages, bad_version = walk.pages, shop.latest_version()
     walk.begin()
     walk.open("/assets/shop/sales/orders?view=checks")
     expect(pages.page.get_by_text("no_negative_amounts").first).to_be_visible()
@@ -144,8 +144,8 @@ def test_bad_publication_is_rolled_back(walk: Walk, shop: Lakehouse) -> None:
     walk.open("/assets/shop/lakehouse")
     versions = walk.markdown("last_versions")
     listed = {text.split()[0]: text for text in versions.get_by_role("listitem").all_inner_texts()}
-    assert "; sales.orders +2 -3;" in listed[str(bad)]
-    assert "; 1 passed" in listed[str(bad - 1)]
+    assert "; sales.orders +2 -3;" in listed[str(bad_version)]
+    assert "; 1 passed" in listed[str(bad_version - 1)]
     walk.note(
         f"the page of the lakehouse with 3 versions: {pages.height('lakehouse_version', 'last_versions'):.0f} pixels"
     )
@@ -191,7 +191,7 @@ def restart_webserver(topology: Topology) -> None:
 
 def test_incident_continues_after_webserver_is_killed(walk: Walk, topology: Topology, shop: Lakehouse) -> None:
     """The webserver is killed after the plan and during two launches; the operator launches again from the plan."""
-    bad, before = shop.latest_version(), {run["runId"] for run in topology.runs()}
+    bad_version, before = shop.latest_version(), {run["runId"] for run in topology.runs()}
     walk.open("/assets/shop/lakehouse")
     walk.follow(walk.pages.value("go_back").get_by_role("link"))
     plan_run = walk.launch()
@@ -212,7 +212,7 @@ def test_incident_continues_after_webserver_is_killed(walk: Walk, topology: Topo
         approve()
         walk.launch()
     assert launched.count("SUCCESS") <= 1
-    assert (shop.latest_version(), rows(shop)) == (bad + 1, [1, 2, 3])
+    assert (shop.latest_version(), rows(shop)) == (bad_version + 1, [1, 2, 3])
 
 
 def test_version_is_exported_before_migration(walk: Walk, shop: Lakehouse) -> None:

@@ -106,10 +106,10 @@ def test_table_root_is_on_another_storage(kind: str, other: str, server_for: Any
         use_tables(lake)
         assert catalog_at(lake).load_table("ns.t").location().startswith(target.root)
         assert operations.plan_relocation(lake).is_empty
-        back = f"{source.root.removesuffix('/')}-back/"
-        operations.plan_export(lake, "back", "full", target=back).execute()
+        copy_root = f"{source.root.removesuffix('/')}-copy/"
+        operations.plan_export(lake, "copy", "full", target=copy_root).execute()
         server_for(other).delete_all(target.root)
-        assert rows(Lakehouse.open(back, source.named_options)) == [1, 2, 3, 4]
+        assert rows(Lakehouse.open(copy_root, source.named_options)) == [1, 2, 3, 4]
         server_for(kind).delete_all(source.root)
 
 

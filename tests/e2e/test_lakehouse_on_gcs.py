@@ -56,10 +56,10 @@ def test_lakehouse_is_created_changed_and_exported(fake_gcs: GcsServer, root: st
     operations.plan_export(lake, "away", "full", target=str(tmp_path / "copy")).execute()
     copy = Lakehouse.open(str(tmp_path / "copy"))
     assert (objects(copy.snapshot()).keys(), rows(copy)) == (expected[0].keys(), expected[1])
-    back = fake_gcs.fresh_root("back")
-    operations.plan_export(copy, "back", "full", target=back, target_options=options).execute()
-    assert rows(Lakehouse.open(back, options)) == expected[1]
-    fake_gcs.delete_all(back)
+    copy_root = fake_gcs.fresh_root("back")
+    operations.plan_export(copy, "back", "full", target=copy_root, target_options=options).execute()
+    assert rows(Lakehouse.open(copy_root, options)) == expected[1]
+    fake_gcs.delete_all(copy_root)
     assert operations.verify(lake, deep=True).findings == ()
     check_lake(lake)
 

@@ -74,8 +74,8 @@ def test_options_of_one_storage_do_not_reach_the_other(storages: TwoStorages) ->
     lake = Lakehouse.create(storages.root, storages.options, table_root=storages.table_root)
     catalog_at(lake).create_namespace("ns")
     wrong_options = {**storages.options, "s3.secret_access_key": "wrong", "s3.access_key_id": "wrong"}
-    shown = repr(Lakehouse.open(storages.root, wrong_options).storage_options)
-    assert "'s3.secret_access_key': '***'" in shown
+    options_text = repr(Lakehouse.open(storages.root, wrong_options).storage_options)
+    assert "'s3.secret_access_key': '***'" in options_text
     redis_options = {name: value for name, value in storages.options.items() if not name.startswith("s3.")}
     assert Lakehouse.open(storages.root, redis_options).snapshot().namespaces() == ["ns"]
 

@@ -382,6 +382,6 @@ def test_documented_statements_run(spark: SparkSession, sql: Sql, tmp_path: Path
         for statement in filter(None, map(str.strip, text.split(";\n"))):
             sql(statement.removesuffix(";"))
     assert lake.latest_version() == 14
-    ((shown,),) = sql("SHOW CREATE TABLE docs.facts.flights")
-    assert "PARTITIONED BY" in shown
+    ((table_definition,),) = sql("SHOW CREATE TABLE docs.facts.flights")
+    assert "PARTITIONED BY" in table_definition
     check_lake(lake)

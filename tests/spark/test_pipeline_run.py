@@ -45,8 +45,8 @@ def staged_counts(run: PipelineRun, lake: Lakehouse) -> None:
     """Stage two tables: one with Spark, one with pyiceberg."""
     run.write(run.read("raw.orders").groupBy("day").count(), "facts", "days", mode="replace_table")
     catalog = StagingCatalog(lake)
-    seen = pa.table({"rows": [run.read("raw.orders").count()]})
-    catalog.create_table("facts.seen", seen.schema).append(seen)
+    row_counts = pa.table({"rows": [run.read("raw.orders").count()]})
+    catalog.create_table("facts.seen", row_counts.schema).append(row_counts)
     run.add(catalog.staged("facts.seen"))
 
 

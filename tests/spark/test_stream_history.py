@@ -67,7 +67,7 @@ def reader(lake: Lakehouse, **options: str) -> StreamReader:
 
 
 def test_offsets_and_limits(lake: Lakehouse) -> None:
-    everything, limit = ReadAllAvailable(), ReadMaxRows(2)
+    no_limit, limit = ReadAllAvailable(), ReadMaxRows(2)
     stream_ids = {"lakehouse": lake.snapshot().definition.id, "of": "changes"}
 
     def at(version: int) -> dict[str, object]:
@@ -76,18 +76,18 @@ def test_offsets_and_limits(lake: Lakehouse) -> None:
     limited_reader = reader(lake, max_versions="2")
     assert limited_reader.initialOffset() == at(0)
     assert limited_reader.getDefaultReadLimit() == limit
-    assert reader(lake).getDefaultReadLimit() == everything
+    assert reader(lake).getDefaultReadLimit() == no_limit
     assert limited_reader.latestOffset(at(0), limit) == at(2)
     assert limited_reader.latestOffset(at(4), limit) == at(5)
-    assert limited_reader.latestOffset(at(5), everything) == at(5)
-    assert limited_reader.latestOffset({"version": 5}, everything) == {"version": 5}, "an offset of an earlier release"
+    assert limited_reader.latestOffset(at(5), no_limit) == at(5)
+    assert limited_reader.latestOffset({"version": 5}, no_limit) == {"version": 5}, "an offset of an earlier release"
     limited_reader.prepareForTriggerAvailableNow()
     create(lake, "later")
-    assert limited_reader.latestOffset(at(0), everything) == at(5), "later versions are left for the next run"
+    assert limited_reader.latestOffset(at(0), no_limit) == at(5), "later versions are left for the next run"
     assert reader(lake, starting_version="latest").initialOffset() == at(6)
     assert limited_reader.partitions(at(5), at(5)) == []
     with pytest.raises(InvalidInputError):
-        reader(lake).latestOffset(at(9), everything)
+        reader(lake).latestOffset(at(9), no_limit)
     expire(lake, "2-3")
     assert reader(lake).latestOffset(at(1), ReadMaxRows(1)) == at(4), "a batch ends at a live version"
 

@@ -162,11 +162,11 @@ INVALID_OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("wrong", INVALID_OPTIONS)
-def test_invalid_options_are_one_line(tmp_path: Path, wrong: str) -> None:
+@pytest.mark.parametrize("invalid", INVALID_OPTIONS)
+def test_invalid_options_are_one_line(tmp_path: Path, invalid: str) -> None:
     root = f"file://{tmp_path}/lake/"
     Lakehouse.create(root, {"fsync": "false"})
-    arguments, setup_code, message = INVALID_OPTIONS[wrong]
+    arguments, setup_code, message = INVALID_OPTIONS[invalid]
     if setup_code:
         process = run_command(root, "verify", "--engine", "spark", *arguments, setup_code=setup_code)
         code, errors = process.returncode, process.stderr
@@ -205,9 +205,9 @@ def test_server_settings_cannot_be_set(remote: str) -> None:
 def test_remote_addresses_are_validated() -> None:
     assert check_remote("sc://h") == "h:15002"
     assert check_remote("sc://h:7/;use_ssl=true;user_id=u") == "h:7"
-    for wrong in ("", "h:1", "sc://", "sc://h:x", "sc://u:p@h:1", "sc://h/;x=1;Token=t"):
+    for invalid in ("", "h:1", "sc://", "sc://h:x", "sc://u:p@h:1", "sc://h/;x=1;Token=t"):
         with pytest.raises(InvalidInputError):
-            check_remote(wrong)
+            check_remote(invalid)
     with pytest.raises(InvalidInputError):
         build_session(remote="http://h")
     assert "SPARK_CONNECT_MODE_ENABLED" not in os.environ

@@ -92,10 +92,10 @@ def event(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The completion event of a publication that read one table and wrote another."""
     monkeypatch.delenv(SPEC_VARIABLE, raising=False)
     origin = Origin("DAGSTER", "publish", "r", NOW, NOW)
-    made, read = PublishedTable("ns.made", (("id", "long"),), 1, 100, 1), ReadTable("s3://other/", "ns.read", 7)
-    _, complete = publication_events("s3://lake", 3, origin, [made], [read])
-    found: dict[str, Any] = json.loads(Serde.to_json(complete))
-    return found
+    written, read = PublishedTable("ns.made", (("id", "long"),), 1, 100, 1), ReadTable("s3://other/", "ns.read", 7)
+    _, complete = publication_events("s3://lake", 3, origin, [written], [read])
+    event: dict[str, Any] = json.loads(Serde.to_json(complete))
+    return event
 
 
 STATISTICS = ("outputs", 0, "outputFacets", "outputStatistics")

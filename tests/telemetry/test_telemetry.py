@@ -123,9 +123,9 @@ def test_metrics_of_freed_files_and_retries(root: str) -> None:
         assert storage.read("a") == b"1"
         lake = Lakehouse.create("memory://freed/", storage=ClockStorage(MemoryStorage("memory://freed/"), 10**12))
         lake.storage.create("0000/0000/0000/00000000-orphan", b"x")
-        done = delete_files(lake.storage, {"a": 5, "b": 7})
+        outcome = delete_files(lake.storage, {"a": 5, "b": 7})
     assert metrics.added["storage_retries", "memory", "ThrottledError"] == 1
-    assert (metrics.added["freed_files",], metrics.added["freed_bytes",]) == (done.files, 12)
+    assert (metrics.added["freed_files",], metrics.added["freed_bytes",]) == (outcome.files, 12)
 
 
 def test_storage_is_not_instrumented_without_listener() -> None:
