@@ -73,8 +73,8 @@ def test_operations_and_data_frames(remote: str, server_folder: Path, tmp_path: 
     assert operations["verify"] == [True, 1]
     copied, is_clean = operations["export"]
     assert is_clean and copied > 5
-    for run_command, min_files in (("purge", 6), ("orphans", 1)):
-        planned, deleted, is_complete = operations[run_command]
+    for operation, min_files in (("purge", 6), ("orphans", 1)):
+        planned, deleted, is_complete = operations[operation]
         assert planned == deleted >= min_files
         assert is_complete
     assert operations["findings"] == 0
