@@ -335,7 +335,7 @@ def test_command_output_is_equal_for_engines(
         return
     now_ns = time.time_ns()
     replace_time_functions(monkeypatch, local_storage_module, time_ns=lambda: now_ns)
-    options = ["--root", place.root, "--storage-option", "fsync=false"]
+    options = ["--root", lake_root.root, "--storage-option", "fsync=false"]
 
     def run(*arguments: str, code: int = 0) -> Any:
         result = CliRunner().invoke(trinitylake, [*options, *arguments])
