@@ -33,7 +33,7 @@ WRONG = [
     (f"storage_options: {{secret_access_key: {SECRET_ACCESS_KEY}}}", "'secret_access_key' is a credential"),
     (f"storage_options: {{s3.secret_access_key: {SECRET_ACCESS_KEY}}}", "'s3.secret_access_key' is a credential"),
     ("storage_options: {gs.region: here}", "unknown option 'gs.region'"),
-    (f"secret_options_from_env: {{access_key_id: {SECRET_ACCESS_KEY}}}", "no name of an environment variable"),
+    (f"secret_options_from_env: {{access_key_id: {SECRET_ACCESS_KEY}}}", "environment variable"),
     ("tables: [orders]", "'orders' is not a table name; use NAMESPACE.TABLE"),
     ("timezone: Atlantis", "Atlantis"),
     ("crons: {sweep: 0 0 * * *}", "unknown operation 'sweep'"),

@@ -117,7 +117,7 @@ def test_table_is_not_stored_without_its_publish_asset(lake: Lakehouse, instance
     )
     for result in (project.run("shop/orders"), project.run(job="tables")):
         (message,) = failures(result)
-        assert '--select, key:"shop/orders" or key:"publish/shop"' in message
+        assert 'key:"shop/orders" or key:"publish/shop"' in message
     assert (project.rows("shop.orders"), project.event("shop/orders"), lake.latest_version()) == (None, None, 0)
     selection = dg.AssetSelection.from_string('key:"shop/orders" or key:"publish/shop"')
     keys = selection.resolve(project.definitions.resolve_asset_graph())
