@@ -17,6 +17,7 @@ from tests.proxy import FaultyProxy, WireFault
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.format.file_names import root_path
+from trinitylake_ops.storage import background
 
 pytestmark = pytest.mark.debian_packages
 
@@ -98,6 +99,7 @@ def test_credentials_that_expire_during_a_commit(radosgw: S3Server, root: str) -
     """
     client = "s3fs"
     lake = Lakehouse.open(root, radosgw.storage_options)
+    background.drain()  # the hint of the fixture's commits
     with FaultyProxy(radosgw.endpoint) as proxy:
         call = arguments(radosgw, root, client, "create-namespace", "ns", endpoint=proxy.url)
         undisturbed = run(*arguments(radosgw, root, client, "create-namespace", "other", endpoint=proxy.url))
