@@ -125,7 +125,7 @@ def test_table_is_not_stored_without_its_publish_asset(lake: Lakehouse, instance
     assert len(project.rows("shop.orders") or []) == 3
     assert project.rows("shop.revenue") is None
     (message,) = failures(project.run("publish/shop"))
-    suggested_selection = dg.AssetSelection.from_string(message.partition("--select, ")[2])
+    suggested_selection = dg.AssetSelection.from_string(message.partition("--select: ")[2])
     keys = suggested_selection.resolve(project.definitions.resolve_asset_graph())
     assert {key.to_user_string() for key in keys} == {"shop/orders", "shop/revenue", "publish/shop"}
     assert project.run(*(key.to_user_string() for key in keys)).success

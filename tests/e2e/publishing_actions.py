@@ -18,7 +18,7 @@ FAILS_NAMING_SELECTION, FAILS_NAMING_LOCATION = "fails, and names the selection"
 NOT_APPLICABLE = ""
 #: Patterns of the errors that distinguish outcomes.
 ERROR_PATTERNS = {
-    FAILS_NAMING_SELECTION: re.compile(r'--select, (1\+)?key:"'),
+    FAILS_NAMING_SELECTION: re.compile(r'--select: (1\+)?key:"'),
     FAILS_NAMING_LOCATION: re.compile("build the publish asset in the code location of"),
 }
 
