@@ -22,6 +22,11 @@ _DIGEST = re.compile(r"-[0-9a-f]{64}\b")
 _NUMBER = re.compile(r"[0-9][0-9,.]*")
 
 
+#: Keys of JSON that were renamed since the revision before the layout of packages changed.
+RENAMED_KEYS = {"mend": "fix", "not_mended": "remaining", "not_looked_at": "not_checked"}
+_FEWEST_SPACES = 2
+
+
 @dataclass(frozen=True)
 class Difference:
     """A difference: the part, the step or operation, the field in it, and both values."""
@@ -103,7 +108,9 @@ def _compare_step(comparison: Comparison, old: Mapping[str, Any], new: Mapping[s
     if documents[0] is None or documents[1] is None:
         _compare_texts(comparison, what, "out", old["out"], new["out"], is_help=_is_help(old))
     else:
-        fields = [dict(flat(value)) for value in documents]
+        fields = [dict(flat(renamed_keys(value))) for value in documents]
+        for path in [path for path in fields[0] if is_wording(fields[0][path]) and is_wording(fields[1].get(path))]:
+            _compare_texts(comparison, what, path, *(scalars.pop(path) for scalars in fields), is_help=False)
         for part, is_digest in ((DIGESTS, True), (JSON_FIELDS, False)):
             chosen = [
                 {path: value for path, value in scalars.items() if is_digest_path(path) == is_digest}
@@ -114,6 +121,18 @@ def _compare_step(comparison: Comparison, old: Mapping[str, Any], new: Mapping[s
     comparison.add_mapping(FILES, what, _written(old), _written(new))
     comparison.add_mapping(REQUESTS, what, old["requests"], new["requests"])
     comparison.add(ROUNDS, what, "rounds", old["rounds"], new["rounds"])
+
+
+def renamed_keys(value: Any) -> Any:
+    """Return a JSON document with the current names of keys that were renamed."""
+    if isinstance(value, dict):
+        return {RENAMED_KEYS.get(key, key): renamed_keys(inner) for key, inner in value.items()}
+    return [renamed_keys(inner) for inner in value] if isinstance(value, list) else value
+
+
+def is_wording(value: object) -> bool:
+    """Whether a scalar is a sentence for people, such as a message or an advice."""
+    return isinstance(value, str) and value.count(" ") >= _FEWEST_SPACES
 
 
 def document(text: str) -> Any:
