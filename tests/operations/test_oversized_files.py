@@ -24,7 +24,7 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.validation.checksums import PieceCheck
 from trinitylake_ops.operations.lease import lease
-from trinitylake_ops.storage import LocalStorage, background, drop_memory_root
+from trinitylake_ops.storage import LocalStorage, drop_memory_root
 from trinitylake_ops.storage.interface import WHOLE_FILE_LIMIT_BYTES
 from trinitylake_ops.transaction.time_to_live import raise_barrier
 from trinitylake_ops.versions.history import history
@@ -121,11 +121,11 @@ def test_oversized_footer_is_not_read() -> None:
         check.finish(lambda n_bytes: pytest.fail(f"{n_bytes} bytes were asked for"))
 
 
+@pytest.mark.usefixtures("fixed_requests")
 def test_log_and_snapshot_reject_a_huge_root(tmp_path: Path, read_bytes: ReadBytes) -> None:
     storage = local_lake(tmp_path)
     lake = Lakehouse(storage)
     latest = lake.latest_version()
-    background.drain()
     for version in (latest - 1, latest):
         make_huge(storage, root_path(version))
         with pytest.raises(CorruptFileError, match=str(HUGE_BYTES)) as caught:
