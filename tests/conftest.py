@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -46,6 +47,12 @@ def _lists_as_chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         shuffle_listings(monkeypatch)
 
 
+@contextmanager
+def _fixed_requests() -> Iterator[None]:
+    with background.inline(), process_clock.using(TickingClock()):
+        yield
+
+
 @pytest.fixture(scope="module")
 def fixed_requests() -> Iterator[None]:
     """Fix the number and order of requests: background work runs inline, and each reading of the clock takes 10 ms.
@@ -53,7 +60,14 @@ def fixed_requests() -> Iterator[None]:
     For modules that count requests or fail one of them by its number. A version that ``Lakehouse.open`` read is then
     too old to be reused by the next call.
     """
-    with background.inline(), process_clock.using(TickingClock()):
+    with _fixed_requests():
+        yield
+
+
+@pytest.fixture
+def fixed_requests_of_test() -> Iterator[None]:
+    """Fix the number and order of requests as ``fixed_requests`` does, for one test instead of its whole module."""
+    with _fixed_requests():
         yield
 
 

@@ -135,10 +135,10 @@ def _read_steps(folder: Path) -> Iterator[Step]:
             yield from _both(root, *arguments)
     for arguments in (
         *(("log", "--limit", 3), ("log", "--limit", 0), ("log", "--limit", "x"), ("ls", "--version", 2)),
-        *(("ls", "nobody"), ("ls", "--version", 999), ("ls", "--version", "no-export"), ("ls", "--version", "-1")),
+        *(("ls", "missing"), ("ls", "--version", 999), ("ls", "--version", "no-export"), ("ls", "--version", "-1")),
         *(("ls", "--timestamp", "2024-01-01T03:00"), ("ls", "--timestamp", "1"), ("ls", "--timestamp", "never")),
-        *(("ls", "--version", 1, "--timestamp", "1"), ("show", "sales"), ("show", "sales.orders"), ("show", "nobody")),
-        *(("show", "sales.nobody"), ("show", "sales.orders", "--version", 3), ("show", "many.t0003")),
+        *(("ls", "--version", 1, "--timestamp", "1"), ("show", "sales"), ("show", "sales.orders"), ("show", "missing")),
+        *(("show", "sales.missing"), ("show", "sales.orders", "--version", 3), ("show", "many.t0003")),
         *(
             ("diff", 1, 2),
             ("diff", 2, 10),
@@ -155,7 +155,7 @@ def _read_steps(folder: Path) -> Iterator[Step]:
             ("verify", "--max-requests", 0),
         ),
         *(("verify", "--incremental"), ("verify", "--incremental"), ("verify", "--max-seconds", "nan")),
-        *(("verify", "--spark-master", "local"), ("verify", "--engine", "nobody")),
+        *(("verify", "--spark-master", "local"), ("verify", "--engine", "missing")),
         *(
             ("resolve-commit", 3, _UNKNOWN_ID),
             ("resolve-commit", 999, _UNKNOWN_ID),
@@ -173,15 +173,15 @@ def _change_steps(folder: Path) -> Iterator[Step]:
     lake = folder / "lake"
     yield from _both(lake, "rollback")
     yield from _both(lake, "rollback", 999)
-    yield from _both(lake, "rollback", 5, "--table", "nobody")
-    yield from _both(lake, "rollback", 5, "--namespace", "nobody")
+    yield from _both(lake, "rollback", 5, "--table", "missing")
+    yield from _both(lake, "rollback", 5, "--namespace", "missing")
     yield from _planned(lake, "rollback", 5, "--table", "many.t0003")
     yield from _planned(lake, "rollback", 5, "--namespace", "many")
     yield from _both(lake, "rollback", "--timestamp", "1")
     yield from _planned(lake, "rollback", 8)
     yield _command(lake, "rollback", 20, "--yes", "--reapply")
     yield _command(lake, "rollback", 24, "--yes", "--json")
-    yield from _both(lake, "drop-namespace", "nobody")
+    yield from _both(lake, "drop-namespace", "missing")
     yield from _both(lake, "drop-namespace", "many")
     yield _command(lake, "drop-namespace", "odd \x1b[31m ümläut", "--yes")
     yield _command(lake, "create-namespace", "passing")
@@ -192,7 +192,7 @@ def _change_steps(folder: Path) -> Iterator[Step]:
     yield _command(lake, "compact")
     yield from _planned(lake, "compact-tables", "sales.orders", "--min-input-files", 2)
     yield from _both(lake, "compact-tables", "--target-bytes", 0)
-    yield from _both(lake, "compact-tables", "nobody.t")
+    yield from _both(lake, "compact-tables", "missing.t")
     yield _command(
         lake, "compact-tables", "--min-input-files", 2, "--run-id", "r1", "--message", "m", "--yes", "--json"
     )
@@ -203,7 +203,7 @@ def _change_steps(folder: Path) -> Iterator[Step]:
     yield _command(lake, "register-table", "sales.far", f"file://{metadata}")
     yield _command(lake, "register-table", "nodot", f"file://{metadata}")
     yield _command(lake, "register-table", "sales.gone", f"file://{folder}/outside/gone.metadata.json")
-    yield _command(lake, "register-table", "nobody.far", f"file://{metadata}")
+    yield _command(lake, "register-table", "missing.far", f"file://{metadata}")
     by_catalog = ("--catalog", "outside", "--catalog-option", "type=sql")
     uri_option = ("--catalog-option", f"uri=sqlite:///{folder}/outside/catalog.db")
     yield _command(lake, "register-table", *by_catalog, *uri_option, "--json")
@@ -228,7 +228,7 @@ def _export_steps(folder: Path) -> Iterator[Step]:
     yield _command(lake, "export", "never", "--version", 999)
     yield _command(lake, "export", "never", "--level", "nonsense")
     yield _command(lake, "export", "part", "--namespace", "sales", "--definitions", "--json")
-    yield _command(lake, "export", "never", "--namespace", "nobody")
+    yield _command(lake, "export", "never", "--namespace", "missing")
     for level in ("metadata", "data", "full", "pin", "catalog", "tables", "definitions"):
         yield _command(lake, "export", f"here-{level}", "--level", level, "--json")
         yield _command(
@@ -247,22 +247,22 @@ def _export_steps(folder: Path) -> Iterator[Step]:
         yield from _both(other / level, "log")
         yield from _both(lake, "verify-export", f"there-{level}", "--deep")
     yield from _both(lake, "clones")
-    yield from _both(lake, "clone", other / "clone", "--version", "nobody")
+    yield from _both(lake, "clone", other / "clone", "--version", "missing")
     for clone_command in ("compare", "promote", "refresh", "drop-clone"):
-        yield from _both(lake, clone_command, "nobody")
+        yield from _both(lake, clone_command, "missing")
     yield from _both(lake, "exports")
     yield from _both(lake, "verify-export", "pin")
-    yield from _both(lake, "verify-export", "nobody")
+    yield from _both(lake, "verify-export", "missing")
     yield from _both(lake, "diff", "old", "pin")
     yield from _both(lake, "ls", "--version", "old")
-    yield from _both(lake, "restore", "nobody")
+    yield from _both(lake, "restore", "missing")
     yield from _planned(lake, "restore", "old", "--namespace", "many")
     yield from _planned(lake, "restore", "pin")
-    yield from _both(lake, "restore", "pin", "--table", "nobody.t")
-    yield _command(lake, "drop-export", "nobody")
+    yield from _both(lake, "restore", "pin", "--table", "missing.t")
+    yield _command(lake, "drop-export", "missing")
     yield from _planned(lake, "prune-exports", "here-*", "--keep-last", 1)
     yield from _both(lake, "prune-exports", "*", "--max-age", "nonsense")
-    yield from _both(lake, "prune-exports", "nobody*", "--keep-last", 1)
+    yield from _both(lake, "prune-exports", "missing*", "--keep-last", 1)
 
 
 def _reclaim_steps(folder: Path) -> Iterator[Step]:
@@ -276,7 +276,7 @@ def _reclaim_steps(folder: Path) -> Iterator[Step]:
         yield _action("forward", 50)
         yield _action("append", root, "sales.orders", 1000, 5)
         yield from _planned(root, "trim", "--max-age", "1h", "--keep-last", 1)
-        yield from _both(root, "trim", "nobody.t", "--keep-last", 1)
+        yield from _both(root, "trim", "missing.t", "--keep-last", 1)
         yield _command(root, "expire", "--max-age", "1h", "--keep-last", 3, "--html", folder / "expire.html")
         yield from _planned(root, "expire", "--max-age", "1h", "--keep-last", 3)
         yield from _both(root, "log")

@@ -183,7 +183,7 @@ def test_html_report_path_is_escaped(cli: Cli, root: str, tmp_path: Path) -> Non
     assert is_harmless(cli("log", "--html", tmp_path / FILE / "no" / "folder.html", root=root).err)
 
 
-@pytest.mark.usefixtures("fixed_requests")
+@pytest.mark.usefixtures("fixed_requests_of_test")
 def test_warnings_are_one_escaped_line_each(cli: Cli, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Log lines about errors, also from libraries."""
 

@@ -256,7 +256,7 @@ def test_command_line_works(dynalite: DynamoDBServer) -> None:
     dynalite.client.delete_table(TableName=table)
 
 
-@pytest.mark.usefixtures("fixed_requests")
+@pytest.mark.usefixtures("fixed_requests_of_test")
 def test_commit_sends_few_requests(dynalite: DynamoDBServer, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lakehouse.create(root, dynalite.storage_options)
     create(lake, "a")

@@ -87,7 +87,7 @@ def test_expired_files_are_purged(fake_gcs: GcsServer, root: str) -> None:
     check_lake(aging.lake)
 
 
-@pytest.mark.usefixtures("fixed_requests")
+@pytest.mark.usefixtures("fixed_requests_of_test")
 def test_commit_sends_three_requests(fake_gcs: GcsServer, root: str) -> None:
     """As in docs/storages/README.md: one upload for each new file, then one for the root; the hint is best-effort."""
     with FaultyProxy(fake_gcs.endpoint) as proxy:

@@ -515,7 +515,7 @@ def list_names(lake: Lakehouse) -> list[str]:
     return [info.name for info in operations.list_exports(lake)]
 
 
-@pytest.mark.usefixtures("fixed_requests")
+@pytest.mark.usefixtures("fixed_requests_of_test")
 def test_concurrent_run_of_same_export_is_resumed(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = lakes.memory()
     create(lake, "n")
@@ -538,7 +538,7 @@ def test_concurrent_run_of_same_export_is_resumed(lakes: Lakes, monkeypatch: pyt
     assert operations.verify(lake).is_clean
 
 
-@pytest.mark.usefixtures("fixed_requests")
+@pytest.mark.usefixtures("fixed_requests_of_test")
 def test_export_dropped_during_copy_leaves_no_files(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = lakes.memory()
     create(lake, "n")

@@ -121,7 +121,7 @@ def test_oversized_footer_is_not_read() -> None:
         check.finish(lambda n_bytes: pytest.fail(f"{n_bytes} bytes were asked for"))
 
 
-@pytest.mark.usefixtures("fixed_requests")
+@pytest.mark.usefixtures("fixed_requests_of_test")
 def test_log_and_snapshot_reject_a_huge_root(tmp_path: Path, read_bytes: ReadBytes) -> None:
     storage = local_lake(tmp_path)
     lake = Lakehouse(storage)

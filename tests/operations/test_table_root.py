@@ -464,7 +464,7 @@ def test_commands_delete_under_and_claim_a_table_root(tmp_path: Path) -> None:
     assert run("verify")["findings"] == []
 
 
-@pytest.mark.usefixtures("fixed_requests")
+@pytest.mark.usefixtures("fixed_requests_of_test")
 def test_verify_checks_table_root_outside_the_lakehouse(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     lake = Lakehouse.create(str(tmp_path / "damaged"), {"fsync": "false"}, table_root=str(elsewhere))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -37,13 +36,13 @@ def commit_on_latest(
     Raises:
         CommitConflictError: The last attempt conflicted.
     """
-    for number in itertools.count(1):
+    for number in range(1, max_attempts):
         try:
             return attempt(number)
         except CommitConflictError:
-            if number >= max_attempts or not may_succeed():
+            if not may_succeed():
                 raise
-    raise AssertionError("the last attempt returns or raises")
+    return attempt(max_attempts)
 
 
 @dataclass(frozen=True)

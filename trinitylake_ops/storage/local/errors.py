@@ -139,7 +139,7 @@ def no_folder_possible(root: str, path: str, verb: str) -> StorageError:
     )
 
 
-def root_is_no_folder(root: str, name: bytes) -> StorageError:
+def root_is_not_a_folder(root: str, name: bytes) -> StorageError:
     """Return the error for a root that is, or is below, something other than a folder.
 
     Args:

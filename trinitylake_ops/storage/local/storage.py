@@ -24,7 +24,7 @@ from trinitylake_ops.storage.local.errors import (
     link_without_folder,
     no_folder_possible,
     outcome_unknown,
-    root_is_no_folder,
+    root_is_not_a_folder,
     storage_error,
     translated,
 )
@@ -346,7 +346,7 @@ class LocalStorage(Storage):
                 continue
             if stat.S_ISDIR(mode) or (stat.S_ISLNK(mode) and os.path.isdir(folder)):
                 return
-            raise root_is_no_folder(self.root, folder)
+            raise root_is_not_a_folder(self.root, folder)
 
     def _has_link(self, path: str) -> bool:
         """Whether a part of the path of a folder, or of the temporary folder, is a link.
