@@ -1,4 +1,4 @@
-"""Render the charts of ``deploy/helm`` with Helm, and run their containers as processes."""
+"""Render the charts in ``deploy/helm`` with Helm, and run their containers as processes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.servers.daemons import die_with_parent
 REPOSITORY = Path(__file__).resolve().parent.parent
 HELM = REPOSITORY / "deploy" / "helm"
 CHART = HELM / "trinitylake-server"
-PATIENCE_SECONDS = 240
-#: Runs in a separate process, to keep the threads and signal handlers of the Go library out of the test process.
+TIMEOUT_SECONDS = 240
+#: Code that runs in a separate process, to keep the threads and signal handlers of the Go library out of the tests.
 _RENDER = """
 import json, sys
 import helm_python
@@ -36,16 +36,19 @@ except helm_python.HelmError as error:
 
 
 class RenderError(Exception):
-    """Helm rejected a chart with its values."""
+    """Helm rejected a chart or its values."""
 
 
 def render(values: Mapping[str, Any], chart: Path = CHART, name: str = "lake") -> list[dict[str, Any]]:
-    """Render a chart and return its objects. Raises RenderError.
+    """Render a chart and return its objects.
 
     Args:
         values: The values of the chart.
         chart: The folder of the chart.
         name: The name of the release.
+
+    Raises:
+        RenderError: If Helm rejects the chart or its values.
     """
     arguments_json = json.dumps([str(chart), values, name, "data"])
     process = subprocess.run(
@@ -89,7 +92,7 @@ def check_is_restricted(name: str, pod: Mapping[str, Any]) -> None:
 
 
 class Container:
-    """A container of a pod as a process, with folders instead of volumes and only the pod's environment variables."""
+    """Runs a container of a pod as a process, with folders instead of volumes and only the variables of the pod."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class Container:
             pod: The spec of the pod.
             folder: A new folder for the volumes.
             files: The contents of ConfigMaps and Secrets, by name.
-            image: The environment variables of the image, with their paths.
+            image: The environment variables of the image. Their values are paths.
         """
         (self.spec,) = pod["containers"]
         self._folder, self._log = folder, folder.with_suffix(".log")
@@ -114,7 +117,7 @@ class Container:
         claims = {volume["name"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume}
         for mount in self.spec["volumeMounts"]:
             if mount["name"] in claims:
-                continue  # a folder of this machine at the same path
+                continue  # the process uses the folder of this machine at the same path
             self._paths[mount["mountPath"]] = str(_mounted(mount, folder, sources[mount["name"]]))
         self.environment = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -122,7 +125,7 @@ class Container:
             "HOME": str(folder),
             "TMPDIR": self._paths["/tmp"],
             **{name: str(folder / value.strip("/")) for name, value in (image or {}).items()},
-            **{name: value for source in self.spec.get("envFrom", []) for name, value in _all_values(source, files)},
+            **{name: value for source in self.spec.get("envFrom", []) for name, value in _source_values(source, files)},
             **{item["name"]: _value(item, files) for item in self.spec.get("env", [])},
         }
 
@@ -130,27 +133,28 @@ class Container:
     def running(self, **replaced: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run the container while the block runs, with some options replaced for this machine."""
         command = [*self.spec.get("command", []), *self.spec.get("args", [])]
-        mounted = re.compile(rf"(?<==)({'|'.join(self._paths)})(?=/|$)")
-        command = [mounted.sub(lambda match: self._paths[match[0]], word) for word in command]
+        mount_path = re.compile(rf"(?<==)({'|'.join(self._paths)})(?=/|$)")
+        command = [mount_path.sub(lambda match: self._paths[match[0]], argument) for argument in command]
         for option, value in replaced.items():
-            assert any(word.startswith(f"--{option}=") for word in command), option
-            command = [f"--{option}={value}" if word.startswith(f"--{option}=") else word for word in command]
+            prefix = f"--{option}="
+            assert any(argument.startswith(prefix) for argument in command), option
+            command = [f"{prefix}{value}" if argument.startswith(prefix) else argument for argument in command]
         process = self._start(command)
         try:
             yield process
         finally:
-            with suppress(ProcessLookupError):  # it and all its children have ended
+            with suppress(ProcessLookupError):  # the process and its children have already ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     def run(self, command: Sequence[str] | None = None) -> int:
-        """Run the container, or another command in it such as a probe. Return the exit status."""
+        """Run the container, or another command in it such as a probe, and return the exit status."""
         if command is not None:
-            return self._start(command).wait(PATIENCE_SECONDS)
+            return self._start(command).wait(TIMEOUT_SECONDS)
         with self.running() as process:
-            return process.wait(PATIENCE_SECONDS)
+            return process.wait(TIMEOUT_SECONDS)
 
-    def printed(self) -> str:
+    def output(self) -> str:
         """Return the output so far."""
         return self._log.read_text(errors="replace")
 
@@ -184,7 +188,7 @@ def _source(volume: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -
     return files[volume["configMap"]["name"] if "configMap" in volume else volume["secret"]["secretName"]]
 
 
-def _all_values(source: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
+def _source_values(source: Mapping[str, Any], files: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
     reference = source.get("secretRef") or source["configMapRef"]
     content = files.get(reference["name"]) if reference.get("optional") else files[reference["name"]]
     return list((content or {}).items())

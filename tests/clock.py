@@ -1,4 +1,4 @@
-"""Settable clocks of storages and of the process."""
+"""Settable clocks for storages and for the process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ClockStorage(StorageWrapper):
 
 
 class AgingStorage(ClockStorage):
-    """A storage whose files were last modified at the time that its clock showed when they were written."""
+    """A storage that reports the time of its own clock at the write as the last modification of a file."""
 
     def __init__(self, inner: Storage, time_ms: int):
         super().__init__(inner, time_ms)

@@ -1,7 +1,7 @@
-"""Tables like those of other engines: delete files, evolved schemas and specs, branches, tags, statistics.
+"""Tables as other engines write them: with delete files, evolved schemas and specs, branches, tags and statistics.
 
-pyiceberg's writers write everything, and the catalog commits it. pyiceberg does not write manifests of delete files, so
-a subclass of its writer does. DuckDB and pyiceberg read these tables in tests.
+The writers of PyIceberg write all files, and the catalog commits them. PyIceberg does not write manifests of delete
+files, so a subclass of its manifest writer does. Tests read these tables with DuckDB and PyIceberg.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from trinitylake_ops.iceberg.write.compact import DeleteManifestWriter
 PATH_ID, POS_ID = 2147483546, 2147483545
 
 
-def of_id(name: str, kind: pa.DataType, number: int) -> pa.Field:
-    return pa.field(name, kind, nullable=False, metadata={b"PARQUET:field_id": str(number).encode()})
+def field_with_id(name: str, data_type: pa.DataType, field_id: int) -> pa.Field:
+    return pa.field(name, data_type, nullable=False, metadata={b"PARQUET:field_id": str(field_id).encode()})
 
 
 @dataclass(frozen=True)
 class EngineTable:
-    """A managed table ``ns.<name>`` that another engine writes."""
+    """A managed table ``ns.<name>`` that is written like a table of another engine."""
 
     lake: Lakehouse
     name: str
@@ -50,7 +50,7 @@ class EngineTable:
 
     @property
     def data_files(self) -> list[str]:
-        """The data files of the current snapshot, oldest first."""
+        """The paths of the data files of the current snapshot, sorted."""
         inspected = self.loaded.inspect.data_files()
         return sorted(inspected["file_path"].to_pylist())
 
@@ -69,8 +69,8 @@ class EngineTable:
         self, positions: Mapping[str, Sequence[int]], suffix: str = "parquet", *, spec_id: int | None = None
     ) -> str:
         """Delete rows of data files by one position delete file. Return its path."""
-        pairs = sorted((path, pos) for path, found in positions.items() for pos in found)
-        schema = pa.schema([of_id("file_path", pa.string(), PATH_ID), of_id("pos", pa.int64(), POS_ID)])
+        pairs = sorted((path, pos) for path, file_positions in positions.items() for pos in file_positions)
+        schema = pa.schema([field_with_id("file_path", pa.string(), PATH_ID), field_with_id("pos", pa.int64(), POS_ID)])
         table = pa.table([[path for path, _ in pairs], [pos for _, pos in pairs]], schema=schema)
         data = {"parquet": _parquet, "avro": _avro_positions, "orc": _orc}[suffix](table)
         bounds = {PATH_ID: pairs[0][0].encode()}, {PATH_ID: pairs[-1][0].encode()}
@@ -80,7 +80,9 @@ class EngineTable:
         """Delete rows by an equality delete file with the table's column names. Return its path."""
         columns = {field.name: field.field_id for schema in self.loaded.metadata.schemas for field in schema.fields}
         ids = [columns[name] for name in rows.column_names]
-        fields = [of_id(field.name, field.type, number) for field, number in zip(rows.schema, ids, strict=True)]
+        fields = [
+            field_with_id(field.name, field.type, field_id) for field, field_id in zip(rows.schema, ids, strict=True)
+        ]
         data = _parquet(rows.cast(pa.schema([field.with_nullable(True) for field in fields])))
         kind = DataFileContent.EQUALITY_DELETES
         return self._delete(kind, data, suffix, len(rows), ({}, {}), equality_ids=ids, partition=partition)
@@ -113,33 +115,33 @@ class EngineTable:
 
     def set_statistics(self) -> tuple[str, str]:
         """Set a statistics file and a partition statistics file of the current snapshot. Return their paths."""
-        found = self.statistics_files()
-        self.set_table_statistics(found)
-        self.set_partition_statistics(found)
-        return found[0][0], found[1][0]
+        files = self.statistics_files()
+        self.set_table_statistics(files)
+        self.set_partition_statistics(files)
+        return files[0][0], files[1][0]
 
     def statistics_files(self) -> list[tuple[str, int]]:
         """Write a statistics file and a partition statistics file. Return their paths and sizes."""
-        found = []
+        files = []
         for suffix in ("puffin", "parquet"):
             path, data = f"{self.loaded.location()}/metadata/{uuid.uuid4()}.stats.{suffix}", _statistics(suffix)
             self.lake.storage.create(path.removeprefix(self.lake.root), data)
-            found.append((path, len(data)))
-        return found
+            files.append((path, len(data)))
+        return files
 
     def set_table_statistics(self, files: Sequence[tuple[str, int]]) -> None:
         table, (path, size_bytes) = self.loaded, files[0]
-        said = {"file-footer-size-in-bytes": 28, "blob-metadata": []}
-        file = StatisticsFile.model_validate({**_named(table, path, size_bytes), **said})
+        puffin_fields = {"file-footer-size-in-bytes": 28, "blob-metadata": []}
+        file = StatisticsFile.model_validate({**_statistics_entry(table, path, size_bytes), **puffin_fields})
         table.catalog.commit_table(table, (), (SetStatisticsUpdate(statistics=file),))
 
     def set_partition_statistics(self, files: Sequence[tuple[str, int]]) -> None:
         table, (path, size_bytes) = self.loaded, files[1]
-        file = PartitionStatisticsFile.model_validate(_named(table, path, size_bytes))
+        file = PartitionStatisticsFile.model_validate(_statistics_entry(table, path, size_bytes))
         table.catalog.commit_table(table, (), (SetPartitionStatisticsUpdate(partition_statistics=file),))
 
     def ids(self, version: int | str | None = None) -> list[int]:
-        """Return the ids that PyIceberg reads. It does not apply equality deletes."""
+        """Return the ids that PyIceberg reads, without applying equality deletes, which it does not support."""
         with catalog_at(self.lake, version) as catalog:
             return sorted(catalog.load_table(("ns", self.name)).scan().to_arrow()["id"].to_pylist())
 
@@ -168,7 +170,7 @@ class _RowDelta(_FastAppendFiles):
         return [*manifests, writer.to_manifest_file()]
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        self._added_data_files = self._deletes  # so that they are counted
+        self._added_data_files = self._deletes  # so that the summary counts them
         try:
             return super()._summary(snapshot_properties)
         finally:
@@ -210,7 +212,7 @@ def _avro_positions(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def _named(table: Table, path: str, size_bytes: int) -> dict[str, Any]:
+def _statistics_entry(table: Table, path: str, size_bytes: int) -> dict[str, Any]:
     snapshot_id = table.metadata.current_snapshot_id
     return {"snapshot-id": snapshot_id, "statistics-path": path, "file-size-in-bytes": size_bytes}
 
@@ -222,14 +224,17 @@ def _statistics(suffix: str) -> bytes:
     return b"PFA1PFA1" + footer + len(footer).to_bytes(4, "little") + bytes(4) + b"PFA1"
 
 
-#: The remaining rows (id, place) of each table.
+#: The remaining rows of each table, as (id, place).
 POSITIONS = [(2, "a"), (3, "a"), (4, "a")]
 EQUALITY = [(1, "a"), (1, "b"), (2, "a"), (3, "a"), (9, "b")]
 EVOLVED = [(2, "a"), (4, "b"), (5, "b")]
 
 
 def with_positions(lake: Lakehouse, suffix: str = "parquet", name: str = "positions") -> EngineTable:
-    """Write two files of three rows. One delete file deletes a row of each, a second one another row of the second."""
+    """Write two data files of three rows and two position delete files.
+
+    The first delete file deletes one row of each data file, and the second one deletes another row of the second file.
+    """
     table = make_table(lake, name)
     first, second = table.append(rows(1, 2, 3)), table.append(rows(4, 5, 6))
     table.delete_positions({first: [0], second: [1]}, suffix)
@@ -238,7 +243,7 @@ def with_positions(lake: Lakehouse, suffix: str = "parquet", name: str = "positi
 
 
 def with_equality(lake: Lakehouse) -> EngineTable:
-    """Delete rows by value, including null, and write one of them again."""
+    """Delete rows by value, including a null value, and write one of them again."""
     table = make_table(lake, "equality")
     table.append(rows(1, 2, 3, None))
     table.append(rows(1, 9, place="b"))
@@ -265,9 +270,9 @@ def with_statistics(lake: Lakehouse) -> EngineTable:
 
 
 def with_evolution(lake: Lakehouse) -> EngineTable:
-    """Write with two partition specs, schemas and sort orders, and delete by a column that is dropped later."""
+    """Write with several partition specs, schemas and sort orders, and delete by a column that is dropped later."""
     table = make_table(lake, "evolved", rows().append_column("old", pa.array([], pa.int64())).schema)
-    of_old = table.append(rows(1, 2, 3).append_column("old", pa.array([10, 20, 30], pa.int64())))
+    old_file = table.append(rows(1, 2, 3).append_column("old", pa.array([10, 20, 30], pa.int64())))
     table.delete_equal(pa.table({"old": pa.array([10], pa.int64())}))
     with table.loaded.update_spec() as spec:
         spec.add_identity("place")
@@ -280,7 +285,7 @@ def with_evolution(lake: Lakehouse) -> EngineTable:
         order.asc("id", IdentityTransform())
     table.append(rows(6, 5, 4, place="b"))
     table.delete_equal(pa.table({"id": pa.array([6], pa.int64())}), partition=Record("b"))
-    table.delete_positions_of_spec(0, {of_old: [2]})
+    table.delete_positions_of_spec(0, {old_file: [2]})
     return table
 
 

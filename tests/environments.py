@@ -21,30 +21,30 @@ from packaging.utils import canonicalize_name
 PROJECT = Path(__file__).parent.parent
 NAME = "trinitylake-ops"
 CONSTRAINTS = PROJECT / "constraints.txt"
-#: Extras with a separate environment and their version pins, because they conflict with other extras.
-APART = {"airflow": "tests/airflow/constraints.txt"}
+#: Extras that conflict with other extras and therefore have a separate environment, and the files with its pins.
+SEPARATE_EXTRAS = {"airflow": "tests/airflow/constraints.txt"}
 _INSTALL_SECONDS = 1_200
 
-#: Prepended to a program: hides modules from all imports.
+#: Code to prepend to a program, so that it cannot import some modules.
 _HIDE = """
 import sys
-class _Others:
+class _HidingFinder:
     def __init__(self, finder):
         self._finder = finder
     def find_spec(self, name, path=None, target=None):
         return None if name in {names!r} else self._finder.find_spec(name, path, target)
     def __getattr__(self, name):
         return getattr(self._finder, name)
-sys.meta_path[:] = [_Others(finder) for finder in sys.meta_path]
+sys.meta_path[:] = [_HidingFinder(finder) for finder in sys.meta_path]
 """
 
 
 @cache
-def declared() -> dict[str, list[Requirement]]:
-    """Return the requirements in pyproject.toml by extra. The core has the empty name."""
+def declared_requirements() -> dict[str, list[Requirement]]:
+    """Return the requirements in pyproject.toml by extra. The name of the core is empty."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-    texts = {"": project["dependencies"], **project["optional-dependencies"]}
-    return {extra: [Requirement(text) for text in of] for extra, of in texts.items()}
+    extras = {"": project["dependencies"], **project["optional-dependencies"]}
+    return {extra: [Requirement(text) for text in texts] for extra, texts in extras.items()}
 
 
 @cache
@@ -56,53 +56,53 @@ def dependency_groups() -> dict[str, list[Requirement]]:
 
 @cache
 def packages_distributions() -> Mapping[str, list[str]]:
-    """Return the distributions of each installed top-level module. This reads all their file lists."""
+    """Return the distributions of each installed top-level module, which requires reading all their file lists."""
     return metadata.packages_distributions()
 
 
 def distributions_of(extra: str) -> set[str]:
-    """Return the distributions that an extra declares, including those of extras that it names."""
-    found: set[str] = set()
-    for requirement in declared()[extra]:
+    """Return the distributions that an extra requires, including those of the extras that it refers to."""
+    names: set[str] = set()
+    for requirement in declared_requirements()[extra]:
         if requirement.name == NAME:
-            found |= {name for other in requirement.extras for name in distributions_of(other)}
+            names |= {name for other in requirement.extras for name in distributions_of(other)}
         else:
-            found.add(canonicalize_name(requirement.name))
-    return found
+            names.add(canonicalize_name(requirement.name))
+    return names
 
 
 def installed_with(extras: Iterable[str]) -> set[str]:
-    """Return the installed distributions that the core and extras require, with their dependencies."""
-    found: set[tuple[str, str]] = set()
-    remaining = [requirement for extra in ("", *extras) for requirement in declared()[extra]]
+    """Return the distributions that the core and some extras require, including transitive dependencies."""
+    visited: set[tuple[str, str]] = set()
+    remaining = [requirement for extra in ("", *extras) for requirement in declared_requirements()[extra]]
     while remaining:
         requirement = remaining.pop()
         if requirement.name == NAME:
-            remaining += [other for extra in requirement.extras for other in declared()[extra]]
+            remaining += [other for extra in requirement.extras for other in declared_requirements()[extra]]
             continue
         for extra in ("", *requirement.extras):
-            if (canonicalize_name(requirement.name), extra) not in found:
-                found.add((canonicalize_name(requirement.name), extra))
+            if (canonicalize_name(requirement.name), extra) not in visited:
+                visited.add((canonicalize_name(requirement.name), extra))
                 remaining += _required(requirement.name, extra)
-    return {name for name, _ in found}
+    return {name for name, _ in visited}
 
 
 @cache
 def _required(name: str, extra: str) -> list[Requirement]:
     try:
         texts = requires(name) or []
-    except PackageNotFoundError:  # for another system
+    except PackageNotFoundError:  # required only on another platform
         return []
-    found = [Requirement(text) for text in texts]
+    requirements = [Requirement(text) for text in texts]
     return [
         requirement
-        for requirement in found
+        for requirement in requirements
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
     ]
 
 
 def extra_modules_of(extras: Iterable[str]) -> set[str]:
-    """Return the installed top-level modules that the core and these extras do not provide."""
+    """Return the installed top-level modules that neither the core nor these extras provide."""
     provided = {*installed_with(extras), canonicalize_name(NAME)}
     return {
         module
@@ -122,7 +122,7 @@ def run_without(hidden: Iterable[str], program: str, *arguments: str) -> subproc
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment with this project installed, and the installed size in bytes."""
+    """A virtual environment with this project installed, and the time and size of the installation."""
 
     folder: Path
     install_s: float
@@ -131,28 +131,38 @@ class Environment:
     bytecode_bytes: int
 
     def run(self, program: str, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment, which sees no other packages. The result is not checked."""
+        """Run a program of the environment, isolated from other packages. The exit code is not checked."""
         environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        words = [self.folder / "bin" / program, *arguments]
-        return subprocess.run(words, capture_output=True, text=True, check=False, env=environment, cwd=cwd)
+        command = [self.folder / "bin" / program, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=cwd)
 
 
 def make_environment(folder: Path, extras: Sequence[str] = (), versions: Sequence[str] = ()) -> Environment:
-    """Create an environment with the core, extras and pinned versions, except where other versions are requested."""
+    """Create an environment with the core and some extras, at their pinned versions unless ``versions`` replaces them.
+
+    Args:
+        folder: The new folder of the environment.
+        extras: The extras to install.
+        versions: Requirements such as ``pyspark==4.0.0`` that replace the pins of the same packages.
+    """
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, capture_output=True)
     before = _sizes(folder)
-    others = {canonicalize_name(Requirement(version).name) for version in versions}
+    replaced = {canonicalize_name(Requirement(version).name) for version in versions}
     pins = [
-        line for line in CONSTRAINTS.read_text().splitlines() if canonicalize_name(line.split("==")[0]) not in others
+        line for line in CONSTRAINTS.read_text().splitlines() if canonicalize_name(line.split("==")[0]) not in replaced
     ]
     constraints = folder / "constraints.txt"
     constraints.write_text("\n".join([*pins, *versions, ""]))
-    source = _copied(folder / "source")
-    what = f"{source}[{','.join(extras)}]" if extras else str(source)
+    source = _copy_sources(folder / "source")
+    target = f"{source}[{','.join(extras)}]" if extras else str(source)
     pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq", "install"]
     started_s = time.monotonic()
     completed = subprocess.run(
-        [*pip, "--constraint", constraints, what], capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False
+        [*pip, "--constraint", constraints, target],
+        capture_output=True,
+        text=True,
+        timeout=_INSTALL_SECONDS,
+        check=False,
     )
     install_s = time.monotonic() - started_s
     assert completed.returncode == 0, completed.stderr[-4_000:]
@@ -168,20 +178,20 @@ def make_environment(folder: Path, extras: Sequence[str] = (), versions: Sequenc
     )
 
 
-def _copied(folder: Path) -> Path:
-    """Copy the sources of a package, because builds leave folders in the source tree."""
+def _copy_sources(folder: Path) -> Path:
+    """Copy the sources of the package, because a build leaves folders in the source tree."""
     folder.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, folder)
-    shutil.copytree(PROJECT / NAME.replace("-", "_"), folder / NAME.replace("-", "_"), ignore=_without_bytecode)
+    shutil.copytree(PROJECT / NAME.replace("-", "_"), folder / NAME.replace("-", "_"), ignore=_ignore_bytecode)
     return folder
 
 
-_without_bytecode = shutil.ignore_patterns("__pycache__")
+_ignore_bytecode = shutil.ignore_patterns("__pycache__")
 
 
 def _sizes(folder: Path) -> tuple[int, int, int]:
-    """Return the bytes of all files, the bytes of bytecode, and the number of distributions."""
+    """Return the size of all files and of the bytecode files in bytes, and the number of distributions."""
     sizes = [(path.suffix, path.lstat().st_size) for path in folder.rglob("*") if path.is_file()]
     bytecode = sum(size for suffix, size in sizes if suffix == ".pyc")
     return sum(size for _, size in sizes), bytecode, len(list(folder.glob("lib/python*/site-packages/*.dist-info")))

@@ -1,8 +1,8 @@
-"""A storage that fails, loses responses or kills its process at chosen requests.
+"""A storage that fails requests, loses their responses or kills its process at chosen requests.
 
-Crash tests wrap a storage in FaultyStorage with a plan of faults. Requests are counted from 1 in the order in which
-they are sent. The ``log`` of a run without faults shows their number, and one run per request and moment then covers
-every point at which a process can die. ``now_ms`` does not count.
+Crash tests wrap a storage in FaultyStorage with a plan of faults. Requests are numbered from 1 in the order in which
+they are sent; ``now_ms`` is not a request. A run without faults shows in its ``log`` how many requests there are, and
+one run per request and moment then covers every point at which a process can die.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 
 T = TypeVar("T")
 Moment = Literal["before", "after"]
-EFFECTS = ("create", "write", "delete")  # kinds of requests that change files
-
+#: Kinds of requests that change files.
+EFFECTS = ("create", "write", "delete")
 
 #: The random parts of paths: UUIDs, and the folders that are derived from their bits.
 _RANDOM = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[01]{4}/[01]{4}/[01]{4}/[01]{8}")
 
 
 class DeathError(BaseException):
-    """The simulated death of the process, which no code catches."""
+    """The simulated death of the process. No code catches it."""
 
     def __init__(self, message: str, *, path: str):
         super().__init__(message, path)
@@ -45,11 +45,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault at the ``at``-th request among those of ``kind`` whose path contains ``path_part``.
+    """A fault at the ``at``-th request among the requests of ``kind`` whose path contains ``path_part``.
 
-    ``error`` None means SIGKILL. "before" prevents the effect; "after" lets the request take effect and loses its
-    response. A listing fails "after" all its files were returned. ``times`` is the number of consecutive requests that
-    fail.
+    ``error`` None means SIGKILL. A fault "before" prevents the effect of the request; a fault "after" happens when the
+    request has taken effect, so that its response is lost. A listing fails "after" it returned all its files. ``times``
+    is the number of consecutive requests that fail.
     """
 
     at: int
@@ -77,20 +77,20 @@ def fail(
 
 
 def lose_response(at: int, *, kind: str | None = None, path_part: str = "", times: int = 1) -> Fault:
-    """Let a write take effect, and report that its response was lost."""
+    """Lose the response of a write that took effect."""
     return Fault(at, "after", AmbiguousWriteError, kind, path_part, times)
 
 
 def kill(at: int, moment: Moment, *, kind: str | None = None, path_part: str = "") -> Fault:
-    """End this process by SIGKILL before or after the effect of a request."""
+    """Kill this process with SIGKILL before or after a request takes effect."""
     return Fault(at, moment, None, kind, path_part)
 
 
 class FaultyStorage(StorageWrapper):
-    """Forwards requests to ``inner`` and injects the faults of ``plan``; ``log`` lists all requests.
+    """Forwards requests to ``inner`` and injects the faults of ``plan``. ``log`` lists all requests.
 
-    ``concurrency=1`` makes ``*_many`` of this storage and its wrappers send sequentially, so that requests have the
-    same numbers in each run.
+    With ``concurrency=1``, the methods ``*_many`` of this storage and its wrappers send their requests sequentially, so
+    that requests have the same numbers in each run.
     """
 
     def __init__(self, inner: Storage, plan: Sequence[Fault] = (), *, concurrency: int | None = None):
@@ -105,15 +105,15 @@ class FaultyStorage(StorageWrapper):
 
     @property
     def log(self) -> tuple[Request, ...]:
-        """Every request so far, in the order in which they were sent."""
+        """All requests so far, in the order in which they were sent."""
         with self._lock:
             return tuple(self._log)
 
     @property
     def effects(self) -> tuple[tuple[str, str], ...]:
-        """Kind and path of all effects on files, in order, without the random parts of names.
+        """Kind and path of all changes of files, in order, without the random parts of names.
 
-        If these are equal for two interrupted runs on the same files, the runs left the same state.
+        If two interrupted runs on the same files have equal effects, they left the same state.
         """
         with self._lock:
             return tuple((kind, _RANDOM.sub("*", path)) for kind, path in self._effects)
@@ -140,7 +140,7 @@ class FaultyStorage(StorageWrapper):
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         faults = self._register("list", prefix)
-        _strike(faults, "before", prefix)
+        _inject(faults, "before", prefix)
         return self._listing(self.inner.list(prefix), faults, prefix)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -148,22 +148,22 @@ class FaultyStorage(StorageWrapper):
 
     def _listing(self, files: Iterator[FileInfo], faults: Sequence[Fault], prefix: str) -> Iterator[FileInfo]:
         yield from files
-        _strike(faults, "after", prefix)
+        _inject(faults, "after", prefix)
 
     def _send(self, kind: str, path: str, request: Callable[[], T]) -> T:
         faults = self._register(kind, path)
-        _strike(faults, "before", path)
+        _inject(faults, "before", path)
         try:
             response = request()
             if kind in EFFECTS:
                 with self._lock:
                     self._effects.append((kind, path))
             return response
-        finally:  # the lost response may be an error
-            _strike(faults, "after", path)
+        finally:  # the lost response may itself be an error
+            _inject(faults, "after", path)
 
     def _register(self, kind: str, path: str) -> Sequence[Fault]:
-        """Log a request and return the faults that hit it."""
+        """Log a request and return the faults to inject at it."""
         hits = []
         with self._lock:
             request = Request(len(self._log) + 1, kind, path)
@@ -176,7 +176,7 @@ class FaultyStorage(StorageWrapper):
         return hits
 
 
-def _strike(faults: Sequence[Fault], moment: Moment, path: str) -> None:
+def _inject(faults: Sequence[Fault], moment: Moment, path: str) -> None:
     for fault in faults:
         if fault.moment == moment:
             if fault.error is None:

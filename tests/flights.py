@@ -24,7 +24,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def flights_csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All real flights, unzipped without the code under test."""
+    """The file with all real flights, unzipped without the code under test."""
     folder = tmp_path_factory.mktemp("real")
     with zipfile.ZipFile(FlightsSource().path("flights")) as archive:
         return Path(archive.extract("flights.csv", folder))
@@ -32,7 +32,7 @@ def flights_csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def sample_folder(tmp_path_factory: pytest.TempPathFactory, flights_csv: Path) -> Path:
-    """The first flights of two months, their weather, and the other three files unchanged."""
+    """A folder with the first flights and weather rows of two months, and the other three files unchanged."""
     folder = tmp_path_factory.mktemp("sample [of two] months")  # the name must not be interpreted as a pattern
     real = FlightsSource()
     for name in ("airlines", "airports", "planes"):
@@ -52,14 +52,15 @@ def sample(spark: SparkSession, sample_folder: Path) -> dict[str, DataFrame]:
 
 
 def write_sample(source: Path, target: Path, rows_per_month: int) -> None:
-    taken = dict.fromkeys(SAMPLE_MONTHS, 0)
+    """Copy the first rows of each sample month from one CSV file to another."""
+    n_copied = dict.fromkeys(SAMPLE_MONTHS, 0)
     with open(source, newline="") as rows, open(target, "w", newline="") as out:
         reader, writer = csv.reader(rows), csv.writer(out)
         header = next(reader)
         writer.writerow(header)
-        month = header.index("month")
+        month_column = header.index("month")
         for row in reader:
-            number = int(row[month])
-            if number in taken and taken[number] < rows_per_month:
-                taken[number] += 1
+            month = int(row[month_column])
+            if month in n_copied and n_copied[month] < rows_per_month:
+                n_copied[month] += 1
                 writer.writerow(row)

@@ -1,4 +1,4 @@
-"""Write snapshots that refer to files of other tables, as an unchecked client would."""
+"""Write snapshots that refer to files of other tables, as a client without checks would."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def data_files_of(lake: Lakehouse, name: str) -> list[DataFile]:
 def write_manifest_of(
     lake: Lakehouse, table: Table, files: Sequence[DataFile], status: ManifestEntryStatus, snapshot_id: int
 ) -> ManifestFile:
-    """Write a manifest in the folder of a table, with entries of one status, and return it."""
+    """Write a manifest to the folder of a table, with entries of one status, and return the manifest."""
     output = writing_io(lake).new_output(f"{table.location()}/metadata/{uuid.uuid4()}-m0.avro")
     with write_manifest(2, table.spec(), table.schema(), output, snapshot_id, "null") as writer:
         for file in files:
@@ -63,7 +63,7 @@ def write_manifest_of(
 def write_list_file(
     io: StorageFileIO, table: Table, manifests: Sequence[ManifestFile], snapshot_id: int, *, at: str | None = None
 ) -> str:
-    """Write a manifest list, by default in the folder of a table, and return its URI."""
+    """Write a manifest list, by default to the folder of a table, and return its URI."""
     uri = at or f"{table.location()}/metadata/snap-{snapshot_id}-{uuid.uuid4()}.avro"
     number = table.metadata.last_sequence_number + 1
     with write_manifest_list(2, io.new_output(uri), snapshot_id, None, number, "null") as writer:
@@ -72,7 +72,7 @@ def write_list_file(
 
 
 def snapshot_of(table: Table, snapshot_id: int, manifest_list: str, parent_id: int | None = None) -> dict[str, Any]:
-    """Return a snapshot in the form in which a client sends it."""
+    """Return a snapshot as clients send it."""
     fields = {
         "snapshot-id": snapshot_id,
         "sequence-number": table.metadata.last_sequence_number + 1,

@@ -1,4 +1,4 @@
-"""Ctrl-C in a test: use Python's handler, even if an earlier test's server or Spark session replaced it."""
+"""Use Python's handler of SIGINT in a test, even if the server or Spark session of an earlier test replaced it."""
 
 from __future__ import annotations
 

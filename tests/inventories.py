@@ -1,4 +1,4 @@
-"""Inventories in the form of Amazon S3, created from a separate listing."""
+"""Write inventories in the format of Amazon S3."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = "Bucket, Key, VersionId, IsLatest, IsDeleteMarker, Size, LastModifiedD
 
 
 def inventory_file(keys: Sequence[str], file_format: str = "CSV") -> bytes:
-    """Return an inventory file with these keys. Its sizes and times are implausible, because they must not be used."""
+    """Return an inventory file with these keys. Sizes and times are implausible, because readers must ignore them."""
     if file_format == "CSV":
         text = io.StringIO()
         rows = [("bucket", quote_plus(key), "", "true", "false", 1, "1970-01-01T00:00:00.000Z") for key in keys]
@@ -28,7 +28,7 @@ def inventory_file(keys: Sequence[str], file_format: str = "CSV") -> bytes:
 
 
 def columnar_file(keys: pa.Array, file_format: str) -> bytes:
-    """Return an inventory file in Parquet or ORC with these keys, which may have any type."""
+    """Return an inventory file in Parquet or ORC with these keys, which may be of any type."""
     table = pa.table({"bucket": ["bucket"] * len(keys), "key": keys, "size": [1] * len(keys)})
     sink = pa.BufferOutputStream()
     (pq.write_table if file_format == "Parquet" else orc.write_table)(table, sink)
@@ -36,7 +36,7 @@ def columnar_file(keys: pa.Array, file_format: str) -> bytes:
 
 
 def manifest(source: str, keys: Sequence[str], file_format: str = "CSV", created_at_ms: int = 0) -> bytes:
-    """Return the manifest of a bucket's inventory whose files have these keys."""
+    """Return the manifest of a bucket's inventory that consists of the files with these keys."""
     content = {
         "sourceBucket": source,
         "destinationBucket": "arn:aws:s3:::inventories",

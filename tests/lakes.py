@@ -1,4 +1,4 @@
-"""Lakehouses for tests. All versions of a lakehouse from the fixture are checked when the test ends."""
+"""Lakehouses for tests. At the end of a test, all versions of the lakehouses from the fixture are checked."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ DATA = Path(__file__).resolve().parent / "data"
 
 
 def entries(lake: Lakehouse, version: int | str | None = None) -> dict[str, str]:
-    """Return key -> location of all objects in a version."""
+    """Return the locations of all objects in a version by key."""
     snapshot = lake.snapshot(version)
     return dict(scan(snapshot.files.nodes, snapshot.root))
 
 
 def objects(snapshot: Snapshot) -> dict[tuple[str, ...], str]:
-    """Read all definitions of a version. Return (namespace,) or (namespace, table) -> id of the definition."""
-    found: dict[tuple[str, ...], str] = {}
+    """Read all definitions of a version. Return their ids by (namespace,) or (namespace, table)."""
+    ids: dict[tuple[str, ...], str] = {}
     for namespace in snapshot.namespaces():
-        found[(namespace,)] = snapshot.namespace(namespace).id
+        ids[(namespace,)] = snapshot.namespace(namespace).id
         for table in snapshot.tables(namespace):
-            found[(namespace, table)] = snapshot.table(namespace, table).id
-    return found
+            ids[(namespace, table)] = snapshot.table(namespace, table).id
+    return ids
 
 
 def check_version(lake: Lakehouse, version: int) -> Snapshot:
@@ -59,9 +59,10 @@ def check_version(lake: Lakehouse, version: int) -> Snapshot:
 
 
 def check_lake(lake: Lakehouse) -> None:
-    """Assert the invariants of every version with new caches. Each definition is read once, because it is immutable.
+    """Assert the invariants of every version, with empty caches.
 
-    Times increase strictly, except at versions that set the clock back.
+    Each definition is read once, because definitions are immutable. Creation times increase strictly, except at
+    versions that set the clock back.
     """
     lake = Lakehouse(lake.storage, lake.storage_options)
     before: Snapshot | None = None
@@ -84,8 +85,8 @@ def check_lake(lake: Lakehouse) -> None:
         before = snapshot
 
 
-def reached_paths(lake: Lakehouse) -> set[str]:
-    """Return the paths of all files that a version reaches, including roots."""
+def reachable_paths(lake: Lakehouse) -> set[str]:
+    """Return the paths of all files that are reachable from a version, including roots."""
     paths: set[str] = set()
     for version in range(lake.latest_version() + 1):
         snapshot = lake.snapshot(version)
@@ -97,7 +98,7 @@ def reached_paths(lake: Lakehouse) -> set[str]:
 
 
 def allowing(lake: Lakehouse, *external_roots: Path | str) -> Lakehouse:
-    """Return the same lakehouse with further folders or roots allowed for reading."""
+    """Return the same lakehouse with read access to other folders or roots."""
     roots = " ".join(
         external_root if isinstance(external_root, str) else f"file://{external_root}/"
         for external_root in external_roots
@@ -106,10 +107,13 @@ def allowing(lake: Lakehouse, *external_roots: Path | str) -> Lakehouse:
 
 
 def unreferenced_paths(lake: Lakehouse) -> set[str]:
-    """Return the paths of files that no version reaches. After completed or failed commits there are none."""
+    """Return the paths of files that are not reachable from any version.
+
+    There are none after a commit has succeeded or failed.
+    """
     background.drain()
     stored = {info.path for info in lake.storage.list() if not info.path.startswith(TABLES_PREFIX)}
-    return stored - reached_paths(lake) - {HINT_PATH, ORPHAN_BARRIER_PATH}
+    return stored - reachable_paths(lake) - {HINT_PATH, ORPHAN_BARRIER_PATH}
 
 
 def listed(storage: Storage) -> set[str]:
@@ -123,7 +127,7 @@ def roots(storage: Storage) -> set[str]:
 
 
 def expected_objects(fixture: str) -> dict[int, tuple[int, set[tuple[str, ...]]]]:
-    """Return version -> (creation time in ms, objects) of a committed lakehouse under ``tests/data``."""
+    """Return the creation time in ms and the objects of each version of a lakehouse in ``tests/data``."""
     expected = json.loads((DATA / f"{fixture}.expected.json").read_text())
     return {
         int(version): (content["created_at_millis"], {tuple(name) for name in content["objects"]})
@@ -132,7 +136,7 @@ def expected_objects(fixture: str) -> dict[int, tuple[int, set[tuple[str, ...]]]
 
 
 class Lakes:
-    """Creates lakehouses, on a server if one is configured, and checks all of them at the end."""
+    """Creates lakehouses, on a server if one is configured, and checks all of them at the end of a test."""
 
     def __init__(self, folder: Path, server: Server | None = None):
         self.folder = folder
@@ -143,7 +147,7 @@ class Lakes:
         self._named_roots: dict[str, str] = {}
 
     def local(self, name: str = "lake", *, fsync: bool = False, is_watched: bool = True, **fields: Any) -> Lakehouse:
-        """Create a lakehouse in a folder. ``is_watched=False`` skips the check of its versions at the end."""
+        """Create a lakehouse in a folder. With ``is_watched=False``, its versions are not checked at the end."""
         if self.server is not None:
             lake = self._on_server(self.server, name, **fields)
         else:
@@ -151,14 +155,14 @@ class Lakes:
         return self.watch(lake) if is_watched else lake
 
     def memory(self, name: str = "lake", **fields: Any) -> Lakehouse:
-        """Create a lakehouse in memory for this test only."""
+        """Create a lakehouse in memory that only this test uses."""
         if self.server is not None:
             return self.watch(self._on_server(self.server, name, **fields))
         storage = self.storage(name)
         return self.watch(Lakehouse.create(storage.root, storage=storage, **fields))
 
     def storage(self, name: str = "lake") -> Storage:
-        """Return an empty storage in memory for this test only."""
+        """Return an empty storage in memory that only this test uses."""
         if self.server is not None:
             return open_storage(self._server_root(self.server, name), self.server.storage_options)
         root = f"memory://{self.folder.name}-{name}/"
@@ -191,7 +195,7 @@ class Lakes:
         return root
 
     def watch(self, lake: Lakehouse) -> Lakehouse:
-        """Check this lakehouse too when the test ends."""
+        """Also check this lakehouse at the end of the test."""
         self._lakes_to_check.append(Lakehouse(lake.storage))
         return lake
 
@@ -209,14 +213,14 @@ class Lakes:
 
 @pytest.fixture
 def lakes(tmp_path: Path, lakes_server: Server | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lakes]:
-    """Lakehouses whose invariants are checked at every version when the test ends.
+    """Lakehouses whose invariants are checked in every version at the end of the test.
 
-    Environment variables let tests open roots on a server without options.
+    If a server is configured, its environment variables are set, so that tests can open its roots without options.
     """
     if lakes_server is not None:
         for name, value in lakes_server.environment.items():
             monkeypatch.setenv(name, value)
-    if isinstance(lakes_server, GcsServer):  # the emulator needs no credentials, and none are available
+    if isinstance(lakes_server, GcsServer):  # no default credentials are available, and the emulator needs none
         import google.auth
         from google.auth.credentials import AnonymousCredentials
 

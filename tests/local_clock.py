@@ -1,4 +1,4 @@
-"""A settable clock of local storages, for programs that open their storage themselves."""
+"""A settable clock of local storages, for tests of programs that open their storage themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOUR_MS = 3_600_000
 
 
 class LocalClock:
-    """The clock of all local storages. It advances only by ``forward``; files keep the machine's times."""
+    """The clock of all local storages. It advances only by ``forward``; files keep their real modification times."""
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self._now_ms = time.time_ns() // 1_000_000

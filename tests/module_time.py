@@ -1,4 +1,4 @@
-"""Replacements of clocks and sleeps for one module only, because other threads use those of the process."""
+"""Replace clocks and sleeps in one module only, because other threads use those of the process."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ import pytest
 def replace_time_functions(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, **functions: Callable[..., Any]
 ) -> None:
-    """Replace functions of the module ``time`` as one module sees it."""
+    """Replace functions of the module ``time`` for a single module that imports it."""
     monkeypatch.setattr(module, "time", SimpleNamespace(**{**vars(module.time), **functions}))

@@ -1,4 +1,4 @@
-"""Lakehouses of older or other writers, built from ours: other root names and another form of nodes."""
+"""Copies of lakehouses as older or foreign writers create them, with other root names and another form of nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OLDEST_FORM = NodeFormVariant("value", has_pnode=False, has_null_row=False, txn=
 def copy_in_older_form(
     lake: Lakehouse, storage: Storage, naming: RootNaming, form: NodeFormVariant = OLDEST_FORM
 ) -> None:
-    """Copy a lakehouse into an empty storage with other root names and, if a root supports it, another form."""
+    """Copy a lakehouse into an empty storage with other root names and, for roots that support it, another form."""
     lake.close()
     for info in lake.storage.list():
         data, path = lake.storage.read(info.path), info.path
@@ -26,6 +26,6 @@ def copy_in_older_form(
             for name in (PREVIOUS_ROOT, ROLLBACK_FROM_ROOT):
                 if name in node.system:
                     node.system[name] = naming.path(version - 1)
-            written = form if form.supports(node) else NodeFormVariant("value", n_blank=0)
-            data, path = written.encode(node), naming.path(version)
+            root_form = form if form.supports(node) else NodeFormVariant("value", n_blank=0)
+            data, path = root_form.encode(node), naming.path(version)
         storage.create(path, data)

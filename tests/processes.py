@@ -1,4 +1,4 @@
-"""Real processes forked from the warm test process: no import costs, real concurrency and real kills."""
+"""Processes that are forked from the test process, so that they import nothing, run concurrently and can be killed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _FORKING = threading.Lock()
 
 @dataclass(frozen=True)
 class Child:
-    """A forked process and the end of the pipe on which it reports."""
+    """A forked process and the pipe from which its reports are read."""
 
     pid: int
     reports: int
 
     def next_report(self) -> str:
-        """Wait for the next reported line. Return "" if the process ended without one."""
+        """Wait for the next reported line. Return "" if the process ended without reporting one."""
         line = b""
         while (byte := os.read(self.reports, 1)) not in (b"", b"\n"):
             line += byte
         return line.decode()
 
     def finish(self) -> tuple[int, list[str]]:
-        """Wait for the end. Return the exit status (negative for a signal) and the reported lines."""
+        """Wait for the process to end. Return its exit status (negative for a signal) and the remaining reports."""
         with os.fdopen(self.reports, "rb") as pipe:
             lines = pipe.read().decode().splitlines()
         _, status = os.waitpid(self.pid, 0)
@@ -38,7 +38,7 @@ class Child:
 
 
 def fork(work: Callable[[Callable[[str], None]], None], *, time_limit_seconds: int = 60) -> Child:
-    """Run ``work(report)`` in a child process. A line reported is in the pipe before ``report`` returns."""
+    """Run ``work(report)`` in a child process. Each reported line is in the pipe before ``report`` returns."""
     reports, pipe = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -50,7 +50,7 @@ def fork(work: Callable[[Callable[[str], None]], None], *, time_limit_seconds: i
     status = 1
     try:
         os.close(reports)
-        # A child outlives its test only briefly, and its tracebacks show where it hung.
+        # Limit how long a child can outlive its test, and print where it hangs before it is ended.
         faulthandler.dump_traceback_later(max(1, time_limit_seconds - 5), file=sys.__stderr__)
         signal.alarm(time_limit_seconds)
         work(lambda line: _write_line(pipe, line))

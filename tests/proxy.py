@@ -1,8 +1,9 @@
 """A reverse proxy for a storage server that logs every request and injects faults on the wire.
 
 Clients use its ``url`` as their endpoint. The Host header is forwarded unchanged, so signatures stay valid. Requests
-are numbered from 1 in the order of their complete arrival. The ``log`` of a run without faults shows their number, and
-one run per number and fault then covers everything that can happen to a request or response in transit.
+are numbered from 1 in the order in which they arrive completely. A run without faults shows in its ``log`` how many
+requests there are, and one run per number and fault then covers everything that can happen to a request or response in
+transit.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import TracebackType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-Action = Literal["drop_request", "drop_response", "hold_request", "delay_response", "cut_head", "cut_body", "answer"]
+Action = Literal["drop_request", "drop_response", "hold_request", "delay_response", "cut_head", "cut_body", "respond"]
 
 _LOGGED_HEADERS = frozenset(
     {"content-length", "expect", "host", "if-match", "if-none-match", "range", "transfer-encoding", "x-amz-target"}
@@ -52,9 +53,9 @@ class CannedResponse:
 
 @dataclass(frozen=True)
 class WireFault:
-    """A fault at the ``at``-th request among those of ``method`` whose target contains ``target_part``.
+    """A fault at the ``at``-th request among the requests of ``method`` whose target contains ``target_part``.
 
-    ``times`` is the number of consecutive requests that it hits; None means all that follow.
+    ``times`` is the number of consecutive requests with the fault; None means all following requests.
     """
 
     action: Action
@@ -63,7 +64,7 @@ class WireFault:
     target_part: str = ""
     times: int | None = 1
     seconds: float = 0
-    answer: CannedResponse | None = None
+    response: CannedResponse | None = None
     is_forwarded: bool = False
 
     def matches(self, exchange: Exchange) -> bool:
@@ -74,12 +75,12 @@ class WireFault:
 
 
 def drop_request(at: int = 1, **where: Any) -> WireFault:
-    """Close the connection when the request has arrived. The server never sees it."""
+    """Close the connection when the request has arrived, and do not forward the request."""
     return WireFault("drop_request", at, **where)
 
 
 def drop_response(at: int = 1, **where: Any) -> WireFault:
-    """Let the request take effect, and close the connection without a response."""
+    """Forward the request, but close the connection without a response."""
     return WireFault("drop_response", at, **where)
 
 
@@ -89,38 +90,38 @@ def hold_request(at: int = 1, **where: Any) -> WireFault:
 
 
 def delay_response(at: int = 1, *, seconds: float, **where: Any) -> WireFault:
-    """Let the request take effect, and delay its response."""
+    """Forward the request, and delay its response."""
     return WireFault("delay_response", at, seconds=seconds, **where)
 
 
 def cut_head(at: int = 1, **where: Any) -> WireFault:
-    """Let the request take effect, send half of the response head and close the connection."""
+    """Forward the request, send half of the response head and close the connection."""
     return WireFault("cut_head", at, **where)
 
 
 def cut_body(at: int = 1, **where: Any) -> WireFault:
-    """Let the request take effect, send half of the response body and close the connection.
+    """Forward the request, send half of the response body and close the connection.
 
-    A response without a body arrives completely, but the connection is closed without notice.
+    A response without a body arrives completely, but the connection is still closed.
     """
     return WireFault("cut_body", at, **where)
 
 
-def answer(
+def respond(
     at: int = 1, *, status: int, code: str | None = None, document: bytes | None = None, **where: Any
 ) -> WireFault:
-    """Replace the server's response. With ``is_forwarded`` the request takes effect first."""
-    return WireFault("answer", at, answer=CannedResponse(status, code, document), **where)
+    """Respond instead of the server. With ``is_forwarded``, the request is forwarded first."""
+    return WireFault("respond", at, response=CannedResponse(status, code, document), **where)
 
 
 @dataclass
 class Exchange:
     """A request as it arrived, and its outcome.
 
-    ``server_status`` is the status of the server, None if the request was not forwarded. ``status`` and
-    ``response_body_bytes`` were sent to the client; ``status`` is None if no complete head was sent. ``arrived_s`` and
-    ``responded_s`` are times of ``time.monotonic()``. ``responded_s`` is taken just before the response is sent, so a
-    request that a client sends after that response arrives later.
+    ``server_status`` is the status code of the server's response, or None if the request was not forwarded. ``status``
+    and ``response_body_bytes`` describe the response to the client; ``status`` is None if no complete head was sent.
+    ``arrived_s`` and ``responded_s`` are times of ``time.monotonic()``. ``responded_s`` is taken just before the
+    response is sent, so a request that a client sends after it received the response always arrives later.
     """
 
     number: int
@@ -154,10 +155,10 @@ class _Response:
 
 
 class FaultyProxy:
-    """Context manager: ``with FaultyProxy(server_url) as proxy`` listens on a free port of the loopback.
+    """Context manager: ``with FaultyProxy(server_url) as proxy`` listens on a free port of the loopback interface.
 
-    On exit all connections are closed, held requests are dropped, and all threads have ended. An exception of the proxy
-    itself is raised there, so that it fails the test.
+    On exit, the proxy closes all connections, drops held requests and waits for its threads to end. An exception of the
+    proxy itself is raised on exit, so that it fails the test.
     """
 
     def __init__(self, server_url: str, plan: Sequence[WireFault] = ()):
@@ -178,19 +179,19 @@ class FaultyProxy:
 
     @property
     def log(self) -> tuple[Exchange, ...]:
-        """Every request since ``begin``, in the order of arrival."""
+        """All requests since ``begin``, in the order of arrival."""
         with self._lock:
             return tuple(self._log)
 
     def begin(self, *plan: WireFault) -> None:
-        """Reset the log, restart numbers at 1, and set another plan. Requests in flight keep their faults."""
+        """Reset the log, restart the numbering at 1, and set a new plan. Requests in flight keep their faults."""
         with self._lock:
             self._plan = plan
             self._log: list[Exchange] = []
             self._n_matches = [0] * len(plan)
 
     def held(self) -> tuple[Exchange, ...]:
-        """The logged requests that wait for ``release()``."""
+        """Return the logged requests that wait for ``release()``."""
         return tuple(
             exchange
             for exchange in self.log
@@ -223,7 +224,7 @@ class FaultyProxy:
         if self._failures and error is None:
             raise self._failures[0]
 
-    # For the threads of the connections
+    # Called by the threads of the connections
 
     def register(self, method: str, target: str, headers: Mapping[str, str], body_bytes: int) -> Exchange:
         path, _, query = target.partition("?")
@@ -270,10 +271,10 @@ class FaultyProxy:
         finally:
             connection.close()
         exchange.server_status = response.status
-        return _answer(exchange.method, response.status, response.reason, response.getheaders(), data)
+        return _serialized(exchange.method, response.status, response.reason, response.getheaders(), data)
 
 
-def _answer(method: str, status: int, reason: str, headers: Sequence[tuple[str, str]], data: bytes) -> _Response:
+def _serialized(method: str, status: int, reason: str, headers: Sequence[tuple[str, str]], data: bytes) -> _Response:
     is_chunked = any(name.lower() == "transfer-encoding" for name, _ in headers)
     lines = [f"{name}: {value}" for name, value in headers if name.lower() not in _HOP_BY_HOP]
     if is_chunked:
@@ -335,7 +336,7 @@ class _Listener(ThreadingHTTPServer):
 
 
 class _Connection(BaseHTTPRequestHandler):
-    """One connection of a client, kept alive until either side closes it. It sends 100-continue itself."""
+    """One connection of a client, kept alive until either side closes it. The base class sends 100 Continue."""
 
     protocol_version = "HTTP/1.1"
     server: _Listener
@@ -360,13 +361,13 @@ class _Connection(BaseHTTPRequestHandler):
             return
         exchange = proxy.register(self.command, self.path, dict(self.headers.items()), len(body))
         try:
-            self._answer(proxy, exchange, body)
+            self._respond(proxy, exchange, body)
         finally:
             exchange.done.set()
 
     do_DELETE = do_GET = do_HEAD = do_POST = do_PUT = _exchange  # noqa: N815 - the names that http.server calls
 
-    def _answer(self, proxy: FaultyProxy, exchange: Exchange, body: bytes) -> None:
+    def _respond(self, proxy: FaultyProxy, exchange: Exchange, body: bytes) -> None:
         fault = exchange.fault
         action = fault.action if fault else None
         if action == "hold_request":
@@ -375,12 +376,12 @@ class _Connection(BaseHTTPRequestHandler):
         if action == "drop_request" or (action == "hold_request" and proxy.is_stopping):
             self.close_connection = True
             return
-        if fault and fault.answer and not fault.is_forwarded:
-            response_to_send = _canned(self.command, fault.answer)
+        if fault and fault.response and not fault.is_forwarded:
+            response_to_send = _canned(self.command, fault.response)
         else:
             response_to_send = proxy.forward(exchange, self.headers.items(), body)
-            if fault and fault.answer:
-                response_to_send = _canned(self.command, fault.answer)
+            if fault and fault.response:
+                response_to_send = _canned(self.command, fault.response)
         if action == "drop_response":
             self.close_connection = True
             return

@@ -1,4 +1,4 @@
-"""Concurrent creates of one name: one racer wins, and the others fail with "file exists"."""
+"""Concurrent creates of one file: one thread or process wins, and the others fail with FileExistsAlreadyError."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def outcome_of(create: Callable[[], None]) -> str:
 
 
 def check_round(storage: Storage, name: str, outcomes: list[str], size_bytes: int) -> int:
-    """Assert that one racer won and the file has its content. Delete the file, and return the winner."""
+    """Assert that exactly one racer won and that the file has its content. Delete the file, and return the winner."""
     assert sorted(outcomes) == [FileExistsAlreadyError.__name__] * (len(outcomes) - 1) + ["won"]
     winner = outcomes.index("won")
     assert storage.read(name) == body_of(winner, size_bytes)
@@ -38,7 +38,7 @@ def check_round(storage: Storage, name: str, outcomes: list[str], size_bytes: in
 
 
 def race_threads(storage: Storage, name: str, size_bytes: int) -> int:
-    """Create one name from several threads, check the round, and return the winner."""
+    """Create one file from several threads, check the round, and return the winner."""
     bodies = [body_of(racer, size_bytes) for racer in range(N_THREADS)]
 
     def create(data: bytes) -> str:
@@ -49,7 +49,7 @@ def race_threads(storage: Storage, name: str, size_bytes: int) -> int:
 
 
 def race_processes(storage: Storage, names: Mapping[str, int]) -> None:
-    """Create each name, with bodies of its size in bytes, from several processes, and check each round."""
+    """Create each file from several processes, with contents of its size in bytes, and check each round."""
     barrier = multiprocessing.get_context("fork").Barrier(N_PROCESSES + 1)
 
     def racer(number: int) -> Callable[[Callable[[str], None]], None]:
@@ -63,7 +63,7 @@ def race_processes(storage: Storage, names: Mapping[str, int]) -> None:
 
         return work
 
-    storage.exists("race/nothing")  # the children inherit a used client
+    storage.exists("race/nothing")  # so that the children inherit a client that has sent a request
     children = [fork(racer(number), time_limit_seconds=1800) for number in range(N_PROCESSES)]
     try:
         for name, size_bytes in names.items():
@@ -76,5 +76,5 @@ def race_processes(storage: Storage, names: Mapping[str, int]) -> None:
         barrier.abort()
         raise
     finally:
-        ended = [child.finish() for child in children]
-    assert [exit_code for exit_code, _ in ended] == [0] * N_PROCESSES
+        results = [child.finish() for child in children]
+    assert [exit_code for exit_code, _ in results] == [0] * N_PROCESSES

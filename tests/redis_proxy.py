@@ -1,7 +1,7 @@
 """A proxy for a Redis server that logs every command and injects faults on the wire.
 
-Commands are numbered from 1 among those that a fault matches. ``target`` can be changed while the proxy runs, like a
-name that resolves to another server after a failover.
+Each fault numbers the commands that it matches from 1. ``target`` can be changed while the proxy runs, like a host name
+that resolves to another server after a failover.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
-Action = Literal["drop_request", "drop_response", "never_respond", "answer"]
+Action = Literal["drop_request", "drop_response", "never_respond", "respond"]
 Command = list[bytes]
 
 _TIMEOUT_S = 30
@@ -43,16 +43,17 @@ def is_list(command: Command) -> bool:
 
 
 def is_named(name: str) -> Callable[[Command], bool]:
-    """Return a function that checks the name of a command."""
+    """Return a predicate for commands with this name."""
     return lambda command: command[0] == name.encode()
 
 
 @dataclass
 class RedisFault:
-    """A fault at ``times`` consecutive commands from the ``at``-th that it ``matches`` on (None: all that follow).
+    """A fault at ``times`` consecutive commands, from the ``at``-th command for which ``matches`` is true.
 
-    ``drop_request`` closes the connection before the server sees the command, ``drop_response`` after it took effect,
-    ``never_respond`` accepts it without a response, and ``answer`` responds with ``error`` instead of the server.
+    ``times`` None means all following commands. ``drop_request`` closes the connection before the server receives the
+    command, ``drop_response`` closes it after the command took effect, ``never_respond`` forwards the command without
+    ever responding, and ``respond`` responds with ``error`` instead of the server.
     """
 
     action: Action
@@ -70,9 +71,10 @@ class RedisFault:
 
 
 class RedisProxy:
-    """Context manager: ``with RedisProxy(server_port) as proxy`` listens on ``proxy.port`` of the loopback.
+    """Context manager: ``with RedisProxy(server_port) as proxy`` listens on ``proxy.port`` of the loopback interface.
 
-    On exit all connections are closed and all threads have ended. An exception of the proxy itself is raised there.
+    On exit, the proxy closes all connections and waits for its threads to end. An exception of the proxy itself is
+    raised on exit.
     """
 
     def __init__(self, target: int):
@@ -89,7 +91,7 @@ class RedisProxy:
         self._threads.append(threading.Thread(target=self._accept, name="redis proxy"))
 
     def begin(self, *faults: RedisFault) -> None:
-        """Clear the log and set other faults."""
+        """Clear the log and replace the faults."""
         with self._lock:
             self._faults, self.log = faults, []
 
@@ -155,16 +157,16 @@ class RedisProxy:
                 action = fault.action if fault else None
                 if action == "drop_request":
                     return
-                if fault and action == "answer":
+                if fault and action == "respond":
                     client.sendall(fault.error)
                     continue
                 server.sendall(raw)
-                answer = _message(server_stream)
+                response = _message(server_stream)
                 if action == "never_respond":
                     self._stopping.wait(_TIMEOUT_S)
-                if answer is None or action in ("drop_response", "never_respond"):
+                if response is None or action in ("drop_response", "never_respond"):
                     return
-                client.sendall(answer)
+                client.sendall(response)
 
     def _register(self, command: Command) -> RedisFault | None:
         with self._lock:

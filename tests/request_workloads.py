@@ -1,4 +1,4 @@
-"""The workloads of ``tests/request_budgets.py``: one for each operation of that table."""
+"""The workloads of ``tests/request_budgets.py``, one for each operation of that table."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from trinitylake_ops.storage import (
 )
 from trinitylake_ops.transaction.transaction import Transaction
 
-#: Number of tables of the namespace ``ns``: the tree is a single node, as with the benchmark's 100 tables.
+#: Number of tables in the namespace ``ns``. The tree is a single node, as with the 100 tables of the benchmark.
 N_TABLES = 50
-#: Number of tables of a tree with one level below its root.
+#: Number of tables for which the tree has one level below its root.
 N_MANY_TABLES = 7_000
 #: The latest version of a new subject.
 LATEST = 7
@@ -57,27 +57,23 @@ class Subject:
         storage = LocalStorage(self.root, fsync=False) if kind is StorageKind.FOLDER else MemoryStorage(self.root)
         self.storage: Storage = ThreadedStorage(storage) if kind is StorageKind.SERVER else storage
         self.meter = MeteredStorage(self.storage)
-        other = Lakehouse.create(self.root, storage=self.storage)
-        with other.transaction() as txn:
+        lake = Lakehouse.create(self.root, storage=self.storage)
+        with lake.transaction() as txn:
             txn.create_namespace("ns")
             for number in range(N_TABLES):
                 txn.create_table("ns", table_name(number), table())
         for number in range(LATEST - 1):
-            with other.transaction() as txn:
+            with lake.transaction() as txn:
                 txn.alter_table("ns", table_name(number), table(changed="once"))
 
-    def opened(self) -> Lakehouse:
-        """Return the lakehouse as a process opens it that has read nothing yet."""
-        return Lakehouse(self.meter)
-
-    def used(self) -> Lakehouse:
-        """Return the lakehouse of a process that has read the latest version."""
-        lake = self.opened()
-        lake.snapshot().definition  # noqa: B018 - read it
+    def warm_lake(self) -> Lakehouse:
+        """Return the lakehouse as opened by a process that has read the latest version."""
+        lake = Lakehouse(self.meter)
+        lake.snapshot().definition  # noqa: B018 - loads the definition into the cache
         return lake
 
     def commit_in_another_process(self, namespace: str) -> None:
-        """Create a namespace, without counting."""
+        """Create a namespace, without counting the requests."""
         with Lakehouse(self.storage).transaction() as txn:
             txn.create_namespace(namespace)
 
@@ -151,7 +147,7 @@ def _after_new_settings(call: Callable[[Lakehouse], object]) -> Workload:
 
 
 def _with_hint(hint: bytes | None) -> Workload:
-    """Return the workload that finds the latest version by a hint."""
+    """Return a workload that finds the latest version by a hint."""
 
     def count(subject: Subject) -> RequestCounts:
         if hint is None:
@@ -164,14 +160,14 @@ def _with_hint(hint: bytes | None) -> Workload:
 
 
 def _commit(
-    change: Callable[[Transaction], object], *, cached: Callable[[Lakehouse], object] | None = None
+    change: Callable[[Transaction], object], *, fill_cache: Callable[[Lakehouse], object] | None = None
 ) -> Workload:
-    """Return a workload that commits a change, without the begin of its transaction, after ``cached`` has read."""
+    """Return a workload that commits a change after ``fill_cache``, without counting the begin of its transaction."""
 
     def count(subject: Subject) -> RequestCounts:
-        lake = subject.used()
-        if cached is not None:
-            cached(lake)
+        lake = subject.warm_lake()
+        if fill_cache is not None:
+            fill_cache(lake)
         txn = lake.transaction()
         change(txn)
         return subject.count(txn.commit)
@@ -179,7 +175,7 @@ def _commit(
     return count
 
 
-def _namespace(lake: Lakehouse) -> object:
+def _read_namespace(lake: Lakehouse) -> object:
     return lake.snapshot().namespace("ns")
 
 
@@ -207,7 +203,7 @@ def _create_and_drop(txn: Transaction) -> None:
 
 
 def _conflict_once(lake: Lakehouse, subject: Subject) -> None:
-    """Let another process win one race, so that this one probes for other writers from then on."""
+    """Lose one race against another process, so that this process probes for other writers from then on."""
     txn = lake.transaction()
     txn.create_namespace("conflicting")
     subject.commit_in_another_process("first")
@@ -215,14 +211,14 @@ def _conflict_once(lake: Lakehouse, subject: Subject) -> None:
 
 
 def _commit_after_conflict(subject: Subject) -> RequestCounts:
-    txn = subject.used().transaction()
+    txn = subject.warm_lake().transaction()
     _create_namespace(txn)
     subject.commit_in_another_process("first")
     return subject.count(txn.commit)
 
 
 def _commit_while_probing(subject: Subject) -> RequestCounts:
-    lake = subject.used()
+    lake = subject.warm_lake()
     _conflict_once(lake, subject)
     txn = lake.transaction()
     _create_namespace(txn)
@@ -230,7 +226,7 @@ def _commit_while_probing(subject: Subject) -> RequestCounts:
 
 
 def _commit_after_repeated_conflict(subject: Subject) -> RequestCounts:
-    lake = subject.used()
+    lake = subject.warm_lake()
     _conflict_once(lake, subject)
     txn = lake.transaction()
     _create_namespace(txn)
@@ -238,12 +234,12 @@ def _commit_after_repeated_conflict(subject: Subject) -> RequestCounts:
     return subject.count(txn.commit)
 
 
-class _WinsRaces(StorageWrapper):
+class _RaceStorage(StorageWrapper):
     """Commits in another process just before each of the next ``remaining`` roots is created."""
 
     def __init__(self, subject: Subject):
         super().__init__(subject.meter)
-        self.concurrency = 1  # sends the speculative reads after the root instead of in parallel
+        self.concurrency = 1  # so that the speculative reads are sent after the root instead of in parallel
         self.remaining = 0
         self._subject = subject
 
@@ -255,7 +251,7 @@ class _WinsRaces(StorageWrapper):
 
 
 def _commit_after_three_conflicts(subject: Subject) -> RequestCounts:
-    racing = _WinsRaces(subject)
+    racing = _RaceStorage(subject)
     lake = Lakehouse(racing)
     _conflict_once(lake, subject)
     txn = lake.transaction()
@@ -266,7 +262,7 @@ def _commit_after_three_conflicts(subject: Subject) -> RequestCounts:
 
 def _group_commit(n_members: int, *, with_files: bool) -> Workload:
     def count(subject: Subject) -> RequestCounts:
-        lake = subject.used()
+        lake = subject.warm_lake()
         lake.snapshot().namespace("ns")
         transactions = [lake.transaction() for _ in range(n_members)]
         for number, txn in enumerate(transactions):
@@ -279,7 +275,7 @@ def _group_commit(n_members: int, *, with_files: bool) -> Workload:
 
 
 def _hint_update(subject: Subject) -> RequestCounts:
-    txn = subject.used().transaction()
+    txn = subject.warm_lake().transaction()
     _create_namespace(txn)
     with deferred_background_work():
         txn.commit()
@@ -295,7 +291,7 @@ def rows(*ids: int) -> pa.Table:
 
 
 def _catalog(subject: Subject) -> TrinityLakeCatalog:
-    """Return a catalog whose process has read and written nothing, on a lakehouse with the table ``ice.t``."""
+    """Return a catalog with cold caches on a lakehouse with the table ``ice.t``."""
     with catalog_at(Lakehouse(subject.storage)) as catalog:
         catalog.create_namespace("ice")
         catalog.create_table("ice.t", SCHEMA).append(rows(1))
@@ -303,7 +299,7 @@ def _catalog(subject: Subject) -> TrinityLakeCatalog:
 
 
 def _table_change(change: Callable[[Table], object]) -> Workload:
-    """Return a workload that changes a table to which this catalog has appended before."""
+    """Return a workload that changes a table to which the same catalog has already appended."""
 
     def count(subject: Subject) -> RequestCounts:
         with _catalog(subject) as catalog:
@@ -324,7 +320,7 @@ def _create_and_append(loaded: Table) -> None:
 
 
 def _scan(n_before: int) -> Workload:
-    """Return a workload that reads all rows of a table that was loaded and read ``n_before`` times before."""
+    """Return a workload that reads all rows of a table after it was loaded and read ``n_before`` times."""
 
     def count(subject: Subject) -> RequestCounts:
         with _catalog(subject) as catalog:
@@ -377,14 +373,14 @@ def _aged(subject: Subject) -> Iterator[tuple[Lakehouse, AgingStorage]]:
     clock = AgingStorage(subject.meter, subject.storage.now_ms())
     clock.time_ms += LONG_MS
     lake = Lakehouse(clock)
-    lake.snapshot().definition  # noqa: B018 - read it
+    lake.snapshot().definition  # noqa: B018 - loads the definition into the cache
     yield lake, clock
 
 
-def _operation(work: Callable[[Lakehouse], object]) -> Workload:
+def _operation(call: Callable[[Lakehouse], object]) -> Workload:
     def count(subject: Subject) -> RequestCounts:
         with _aged(subject) as (lake, _):
-            return subject.count(lambda: work(lake))
+            return subject.count(lambda: call(lake))
 
     return count
 
@@ -430,10 +426,10 @@ WORKLOADS: Mapping[str, Workload] = {
     "find the latest version, no hint": _with_hint(None),
     "look a table up, warm": _warm(lambda lake: lake.snapshot().table("ns", table_name(3))),
     "commit a namespace": _commit(_create_namespace),
-    "commit a changed table": _commit(_alter_table, cached=lambda lake: lake.snapshot().table("ns", table_name(0))),
-    "commit a new table": _commit(_create_table, cached=_namespace),
+    "commit a changed table": _commit(_alter_table, fill_cache=lambda lake: lake.snapshot().table("ns", table_name(0))),
+    "commit a new table": _commit(_create_table, fill_cache=_read_namespace),
     "commit a new table, namespace not cached": _commit(_create_table),
-    "commit a new table with a file": _commit(_create_table_with_file, cached=_namespace),
+    "commit a new table with a file": _commit(_create_table_with_file, fill_cache=_read_namespace),
     "commit without changes": _commit(_create_and_drop),
     "commit after a conflict": _commit_after_conflict,
     "commit while probing": _commit_while_probing,

@@ -1,4 +1,4 @@
-"""Attributes that are computed once, each object by itself."""
+"""``cached_attribute`` computes a value once per object, and objects do not wait for each other."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.processes import fork
 from trinitylake_ops._lazy import cached_attribute
 
 
-class Computed:
-    """Computes a value, and says how often."""
+class CountingObject:
+    """Has a cached attribute, and counts how often it is computed."""
 
     def __init__(self, compute: Callable[[], int] = lambda: 7):
         self.n_computed = 0
@@ -26,42 +26,42 @@ class Computed:
 
 
 @pytest.fixture
-def _slow_read() -> Iterator[None]:
-    """A thread computes the attribute of one object, and is held up: its file is read slowly."""
-    has_begun, is_waiting = threading.Event(), threading.Event()
+def _slow_computation() -> Iterator[None]:
+    """Another thread that is computing the attribute of another object while the test runs."""
+    has_begun, may_end = threading.Event(), threading.Event()
 
     def compute() -> int:
         has_begun.set()
-        return int(is_waiting.wait(60))
+        return int(may_end.wait(60))
 
-    slow = Computed(compute)
-    reader = threading.Thread(target=lambda: slow.value)
-    reader.start()
+    slow = CountingObject(compute)
+    thread = threading.Thread(target=lambda: slow.value)
+    thread.start()
     assert has_begun.wait(60)
     yield
-    is_waiting.set()
-    reader.join()
+    may_end.set()
+    thread.join()
     assert slow.value == 1
 
 
-def test_it_is_computed_once_for_each_object() -> None:
-    first, second = Computed(), Computed()
+def test_attribute_is_computed_once_per_object() -> None:
+    first, second = CountingObject(), CountingObject()
     assert (first.value, first.value, second.value) == (7, 7, 7)
     assert (first.n_computed, second.n_computed) == (1, 1)
     assert vars(first)["value"] == 7
-    assert Computed.value.__doc__ == "The value."
+    assert CountingObject.value.__doc__ == "The value."
 
 
-@pytest.mark.usefixtures("_slow_read")
-def test_other_objects_do_not_wait_for_a_slow_one() -> None:
-    done: list[int] = []
-    other = threading.Thread(target=lambda: done.append(Computed().value), daemon=True)
-    other.start()
-    other.join(20)
-    assert done == [7]
+@pytest.mark.usefixtures("_slow_computation")
+def test_slow_computation_does_not_block_other_objects() -> None:
+    values: list[int] = []
+    thread = threading.Thread(target=lambda: values.append(CountingObject().value), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert values == [7]
 
 
-@pytest.mark.usefixtures("_slow_read")
-def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
-    child = fork(lambda report: report(str(Computed().value)), time_limit_seconds=20)
+@pytest.mark.usefixtures("_slow_computation")
+def test_slow_computation_does_not_block_forked_child() -> None:
+    child = fork(lambda report: report(str(CountingObject().value)), time_limit_seconds=20)
     assert child.finish() == (0, ["7"])

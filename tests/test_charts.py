@@ -1,4 +1,4 @@
-"""Tests of the server's Helm chart: rendered objects against Kubernetes' schemas, and its containers as processes."""
+"""Tests of the server's Helm chart: its objects match the schemas of Kubernetes, and its containers work."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import yaml
 from tests.charts import (
     CHART,
     HELM,
-    PATIENCE_SECONDS,
     REPOSITORY,
+    TIMEOUT_SECONDS,
     Container,
     RenderError,
     check_is_restricted,
@@ -68,7 +68,7 @@ def volume_at(path: Path) -> dict[str, Any]:
 
 
 VOLUME = volume_at(Path("/lakes"))
-#: The oldest version that the chart supports, and the newest one with a schema.
+#: The oldest version that the chart supports, and the newest version with a schema.
 KUBERNETES = ("1.27", kubernetes_validate.latest_version())
 
 
@@ -117,9 +117,9 @@ def test_network_policies_select_existing_pods(full: list[dict[str, Any]]) -> No
         item["spec"].get("jobTemplate", item)["spec"]["template"]["metadata"]["labels"]
         for item in [*of_kind(full, "Deployment"), *of_kind(full, "CronJob")]
     ]
-    chosen = [item["spec"]["podSelector"]["matchLabels"] for item in of_kind(full, "NetworkPolicy")]
+    selectors = [item["spec"]["podSelector"]["matchLabels"] for item in of_kind(full, "NetworkPolicy")]
     for labels in templates:
-        assert sum(wanted.items() <= labels.items() for wanted in chosen) == 1
+        assert sum(selector.items() <= labels.items() for selector in selectors) == 1
     server, maintenance = (item["spec"] for item in of_kind(full, "NetworkPolicy"))
     assert server["ingress"] == [{"from": [{"podSelector": {}}], "ports": [{"port": "http", "protocol": "TCP"}]}]
     assert maintenance["ingress"] == []
@@ -178,7 +178,7 @@ def test_jobs_run_existing_commands_and_options(full: list[dict[str, Any]]) -> N
     assert {name for name, _ in called} == {"trim", "expire", "purge", "orphans", "verify"}
 
 
-def test_server_answers_probes_and_authenticated_requests(tmp_path: Path) -> None:
+def test_server_responds_to_probes_and_authenticated_requests(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path / "lake"))
     objects = render({**SMALL, "lakehouses": {"sales": {"root": lake.root}}, **volume_at(tmp_path)})
     ((_, pod),) = pods(objects)
@@ -186,11 +186,11 @@ def test_server_answers_probes_and_authenticated_requests(tmp_path: Path) -> Non
     files = {item["metadata"]["name"]: item["data"] for item in of_kind(objects, "ConfigMap")}
     container = Container(pod, tmp_path / "pod", {**files, "lake-tokens": {"tokens.yaml": tokens}})
     with container.running(host="127.0.0.1", port="0") as process:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while "\n" not in container.printed():
-            assert process.poll() is None and time.monotonic() < deadline, container.printed()
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while "\n" not in container.output():
+            assert process.poll() is None and time.monotonic() < deadline, container.output()
             time.sleep(0.02)
-        startup = json.loads(container.printed().splitlines()[0])
+        startup = json.loads(container.output().splitlines()[0])
         assert startup["authentication"] == "tokens"
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             probe = container.spec[kind]["httpGet"]
@@ -204,12 +204,12 @@ def test_server_answers_probes_and_authenticated_requests(tmp_path: Path) -> Non
         with urlopen(request, timeout=60) as response:
             assert json.load(response)["overrides"]["prefix"]
         process.terminate()
-        assert process.wait(PATIENCE_SECONDS) == 0
+        assert process.wait(TIMEOUT_SECONDS) == 0
 
 
 @pytest.mark.soak
 def test_jobs_run_successfully(tmp_path: Path) -> None:
-    """Run each container as a process, in the order of the schedules."""
+    """Run the container of each job as a process, in the order of the schedules."""
     lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
     for number in range(4):
         with lake.transaction() as transaction:
@@ -220,39 +220,39 @@ def test_jobs_run_successfully(tmp_path: Path) -> None:
         "lakehouses": {"sales": {"root": lake.root}},
         "maintenance": {"enabled": True},
     }
-    ended = []
+    succeeded = []
     for item in sorted(of_kind(render(values), "CronJob"), key=lambda item: item["spec"]["schedule"].split()[1]):
         ((name, pod),) = pods([item])
         container = Container(pod, tmp_path / name, {})
-        assert container.run() == 0, (name, container.printed())
-        ended.append(name.rpartition("-")[2])
-    assert ended == ["trim", "expire", "purge", "orphans", "verify"]
+        assert container.run() == 0, (name, container.output())
+        succeeded.append(name.rpartition("-")[2])
+    assert succeeded == ["trim", "expire", "purge", "orphans", "verify"]
     check_lake(lake)
 
 
 def test_documentation_snippets_are_valid() -> None:
-    """Values render, and commands name existing files and existing targets of the Dockerfile."""
+    """The values can be rendered, and the commands refer to existing files and targets of the Dockerfile."""
     page = (REPOSITORY / "docs" / "deploy" / "kubernetes.md").read_text()
-    found = re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-    values = [yaml.safe_load(text) for language, text in found if language == "yaml"]
+    snippets = re.findall(r"^```(\w+)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    values = [yaml.safe_load(text) for language, text in snippets if language == "yaml"]
     assert [len(of_kind(render(item), "CronJob")) for item in values] == [0, 5]
-    commands = "".join(text for language, text in found if language == "sh")
-    assert {language for language, _ in found} == {"sh", "yaml"}
+    commands = "".join(text for language, text in snippets if language == "sh")
+    assert {language for language, _ in snippets} == {"sh", "yaml"}
     files = re.findall(r"deploy/[\w./-]+", page)
     assert len(files) > 10
     assert [name for name in files if not (REPOSITORY / name.rstrip(".")).exists()] == []
     targets = re.findall(r"^FROM \S+ AS (\w+)", (REPOSITORY / "deploy" / "Dockerfile").read_text(), flags=re.MULTILINE)
     assert {*re.findall(r"--target (\w+)", commands)} == {*targets} - {"base"}
-    rights = {path.name for path in (REPOSITORY / "deploy" / "iam").iterdir()} - {"README.md"}
-    assert {name for name in rights if name not in page} == {"gcs-writer-notes-condition.yaml"}
+    iam_files = {path.name for path in (REPOSITORY / "deploy" / "iam").iterdir()} - {"README.md"}
+    assert {name for name in iam_files if name not in page} == {"gcs-writer-notes-condition.yaml"}
 
 
 def test_values_for_dagster_chart_restrict_pods() -> None:
-    """Rendering them needs Dagster's chart; see tests/e2e/test_dagster_chart.py."""
+    """Check the values only: tests/e2e/test_dagster_chart.py renders them, which requires Dagster's chart."""
     values = yaml.safe_load((HELM / "dagster-values.yaml").read_text())
     (deployment,) = values["dagster-user-deployments"]["deployments"]
-    for part in (values["dagsterWebserver"], values["dagsterDaemon"], deployment):
-        assert part["image"] == deployment["image"]
-        spec = {"containers": [{"securityContext": part["securityContext"]}], "volumes": part["volumes"]}
-        check_is_restricted("dagster", {**spec, "securityContext": part["podSecurityContext"]})
+    for component in (values["dagsterWebserver"], values["dagsterDaemon"], deployment):
+        assert component["image"] == deployment["image"]
+        spec = {"containers": [{"securityContext": component["securityContext"]}], "volumes": component["volumes"]}
+        check_is_restricted("dagster", {**spec, "securityContext": component["podSecurityContext"]})
     assert "envSecrets" not in values["dagsterWebserver"].keys() | values["dagsterDaemon"].keys()

@@ -1,4 +1,4 @@
-"""Tests of the files of ``deploy/``: settings, secrets and references. Running deployments are tested in tests/e2e."""
+"""Tests of the files in ``deploy/``: settings, secrets and references. Running deployments are tested in tests/e2e."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.servers.daemons import free_port, listens
 from trinitylake_ops import Lakehouse
 
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-#: Addresses within the network, which are set only to run the services without containers.
+#: Addresses inside the network, which are set only to run the services without containers.
 ADDRESSES = {"LISTEN_HOST", "CODE_HOST"}
 SECRETS = {"POSTGRES_PASSWORD", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
 
@@ -44,13 +44,13 @@ def test_files_contain_no_values_of_secrets() -> None:
 
 
 def test_only_services_that_access_lakehouse_have_its_credentials() -> None:
-    with_credentials = {
+    services = {
         name for name, service in COMPOSE["services"].items() if "AWS_SECRET_ACCESS_KEY" in service["environment"]
     }
-    assert with_credentials == {"code", "server"}
+    assert services == {"code", "server"}
 
 
-def test_compose_server_serves_and_is_healthy(tmp_path: Path) -> None:
+def test_compose_server_responds_and_is_healthy(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path / "lake"))
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text(yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read")]}))
@@ -73,9 +73,9 @@ def test_compose_server_serves_and_is_healthy(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert service.is_healthy()
-        served = LiveServer(f"http://127.0.0.1:{port}")
-        assert served.request("GET", "/v1/config").status == 401
-        assert served.request("GET", "/v1/config", headers={"Authorization": f"Bearer {READER}"}).status == 200
+        server = LiveServer(f"http://127.0.0.1:{port}")
+        assert server.request("GET", "/v1/config").status == 401
+        assert server.request("GET", "/v1/config", headers={"Authorization": f"Bearer {READER}"}).status == 200
         assert service.end() == 0
     finally:
         service.kill()
@@ -100,7 +100,7 @@ def test_services_refer_to_existing_files_and_volumes() -> None:
 
 
 def test_image_user_can_be_created(tmp_path: Path) -> None:
-    """Useradd fails for the names of Debian's predefined groups, such as operator."""
+    """The name must not be that of a predefined group of Debian, such as operator, because useradd rejects it."""
     (command,) = re.findall(r"\buseradd [^&\n]*", (DEPLOY / "Dockerfile").read_text())
     (tmp_path / "etc").mkdir()
     for name in ("passwd", "group"):

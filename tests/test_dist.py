@@ -1,6 +1,7 @@
 """Tests of `make dist`: reproducible builds, and a wheel that works without a checkout.
 
-Tests with the fixture `environment` or `airflow_environment` see what is installed there, and nothing of this folder.
+Tests with the fixture `environment` or `airflow_environment` use only the packages that are installed there, and
+nothing from this checkout.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pytest
 from scripts.build_dist import build
 from scripts.smoke_wheel import Environment
 from tests.docs.pages import DOCS, snippets
-from tests.environments import APART, CONSTRAINTS, NAME, PROJECT, dependency_groups
+from tests.environments import CONSTRAINTS, NAME, PROJECT, SEPARATE_EXTRAS, dependency_groups
 from tests.test_project import pins, tracked_files
 
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(1_800)]
@@ -40,8 +41,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def environment(dist: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with the wheel and the dependencies of demo, server and Dagster."""
-    environment = Environment(tmp_path_factory.mktemp("made") / "environment", UV, CONSTRAINTS)
+    """An environment with the wheel and the dependencies of the demo, the server and the Dagster plugin."""
+    environment = Environment(tmp_path_factory.mktemp("wheel") / "environment", UV, CONSTRAINTS)
     environment.install(f"{dist[1]}[demo,server]")
     return environment
 
@@ -49,16 +50,17 @@ def environment(dist: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def airflow_environment(dist: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment with the wheel and Airflow, at compatible versions."""
-    environment = Environment(tmp_path_factory.mktemp("made") / "environment", UV, PROJECT / APART["airflow"])
+    folder = tmp_path_factory.mktemp("wheel") / "environment"
+    environment = Environment(folder, UV, PROJECT / SEPARATE_EXTRAS["airflow"])
     environment.install(f"{dist[1]}[airflow]")
     return environment
 
 
-def variables_of(environment: Environment, **more: object) -> dict[str, str]:
+def variables_of(environment: Environment, **variables: object) -> dict[str, str]:
     """Return the variables of a shell in which an environment is active, without references to this checkout."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    shown = {"PATH": f"{environment.folder / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(environment.folder)}
-    return {**kept, **shown, **{name: str(value) for name, value in more.items()}}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    activation = {"PATH": f"{environment.folder / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(environment.folder)}
+    return {**inherited, **activation, **{name: str(value) for name, value in variables.items()}}
 
 
 def in_shell(shell: str, script: str, environment: Environment, folder: Path, **variables: object) -> str:
@@ -72,12 +74,12 @@ def in_shell(shell: str, script: str, environment: Environment, folder: Path, **
 
 
 def test_build_is_reproducible(dist: tuple[Path, Path], tmp_path: Path) -> None:
-    """The result does not depend on folder, time zone, umask, locale and hash seed."""
-    others = {"SOURCE_DATE_EPOCH": str(EPOCH_S), "TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "7"}
-    again = tmp_path / "other" / "again"
+    """The result does not depend on the folder, time zone, umask, locale or hash seed."""
+    variables = {"SOURCE_DATE_EPOCH": str(EPOCH_S), "TZ": "Asia/Tokyo", "LC_ALL": "C", "PYTHONHASHSEED": "7"}
+    rebuilt = tmp_path / "other" / "again"
     script = PROJECT / "scripts" / "build_dist.py"
-    subprocess.run([sys.executable, script, again], env={**os.environ, **others}, cwd="/", umask=0o077, check=True)
-    assert [(again / path.name).read_bytes() == path.read_bytes() for path in dist] == [True, True]
+    subprocess.run([sys.executable, script, rebuilt], env={**os.environ, **variables}, cwd="/", umask=0o077, check=True)
+    assert [(rebuilt / path.name).read_bytes() == path.read_bytes() for path in dist] == [True, True]
 
 
 def test_distributions_contain_only_the_package(dist: tuple[Path, Path]) -> None:
@@ -87,7 +89,7 @@ def test_distributions_contain_only_the_package(dist: tuple[Path, Path]) -> None
         names = set(archive.namelist())
         times = {entry.date_time for entry in archive.infolist()}
         (text,) = (archive.read(name).decode() for name in names if name.endswith("METADATA"))
-        (programs,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+        (entry_points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
     assert {name for name in names if not name.startswith(f"{PACKAGE}-")} == tracked
     assert len(times) == 1
     metadata = Parser().parsestr(text)
@@ -95,29 +97,29 @@ def test_distributions_contain_only_the_package(dist: tuple[Path, Path]) -> None
     assert all(
         f"Programming Language :: Python :: 3.{minor}" in metadata.get_all("Classifier", []) for minor in range(11, 15)
     )
-    assert all(f"{program} = trinitylake_ops.cli:main" in programs for program in ("trinitylake", NAME))
+    assert all(f"{program} = trinitylake_ops.cli:main" in entry_points for program in ("trinitylake", NAME))
     with tarfile.open(sdist) as archive:
         folder = sdist.name.removesuffix(".tar.gz")
-        inside = {member.name.removeprefix(f"{folder}/") for member in archive.getmembers() if member.isfile()}
-    assert inside >= {*tracked, "pyproject.toml", "constraints.txt", "CHANGELOG.md", "LICENSE", "README.md"}
-    assert not [name for name in inside if name.startswith(("tests/", "docs/", "."))]
+        files = {member.name.removeprefix(f"{folder}/") for member in archive.getmembers() if member.isfile()}
+    assert files >= {*tracked, "pyproject.toml", "constraints.txt", "CHANGELOG.md", "LICENSE", "README.md"}
+    assert not [name for name in files if name.startswith(("tests/", "docs/", "."))]
 
 
 @pytest.mark.parametrize("tool", ["uvx", "pipx"])
 def test_package_name_is_a_command(tool: str, dist: tuple[Path, Path], tmp_path: Path) -> None:
-    """The tool finds the wheel by the name of the package, as from an index, and runs the command of that name."""
+    """The tool finds the wheel by the package name, as it would in an index, and runs the command with that name."""
     _, wheel = dist
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if tool == "uvx":
-        call = [str(Path(UV).with_name("uvx")), "--system-certs", "--no-config", NAME]
+        command = [str(Path(UV).with_name("uvx")), "--system-certs", "--no-config", NAME]
         variables |= {"UV_FIND_LINKS": str(wheel.parent), "UV_TOOL_DIR": str(tmp_path / "tools")}
     else:
         pipx = Environment(tmp_path / "pipx", UV, CONSTRAINTS)
         pipx.install("pipx")
-        call = [str(pipx.folder / "bin" / "pipx"), "run", "--spec", str(wheel), NAME]
+        command = [str(pipx.folder / "bin" / "pipx"), "run", "--spec", str(wheel), NAME]
         variables |= {"PIPX_HOME": str(tmp_path / "home"), "PIPX_DEFAULT_PYTHON": sys.executable}
     process = subprocess.run(
-        [*call, "--help"], env=variables, cwd=tmp_path, capture_output=True, text=True, check=False
+        [*command, "--help"], env=variables, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert process.returncode == 0, process.stderr
     assert "Reclaim space:" in process.stdout
@@ -125,7 +127,7 @@ def test_package_name_is_a_command(tool: str, dist: tuple[Path, Path], tmp_path:
 
 @pytest.mark.parametrize("minor", range(11, 15))
 def test_development_dependencies_have_wheels_for_each_python(minor: int) -> None:
-    """Without a wheel, a package is built from source, which may need a compiler. Nothing is installed."""
+    """A package without a wheel would be built from source, which may need a compiler. The test installs nothing."""
     groups = [f"--group={group}" for group in dependency_groups()]
     versions = [f"--python-version=3.{minor}", f"--constraint={CONSTRAINTS}", "--only-binary=:all:", "--system-certs"]
     command = [UV, "--no-config", "pip", "compile", "--quiet", *versions, "--extra=deploy", *groups, "pyproject.toml"]
@@ -134,7 +136,7 @@ def test_development_dependencies_have_wheels_for_each_python(minor: int) -> Non
 
 
 def test_wheel_runs_on_python_of_a_debian_root(dist: tuple[Path, Path], tmp_path: Path) -> None:
-    """The root is built as by `make dist`. It sees only bind-mounted parts of this system, and leaves no mount."""
+    """The root is built as in `make dist`. It contains only bind mounts of this system, and leaves no mount behind."""
     debian = subprocess.run(
         ["scripts/debian_python.sh", "3.14", tmp_path], cwd=PROJECT, capture_output=True, text=True, check=False
     )
@@ -167,11 +169,11 @@ def test_commands_of_wheel_run(environment: Environment, tmp_path: Path) -> None
     environment.run(*lake, "status", "--html", "status.html", cwd=tmp_path)
     assert "</html>" in (tmp_path / "status.html").read_text()
     log = json.loads(environment.run(*lake, "log", "--json", cwd=tmp_path))
-    assert [one["operation"] for one in log] == ["create-namespace", "init"]
+    assert [version["operation"] for version in log] == ["create-namespace", "init"]
     assert json.loads(environment.run(*lake, "verify", "--deep", "--json", cwd=tmp_path))["findings"] == []
 
 
-#: Complete "roll" in each shell. For zsh, its display functions are replaced by printing ones.
+#: Scripts that complete "roll" in each shell. The one for zsh replaces the display functions by functions that print.
 COMPLETIONS = {
     "bash": """eval "$(trinitylake completion bash)"
 complete -p trinitylake >/dev/null
@@ -222,7 +224,7 @@ def test_dagster_example_publishes(environment: Environment, tmp_path: Path) -> 
 
 
 def test_quickstart_commands_work(environment: Environment, tmp_path: Path) -> None:
-    """Run the commands of the page in a shell, except for the installation, which is that of the wheel."""
+    """Run the commands of the page in a shell, except for the installation, for which the wheel is used."""
     page_snippets = list(snippets(DOCS / "quickstart.md"))
     for snippet in page_snippets:
         if snippet.title:
@@ -235,9 +237,9 @@ def test_quickstart_commands_work(environment: Environment, tmp_path: Path) -> N
     (execute,) = re.findall(r"^dagster job execute .*$", publish, flags=re.MULTILINE)
     root = {"LAKE_ROOT": tmp_path / "lake", "DAGSTER_HOME": tmp_path / "home"}
     definitions = (tmp_path / "definitions.py").read_text()
-    for euros, ends in (("-12.0", "!"), ("1200.0", "")):
+    for euros, negation in (("-12.0", "!"), ("1200.0", "")):
         (tmp_path / "definitions.py").write_text(definitions.replace("12.0", euros))
-        in_shell("bash", f"{ends} {execute}", environment, tmp_path, **root)
+        in_shell("bash", f"{negation} {execute}", environment, tmp_path, **root)
     plan, apply = roll_back.splitlines()
     (digest,) = re.findall(
         r"--apply (\S+)$", in_shell("bash", f"{plan} 2>&1", environment, tmp_path, **root), flags=re.MULTILINE
@@ -253,8 +255,8 @@ def test_quickstart_commands_work(environment: Environment, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def served(environment: Environment, tmp_path: Path) -> Iterator[str]:
-    """The address of a server with anonymous writes."""
+def server_address(environment: Environment, tmp_path: Path) -> Iterator[str]:
+    """The address of a server that allows anonymous writes."""
     root = tmp_path / "lake"
     environment.run("trinitylake", "--root", str(root), "init")
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -272,27 +274,27 @@ def served(environment: Environment, tmp_path: Path) -> Iterator[str]:
         process.communicate()
 
 
-def test_server_of_wheel_creates_table(environment: Environment, served: str, tmp_path: Path) -> None:
+def test_server_of_wheel_creates_table(environment: Environment, server_address: str, tmp_path: Path) -> None:
     program = (
         "import sys, pyarrow as pa\nfrom pyiceberg.catalog.rest import RestCatalog\n"
         "catalog = RestCatalog('lake', uri=sys.argv[1], warehouse='main')\ncatalog.create_namespace('sales')\n"
         "rows = pa.table({'id': [1, 2]})\ncatalog.create_table('sales.orders', rows.schema).append(rows)\n"
         "print(catalog.load_table('sales.orders').scan().to_arrow().num_rows)"
     )
-    assert environment.run("python", "-c", program, served, cwd=tmp_path) == "2\n"
+    assert environment.run("python", "-c", program, server_address, cwd=tmp_path) == "2\n"
 
 
-#: Import the example, and print its DAGs and whether Airflow knows our provider.
+#: A program that imports the example and prints its DAGs and whether Airflow registered the provider.
 _AIRFLOW = """
 import json
 from importlib.metadata import version
 from airflow.dag_processing.dagbag import DagBag
 from airflow.providers_manager import ProvidersManager
 from trinitylake_ops.airflow_plugin.example_dags import example_trinitylake
-bag, known = DagBag(example_trinitylake.__file__, collect_dags=False), ProvidersManager()
+bag, manager = DagBag(example_trinitylake.__file__, collect_dags=False), ProvidersManager()
 bag.collect_dags(example_trinitylake.__file__)
-is_known = known.providers["trinitylake-ops"].version == version("trinitylake-ops") and "trinitylake" in known.hooks
-print(json.dumps([bag.import_errors, sorted(bag.dags), is_known]))
+has_version = manager.providers["trinitylake-ops"].version == version("trinitylake-ops")
+print(json.dumps([bag.import_errors, sorted(bag.dags), has_version and "trinitylake" in manager.hooks]))
 """
 
 

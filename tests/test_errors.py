@@ -1,4 +1,4 @@
-"""The codes of errors are unique, and the command line prints them as JSON."""
+"""Error codes are unique, errors can be pickled, and the command line prints errors as JSON."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from trinitylake_ops.errors import TrinityLakeError
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
 
 
-def classes(kind: type[TrinityLakeError] = TrinityLakeError) -> Iterator[type[TrinityLakeError]]:
-    """Yield the error classes of the public module, each before those that inherit from it."""
-    yield kind
-    for below in kind.__subclasses__():
-        if below.__module__ == errors.__name__:
-            yield from classes(below)
+def error_classes(base: type[TrinityLakeError] = TrinityLakeError) -> Iterator[type[TrinityLakeError]]:
+    """Yield an error class, followed by its subclasses in the public module, recursively."""
+    yield base
+    for subclass in base.__subclasses__():
+        if subclass.__module__ == errors.__name__:
+            yield from error_classes(subclass)
 
 
-def test_each_class_has_a_code_of_its_own() -> None:
-    found = list(dict.fromkeys(classes()))
-    assert len({kind.code for kind in found}) == len(found) > 35
-    for kind in found:
-        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", kind.code)
-        assert "code" in vars(kind), kind
+def test_each_error_class_has_unique_code() -> None:
+    classes = list(dict.fromkeys(error_classes()))
+    assert len({error_class.code for error_class in classes}) == len(classes) > 35
+    for error_class in classes:
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", error_class.code)
+        assert "code" in vars(error_class), error_class
 
 
-def test_errors_keep_what_they_know_when_they_are_pickled() -> None:
+def test_pickled_error_keeps_its_fields() -> None:
     error = errors.CommitConflictError("conflict", conflicts=("a",), base_version=1, latest_version=2, path="p")
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), again.code, vars(again)) == (type(error), "commit-conflict", vars(error))
+    unpickled = pickle.loads(pickle.dumps(error))
+    assert (type(unpickled), unpickled.code, vars(unpickled)) == (type(error), "commit-conflict", vars(error))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "exit_code", "code", "where"),
+    ("arguments", "exit_code", "code", "fields"),
     [
         (["show", "--json"], 4, "lakehouse-not-found", {"version": None}),
         (["log", "--json", "--limit", "x"], 2, "usage", {}),
     ],
 )
-def test_the_command_line_prints_an_error_as_json(
-    tmp_path: Path, arguments: list[str], exit_code: int, code: str, where: dict[str, object]
+def test_command_line_prints_error_as_json(
+    tmp_path: Path, arguments: list[str], exit_code: int, code: str, fields: dict[str, object]
 ) -> None:
     command = [sys.executable, "-c", "from trinitylake_ops.cli.app import main; main()", "--root", str(tmp_path / "no")]
-    ran = subprocess.run([*command, *arguments], capture_output=True, text=True)
-    assert (ran.returncode, ran.stdout) == (exit_code, "")
-    error = json.loads(ran.stderr)["error"]
+    process = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (exit_code, "")
+    error = json.loads(process.stderr)["error"]
     assert error["code"] == code
     assert error["message"]
-    assert where.items() <= error.items()
+    assert fields.items() <= error.items()

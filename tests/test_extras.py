@@ -1,4 +1,4 @@
-"""Tests of extras: what the core does alone, and the error for each missing extra."""
+"""Tests of extras: what the core can do without any extra, and the error for each missing extra."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from packaging.utils import canonicalize_name
 
-from tests.conftest import SHOWN
+from tests.conftest import SUMMARY_PROPERTY
 from tests.environments import (
-    APART,
     PROJECT,
+    SEPARATE_EXTRAS,
     Environment,
-    declared,
+    declared_requirements,
     dependency_groups,
     distributions_of,
     extra_modules_of,
@@ -90,9 +90,9 @@ def test_core_reads_and_writes_tables(root: str) -> None:
     assert (sorted(json.loads(f"{ids}]")), errors) == ([2, 3], "0")
 
 
-#: Modules in the package google, which the core has as well.
-OF_GOOGLE = ("google.auth", "google.oauth2", "google.rpc")
-#: A command that needs an extra, by extra.
+#: Modules in the namespace package google, to which a dependency of the core also belongs.
+GOOGLE_MODULES = ("google.auth", "google.oauth2", "google.rpc")
+#: A command that needs each extra.
 COMMAND_BY_EXTRA = {
     "s3": ["--root", "s3://bucket/lake", "log"],
     "obstore": ["--root", "s3://bucket/lake", "--storage-option", "client=obstore", "log"],
@@ -109,10 +109,9 @@ COMMAND_BY_EXTRA = {
 
 @pytest.mark.parametrize("extra", COMMAND_BY_EXTRA)
 def test_command_without_extra_fails_with_one_line(root: str, extra: str) -> None:
-    others = {"obstore": ["s3"], "connect": ["spark"]}.get(extra, [])
-    process = run_without(
-        extra_modules_of(others), CLI, *(root if word == "ROOT" else word for word in COMMAND_BY_EXTRA[extra])
-    )
+    installed_extras = {"obstore": ["s3"], "connect": ["spark"]}.get(extra, [])
+    arguments = [root if argument == "ROOT" else argument for argument in COMMAND_BY_EXTRA[extra]]
+    process = run_without(extra_modules_of(installed_extras), CLI, *arguments)
     assert (process.returncode, process.stdout) == (2, "")
     assert process.stderr.startswith("Error: ")
     assert process.stderr.endswith(f" is not installed{install_hint(extra)}\n")
@@ -127,7 +126,7 @@ def test_compaction_by_spark_without_extra_fails(root: str) -> None:
 
 
 def test_missing_java_error_names_extra(root: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Any Java is sufficient, so this is not a usage error: error and exit code are those of a missing resource."""
+    """The extra is only one way to install Java, so this fails like a missing resource, not like a missing extra."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     process = run_without(extra_modules_of(["spark"]), CLI, "--root", root, "verify", "--engine", "spark")
@@ -188,24 +187,24 @@ def orders() -> pa.Table:
 publish = plugin.build_publish_asset(key=["publish", "sales"], tables={"orders": orders.key}, description="all")
 resources = {"io": plugin.TrinityLakeIOManager(lakehouse=lakehouse), "lakehouse": lakehouse}
 with dg.DagsterInstance.ephemeral() as instance:
-    ran = dg.materialize([orders, publish], resources=resources, instance=instance)
-    assert ran.success
+    result = dg.materialize([orders, publish], resources=resources, instance=instance)
+    assert result.success
     definitions = plugin.build_trinitylake_definitions(plugin.LakehouseSettings(name="", lakehouse=lakehouse))
     verify = definitions.resolve_job_def("verify").execute_in_process(instance=instance, raise_on_error=False)
     definitions = plugin.build_trinitylake_definitions(plugin.LakehouseSettings(name="", lakehouse=engine))
-    spark = definitions.resolve_job_def("verify").execute_in_process(instance=instance, raise_on_error=False)
-failures = [event.step_failure_data.error for event in spark.all_events if event.is_step_failure]
+    spark_verify = definitions.resolve_job_def("verify").execute_in_process(instance=instance, raise_on_error=False)
+failures = [event.step_failure_data.error for event in spark_verify.all_events if event.is_step_failure]
 messages = [cause.message for error in failures for cause in (error, error.cause) if cause is not None]
 tables = Lakehouse.open(sys.argv[1]).snapshot().tables("sales")
-print(json.dumps([tables, verify.success, spark.success, messages]))
+print(json.dumps([tables, verify.success, spark_verify.success, messages]))
 """
 
 
 def test_dagster_plugin_works_without_spark(root: str) -> None:
     process = run_without(extra_modules_of(["dagster"]), PIPELINE, root)
     assert process.returncode == 0, process.stderr[-4_000:]
-    tables, verified, by_spark, messages = json.loads(process.stdout.splitlines()[-1])
-    assert (tables, verified, by_spark) == (["orders"], True, False)
+    tables, succeeded, spark_succeeded, messages = json.loads(process.stdout.splitlines()[-1])
+    assert (tables, succeeded, spark_succeeded) == (["orders"], True, False)
     assert any(f"pyspark is not installed{install_hint('spark')}" in text for text in messages)
 
 
@@ -241,55 +240,56 @@ def test_wrapped_module_not_found_error_names_extra() -> None:
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - APART.keys()))
+@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - SEPARATE_EXTRAS.keys()))
 def test_modules_of_extra_come_from_its_declared_dependencies(extra: str) -> None:
     installed = installed_with([extra])
     providers = packages_distributions()
     for module in EXTRAS[extra]:
         distributions = {canonicalize_name(name) for name in providers[module.partition(".")[0]]}
         assert distributions & installed, module
-        assert module.partition(".")[0] in extra_modules_of([]) or module in OF_GOOGLE, f"{module} is in the core"
+        assert module.partition(".")[0] in extra_modules_of([]) or module in GOOGLE_MODULES, f"{module} is in the core"
     providing = {canonicalize_name(name) for module in EXTRAS[extra] for name in providers[module.partition(".")[0]]}
     assert distributions_of(extra) - {"fsspec"} <= providing
 
 
 def test_setup_installs_every_extra() -> None:
-    set_up = (PROJECT / "scripts" / "setup_venv.sh").read_text()
-    pinned = (PROJECT / "scripts" / "update_constraints.sh").read_text()
-    for pattern, script in ((r"extras=(\S+)\n", set_up), (r"--editable '\.\[(.*?)\]'", pinned)):
-        named = {*re.findall(pattern, script)[0].split(",")}
-        assert {*named, *EXTRAS, ""} == set(declared())
-        assert not APART.keys() & named
-    # Packages that only make bench and make dist install are pinned as well.
-    groups = set(re.findall(r"groups=\(([a-z ]+)", set_up)[0].split())
-    assert groups | {"bench", "release"} == set(dependency_groups()) == set(re.findall(r"--group=(\w+)", pinned))
-    # The contract is for authors of storages, not for users.
-    of_users = EXTRAS.keys() - {"contract"} - APART.keys()
-    assert distributions_of("all") == {name for extra in of_users for name in distributions_of(extra)}
+    setup_script = (PROJECT / "scripts" / "setup_venv.sh").read_text()
+    pin_script = (PROJECT / "scripts" / "update_constraints.sh").read_text()
+    for pattern, script in ((r"extras=(\S+)\n", setup_script), (r"--editable '\.\[(.*?)\]'", pin_script)):
+        extras = {*re.findall(pattern, script)[0].split(",")}
+        assert {*extras, *EXTRAS, ""} == set(declared_requirements())
+        assert not SEPARATE_EXTRAS.keys() & extras
+    # Packages that only `make bench` and `make dist` install are also pinned.
+    groups = set(re.findall(r"groups=\(([a-z ]+)", setup_script)[0].split())
+    assert groups | {"bench", "release"} == set(dependency_groups()) == set(re.findall(r"--group=(\w+)", pin_script))
+    # The extra "contract" is for authors of storages, not for users.
+    user_extras = EXTRAS.keys() - {"contract"} - SEPARATE_EXTRAS.keys()
+    assert distributions_of("all") == {name for extra in user_extras for name in distributions_of(extra)}
 
 
-SIZED = {"core": (), "s3": ("s3",), "spark": ("spark",), "dagster": ("dagster",), "all": ("all",)}
+#: The extras of each environment whose size is reported.
+ENVIRONMENTS = {"core": (), "s3": ("s3",), "spark": ("spark",), "dagster": ("dagster",), "all": ("all",)}
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1_800)
-@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_fresh_environment_runs_commands(name: str, tmp_path: Path, record_property: pytest.RecordProperty) -> None:
-    environment = make_environment(tmp_path / name, SIZED[name])
+    environment = make_environment(tmp_path / name, ENVIRONMENTS[name])
     command_s = _run_commands(environment, tmp_path)
     megabytes = [
         f"{size / 1e6:.0f}" for size in (environment.n_bytes, environment.n_bytes - environment.bytecode_bytes)
     ]
-    shown = (name, environment.n_packages, *megabytes, f"{environment.install_s:.0f}", f"{command_s:.1f}")
-    record_property(SHOWN, f"| {' | '.join(map(str, shown))} |")
+    row = (name, environment.n_packages, *megabytes, f"{environment.install_s:.0f}", f"{command_s:.1f}")
+    record_property(SUMMARY_PROPERTY, f"| {' | '.join(map(str, row))} |")
     if name == "core":
         assert environment.n_bytes - environment.bytecode_bytes <= MAX_CORE_BYTES
-        missing = environment.run("trinitylake", "--root", "s3://bucket/lake", "log")
-        assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+        process = environment.run("trinitylake", "--root", "s3://bucket/lake", "log")
+        assert (process.returncode, process.stderr.count("\n")) == (2, 1)
 
 
 def _run_commands(environment: Environment, folder: Path) -> float:
-    """Run the commands of a core installation as a user does, and return their total seconds."""
+    """Run the commands of a core installation as a user would, and return their total time in seconds."""
     started = time.monotonic()
     for command in COMMANDS:
         process = environment.run("trinitylake", "--root", str(folder / "lake"), *command, cwd=folder)

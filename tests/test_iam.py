@@ -1,4 +1,4 @@
-"""Tests that the permissions of ``deploy/iam`` are minimal and sufficient, on radosgw, Azurite and fake-gcs."""
+"""The permissions in ``deploy/iam`` are sufficient and minimal, as tested on radosgw, Azurite and fake-gcs-server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IAM = Path(__file__).resolve().parent.parent / "deploy" / "iam"
 ROLES = ("reader", "writer", "maintainer")
 PREFIX = "BUCKET/lake"
 BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/"
-#: The permission letters of a shared access signature, by data action.
+#: The permissions of a shared access signature for each data action.
 LETTERS = {"read": "rl", "add/action": "a", "write": "cw", "delete": "d"}
 Options = Mapping[str, str]
 
@@ -51,7 +51,7 @@ def data_actions(role: str) -> list[str]:
 
 
 def test_roles_have_only_named_permissions() -> None:
-    """No role has permissions on bucket settings, on other services or by a pattern of actions."""
+    """No role can access bucket settings or other services, and no permission contains a wildcard."""
     actions: dict[str, list[set[str]]] = {"s3": [], "gcs": [], "azure": []}
     for role in ROLES:
         statements = policy(role)["Statement"]
@@ -70,7 +70,7 @@ def test_roles_have_only_named_permissions() -> None:
 
 
 def check_role(role: str, root: str, as_owner: Options, as_role: Options, *, deletes_notes: bool = True) -> None:
-    """Run what a role permits, try what it does not permit, and verify the lakehouse as the owner.
+    """Run the operations that a role permits, check that other operations are rejected, and verify the lakehouse.
 
     Args:
         role: The role.
@@ -81,7 +81,7 @@ def check_role(role: str, root: str, as_owner: Options, as_role: Options, *, del
     """
     owner = Lakehouse.create(root, as_owner)
     append_rows(owner)
-    before = _files(root, as_owner) - {HINT_PATH}  # losing the hint costs only requests
+    before = _files(root, as_owner) - {HINT_PATH}  # a lost hint only costs additional requests
     lake = Lakehouse.open(root, as_role)
     assert catalog_at(lake).load_table("ns.t").scan().to_arrow().num_rows == 3
     assert [version.version for version in lake.history()] == [3, 2, 1, 0]
@@ -115,12 +115,12 @@ def _write(lake: Lakehouse) -> None:
     table.append(ROWS)
     table.delete("id = 1")
     table.overwrite(ROWS)
-    with suppress(TrinityLakeError), lake.transaction() as losing:
-        losing.create_namespace("both")
-        with lake.transaction() as winning:
-            winning.create_namespace("both")
-    with lake.transaction() as kept:
-        kept.create_namespace("kept")
+    with suppress(TrinityLakeError), lake.transaction() as loser:
+        loser.create_namespace("both")
+        with lake.transaction() as winner:
+            winner.create_namespace("both")
+    with lake.transaction() as transaction:
+        transaction.create_namespace("kept")
     operations.plan_rollback(lake, lake.latest_version() - 1).execute()
 
 
@@ -146,16 +146,16 @@ def _files(root: str, options: Options) -> set[str]:
     return {file.path for file in open_storage(root, options).list()}
 
 
-# S3: a radosgw role with the policy of the file, and a session of it.
+# S3: a session of a radosgw role that has the policy of the file.
 
 
 def role_on_radosgw(radosgw: S3Server, role: str, prefix: str) -> dict[str, str]:
-    """Create a role with the policy of a file for one prefix, and return the options of a session.
+    """Create a role with a policy for one prefix, and return the storage options of a session of the role.
 
     Args:
         radosgw: The server.
         role: The role of ``deploy/iam``.
-        prefix: Bucket and prefix.
+        prefix: The bucket and the prefix of the lakehouse.
     """
     import boto3  # slow import
 
@@ -216,25 +216,25 @@ def test_azure_role_is_sufficient_and_necessary(role: str, azurite: AzureServer)
     check_role(role, azurite.fresh_root(), azurite.storage_options, options, deletes_notes=role == "maintainer")
 
 
-# Google: the emulator has no permissions, so a proxy enforces the documented permissions of each request.
+# Google: the emulator does not check permissions, so a proxy enforces the documented permissions of each request.
 
 
 def proxy_with_rights(server: GcsServer, role: str, prefix: str) -> RightsProxy:
-    """Return a proxy in front of the emulator that rejects requests for which a role has no permission.
+    """Return a proxy for the emulator that rejects requests for which a role has no permission.
 
     Args:
         server: The emulator.
         role: The role of ``deploy/iam``.
         prefix: The prefix of the lakehouse in the bucket.
     """
-    rights = {*permissions(role)}
+    role_permissions = {*permissions(role)}
     text = yaml.safe_load((IAM / "gcs-writer-notes-condition.yaml").read_text())["expression"]
     note_prefixes = [prefix + name for name in re.findall(r'objects/lake/([^"]+)"', text)]
     assert len(note_prefixes) == 3
 
     def is_permitted(_headers: Mapping[str, str], right: Right) -> bool:
         is_note = right.permission in permissions("writer-notes") and right.name.startswith(tuple(note_prefixes))
-        return right.permission in rights or (role == "writer" and is_note)
+        return right.permission in role_permissions or (role == "writer" and is_note)
 
     return RightsProxy(server, is_permitted)
 
@@ -247,7 +247,7 @@ def test_gcs_role_is_sufficient_and_necessary(role: str, fake_gcs: GcsServer) ->
     with proxy_with_rights(fake_gcs, role, prefix).running() as endpoint:
         as_role = {**fake_gcs.storage_options, "endpoint": endpoint}
         check_role(role, root, fake_gcs.storage_options, as_role)
-        if role == "writer":  # replacing needs the delete permission
+        if role == "writer":  # replacing an object requires the delete permission
             path = next(path for path in _files(root, as_role) if path != HINT_PATH)
             _check_rejected(open_storage(root, as_role).write, path, b"")
     fake_gcs.delete_all(root)

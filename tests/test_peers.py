@@ -1,4 +1,4 @@
-"""Tests of the comparison with peers: a small run, round trips on the wire, and ratios."""
+"""Tests of the comparison with other table formats: a small run, round trips on the wire, and ratios."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_small_run_reports_measurements_and_absent_peers(tmp_path: Path) -> None
     assert (measured.versions[OURS], measured.written["processes", OURS].conflicts) == (4, 0)
     assert measured.files[OURS] > 0
     assert measured.written["threads", SQLITE].commits > 0
-    assert not [why for why in measured.skip_reasons.values() if why.startswith("failed")]
+    assert not [reason for reason in measured.skip_reasons.values() if reason.startswith("failed")]
     text = "\n".join(lines(measured, tmp_path))
     assert (tmp_path / "peers.png").stat().st_size > 0
     assert "the catalog has no versions" in text
@@ -73,12 +73,12 @@ def test_longest_chain_excludes_overlapping_spans() -> None:
     assert longest_chain([]) == 0
     assert longest_chain([(0, 1), (0, 1), (0.5, 2)]) == 1
     assert longest_chain([(0, 9), (1, 2), (3, 4), (3.5, 5), (6, 7)]) == 3
-    assert longest_chain([(0, 1), (1, 2)]) == 1, "a request at the time of a response does not follow it"
+    assert longest_chain([(0, 1), (1, 2)]) == 1, "a request that is sent at the time of a response does not follow it"
 
 
 @pytest.mark.debian_packages
 def test_wire_call_counts_round_trips_of_proxy_log(radosgw: S3Server) -> None:
-    """The shortest of several chains counts, because a busy machine may serialize parallel requests."""
+    """The shortest chain of several runs counts, because a busy machine may serialize parallel requests."""
     calls = [_requests_in_three_rounds(radosgw) for _ in range(5)]
     assert {(call.requests, call.background) for call in calls} == {(7, 1)}
     assert min(call.rounds for call in calls) == 3
@@ -90,15 +90,15 @@ def _requests_in_three_rounds(radosgw: S3Server) -> WireCall:
         client = S3Server("radosgw", proxy.url, radosgw.folder).client
         bucket = radosgw.bucket
         started = time.monotonic()
-        for n_together in (4, 1, 2):
-            list(pool.map(lambda n: client.list_objects_v2(Bucket=bucket, Prefix=f"wire-{n}"), range(n_together)))
+        for n_parallel in (4, 1, 2):
+            list(pool.map(lambda n: client.list_objects_v2(Bucket=bucket, Prefix=f"wire-{n}"), range(n_parallel)))
         ended = time.monotonic()
         client.list_objects_v2(Bucket=bucket, Prefix="wire-after")
         return wire_call(proxy, TimedCall(started, ended), "wire-")
 
 
 def example_measurements() -> Measured:
-    """Return measurements in which delta takes twice as long as ours, and half as long as ours with syncs."""
+    """Return measurements in which delta takes twice as long as ours, and half as long as ours with synced writes."""
     measured = Measured(replace(QUICK, sizes=(10,)))
     for peer, seconds in ((OURS, 1.0), (OURS_SYNCED, 4.0), ("delta", 2.0)):
         measured.peer_infos[peer] = PeerInfo({}, "row", "an update", "-", peer == OURS_SYNCED, {}, None)

@@ -1,4 +1,4 @@
-"""Tests of the project's files: generated code, pins, targets, settings, and forbidden content."""
+"""Tests of the files of the project: generated code, pins, make targets, settings and forbidden content."""
 
 import re
 import subprocess
@@ -13,14 +13,14 @@ from dagster._core.run_coordinator import DefaultRunCoordinator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.environments import APART, dependency_groups
+from tests.environments import SEPARATE_EXTRAS, dependency_groups
 
 PROJECT = Path(__file__).resolve().parent.parent
 PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)")
 
 
 def tracked_files() -> list[Path]:
-    """Files under version control, and new ones that are not ignored."""
+    """Return the files under version control, and new files that are not ignored."""
     listing = subprocess.run(
         ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=PROJECT,
@@ -36,16 +36,20 @@ def pins(file: str = "constraints.txt") -> dict[str, str]:
     return {canonicalize_name(match[1]): match[2] for match in matches if match}
 
 
-def declared_requirements(apart: str = "") -> list[Requirement]:
+def environment_requirements(separate_extra: str = "") -> list[Requirement]:
     """Return the requirements of the development environment, or of the separate environment of an extra."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     texts = [*project["project"]["dependencies"]]
-    texts += [] if apart else [*project["build-system"]["requires"], "pip", "wheel"]
-    for extra, needs in project["project"]["optional-dependencies"].items():
-        if extra == apart or not (apart or extra in APART):
-            texts += needs
-    requirements = [one for one in map(Requirement, texts) if one.name != project["project"]["name"]]
-    return requirements + ([] if apart else [one for group in dependency_groups().values() for one in group])
+    texts += [] if separate_extra else [*project["build-system"]["requires"], "pip", "wheel"]
+    for extra, extra_texts in project["project"]["optional-dependencies"].items():
+        if extra == separate_extra or not (separate_extra or extra in SEPARATE_EXTRAS):
+            texts += extra_texts
+    requirements = [
+        requirement for requirement in map(Requirement, texts) if requirement.name != project["project"]["name"]
+    ]
+    if separate_extra:
+        return requirements
+    return requirements + [requirement for group in dependency_groups().values() for requirement in group]
 
 
 def test_generated_protobuf_code_is_current(tmp_path: Path) -> None:
@@ -82,47 +86,47 @@ def test_no_machine_path_or_package_host_in_any_file() -> None:
     roots = "work|root|home|Users"
     hosts = "|".join(["pypi[.]" + "org", "python" + "hosted", "index" + "-url", "find" + "-links"])
     forbidden = re.compile(rf"(?<![\w.~}}-])/(?:{roots})/|{hosts}".encode())
-    assert forbidden.search(b"see file:///" + b"home/somebody/"), "the pattern matches paths of a machine"
+    assert forbidden.search(b"see file:///" + b"home/user/"), "the pattern matches paths of a machine"
     assert not forbidden.search(b"s3://bucket/" + b"root/"), "the pattern ignores paths within a URI"
     files = tracked_files()
     assert Path(__file__).resolve() in files
-    found = [
+    matches = [
         f"{path.relative_to(PROJECT)}: {match[0].decode()}"
         for path in files
         for match in forbidden.finditer(path.read_bytes())
     ]
-    assert found == []
+    assert matches == []
 
 
 def test_package_data_includes_every_file() -> None:
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"]
     package = PROJECT / "trinitylake_ops"
     shipped = {path for pattern in settings["package-data"]["trinitylake_ops"] for path in package.glob(pattern)}
-    others = {path for path in tracked_files() if package in path.parents and path.suffix != ".py"}
-    assert {path.suffix for path in others} >= {".jinja", ".css", ".md"}
-    assert others <= shipped
+    data_files = {path for path in tracked_files() if package in path.parents and path.suffix != ".py"}
+    assert {path.suffix for path in data_files} >= {".jinja", ".css", ".md"}
+    assert data_files <= shipped
 
 
-@pytest.mark.parametrize("file", ["constraints.txt", *APART.values()])
+@pytest.mark.parametrize("file", ["constraints.txt", *SEPARATE_EXTRAS.values()])
 def test_constraints_are_sorted_pins_without_duplicates(file: str) -> None:
     lines = (PROJECT / file).read_text().splitlines()
     assert len(pins(file)) == len(lines)
     assert lines == sorted(lines, key=str.lower)
 
 
-@pytest.mark.parametrize("apart", ["", *APART])
-def test_constraints_satisfy_every_declared_dependency(apart: str) -> None:
-    pinned = pins(APART.get(apart, "constraints.txt"))
+@pytest.mark.parametrize("separate_extra", ["", *SEPARATE_EXTRAS])
+def test_constraints_satisfy_every_declared_dependency(separate_extra: str) -> None:
+    pinned = pins(SEPARATE_EXTRAS.get(separate_extra, "constraints.txt"))
     unsatisfied = [
         str(requirement)
-        for requirement in declared_requirements(apart)
+        for requirement in environment_requirements(separate_extra)
         if pinned.get(canonicalize_name(requirement.name), "") not in requirement.specifier
     ]
     assert unsatisfied == []
 
 
-def test_constraints_are_the_installed_versions() -> None:
-    """The tests have to run on the pinned versions."""
+def test_installed_versions_equal_constraints() -> None:
+    """The tests must run on the pinned versions."""
     listing = subprocess.run(
         [sys.executable, "-m", "pip", "--disable-pip-version-check", "freeze", "--all", "--exclude-editable"],
         check=True,
@@ -137,19 +141,20 @@ def test_constraints_are_the_installed_versions() -> None:
 def test_targets_named_in_readme_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), flags=re.MULTILINE))
     # Commands are at the start of a line or of inline code; `apt-get install make git` is not a target.
-    named = set(re.findall(r"(?:^[ $]*|`)make ([a-z-]+)", (PROJECT / "README.md").read_text(), flags=re.MULTILINE))
-    assert {"demo", "test"} <= named
-    assert named - targets == set()
+    mentioned = set(re.findall(r"(?:^[ $]*|`)make ([a-z-]+)", (PROJECT / "README.md").read_text(), flags=re.MULTILINE))
+    assert {"demo", "test"} <= mentioned
+    assert mentioned - targets == set()
 
 
 def test_targets_named_in_release_checklist_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(), flags=re.MULTILINE))
-    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", (PROJECT / "docs/release.md").read_text(), flags=re.MULTILINE))
-    assert {"dist", "test", "soak"} <= named <= targets
+    page = (PROJECT / "docs/release.md").read_text()
+    mentioned = set(re.findall(r"(?:^|`)make ([a-z-]+)", page, flags=re.MULTILINE))
+    assert {"dist", "test", "soak"} <= mentioned <= targets
 
 
 def test_version_is_defined_once() -> None:
-    """Helm requires a version in the chart, which tests/test_charts.py compares."""
+    """Only the chart repeats the version, because Helm requires it there; tests/test_charts.py compares them."""
     version = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
     code = [
         path for path in tracked_files() if path.suffix == ".py" and path.parts[len(PROJECT.parts)] == "trinitylake_ops"
@@ -160,10 +165,10 @@ def test_version_is_defined_once() -> None:
 
 def test_unit_tests_need_no_server_jvm_or_dagster() -> None:
     makefile = (PROJECT / "Makefile").read_text().replace("\\\n", " ")
-    listed = re.search(r"^UNIT_TESTS := (.*)$", makefile, flags=re.MULTILINE)
-    assert listed is not None
-    named = [PROJECT / name for name in listed[1].split()]
-    files = [file for path in named for file in (path.rglob("*.py") if path.is_dir() else [path])]
+    unit_tests = re.search(r"^UNIT_TESTS := (.*)$", makefile, flags=re.MULTILINE)
+    assert unit_tests is not None
+    paths = [PROJECT / name for name in unit_tests[1].split()]
+    files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
     assert len(files) > 25
     heavy = re.compile(r"^ *(?:from|import) (?:dagster|pyspark|tests\.(?:flights|servers))\b", flags=re.MULTILINE)
     assert [file.name for file in files if heavy.search(file.read_text())] == []
@@ -173,14 +178,14 @@ def test_make_help_lists_every_target() -> None:
     makefile = (PROJECT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)
     assert phony is not None
-    shown = subprocess.run(["make"], cwd=PROJECT, check=True, capture_output=True, text=True).stdout
-    assert set(phony[1].split()) == set(re.findall(r"^  make ([a-z-]+)", shown, flags=re.MULTILINE))
+    help_text = subprocess.run(["make"], cwd=PROJECT, check=True, capture_output=True, text=True).stdout
+    assert set(phony[1].split()) == set(re.findall(r"^  make ([a-z-]+)", help_text, flags=re.MULTILINE))
 
 
-def soak_in(folder: Path, fails: str) -> subprocess.CompletedProcess[str]:
-    """Run the commands of ``make soak`` with a Python that fails if its arguments contain a text."""
+def soak_in(folder: Path, failing_argument: str) -> subprocess.CompletedProcess[str]:
+    """Run the commands of ``make soak`` with a fake Python that fails if its arguments contain a text."""
     for path, text in {
-        ".venv/bin/python": f'#!/bin/sh\necho "ran $*"\ncase "$*" in *{fails}*) exit 1;; esac\n',
+        ".venv/bin/python": f'#!/bin/sh\necho "ran $*"\ncase "$*" in *{failing_argument}*) exit 1;; esac\n',
         "scripts/debian_packages.sh": "#!/bin/sh\n",
         "scripts/run_soak.sh": (PROJECT / "scripts/run_soak.sh").read_text(),
     }.items():
@@ -195,7 +200,7 @@ def soak_in(folder: Path, fails: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_soak_continues_after_failed_part(tmp_path: Path) -> None:
-    """The exit status is that of all parts, not only of the last one."""
+    """The exit status is 1 if any part fails, not only the last one."""
     kinds = ("radosgw", "moto", "azurite", "fake_gcs", "dynalite", "redis_server", "valkey_server", "hdfs")
     soak = soak_in(tmp_path, "lakes=dynalite")
     assert [kind for kind in kinds if f"--lakes={kind} " in soak.stdout] == list(kinds)
@@ -208,7 +213,7 @@ def test_soak_continues_after_failed_part(tmp_path: Path) -> None:
     assert soak_in(tmp_path, "nothing").returncode == 0
 
 
-def test_demo_dagster_instance_starts_runs_without_a_daemon(tmp_path: Path) -> None:
+def test_dagster_instance_of_demo_starts_runs_without_daemon(tmp_path: Path) -> None:
     settings = (PROJECT / "deploy/demo/dagster.yaml").read_text()
     (tmp_path / "dagster.yaml").write_text(settings)
     with DagsterInstance.from_config(str(tmp_path)) as instance:

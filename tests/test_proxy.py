@@ -1,4 +1,4 @@
-"""The fault-injecting proxy does what the tests of faults on the wire rely on."""
+"""Tests of the fault-injecting proxy, on which the tests of faults on the wire rely."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ BODY = bytes(range(256)) * 40
 
 
 class _Files(BaseHTTPRequestHandler):
-    """A server that keeps bodies by target and tells the headers it got."""
+    """A server that stores bodies by target and records the headers of PUT requests."""
 
     protocol_version = "HTTP/1.1"
     server: Any
 
     def date_time_string(self, timestamp: float | None = None) -> str:
-        """Return the same time in every answer, so that answers can be compared."""
+        """Return the same time for every response, so that responses can be compared."""
         return "Sat, 21 Nov 2026 12:00:00 GMT"
 
     def do_PUT(self) -> None:
@@ -44,7 +44,7 @@ class _Files(BaseHTTPRequestHandler):
             body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.files[self.path] = body
         self.server.headers.append(dict(self.headers))
-        self._say(200, b"")
+        self._respond(200, b"")
 
     def do_GET(self) -> None:
         body = self.server.files.get(self.path)
@@ -54,7 +54,7 @@ class _Files(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(b"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n")
         else:
-            self._say(404 if body is None else 200, body or b"missing")
+            self._respond(404 if body is None else 200, body or b"missing")
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -63,7 +63,7 @@ class _Files(BaseHTTPRequestHandler):
         self.send_response(204)
         self.end_headers()
 
-    def _say(self, status: int, body: bytes) -> None:
+    def _respond(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -71,7 +71,7 @@ class _Files(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -97,12 +97,12 @@ def proxy(server: Any) -> Iterator[FaultyProxy]:
 @pytest.fixture
 def connection(proxy: FaultyProxy) -> Iterator[http.client.HTTPConnection]:
     parts = urlsplit(proxy.url)
-    made = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
-    yield made
-    made.close()
+    client = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+    yield client
+    client.close()
 
 
-def ask(
+def send(
     connection: http.client.HTTPConnection,
     method: str,
     target: str,
@@ -117,13 +117,13 @@ def ask(
 def test_requests_pass_unchanged_on_one_connection_and_are_logged(
     proxy: FaultyProxy, server: Any, connection: http.client.HTTPConnection
 ) -> None:
-    assert ask(connection, "PUT", "/b/k%20%C3%A9", BODY, If_None_Match="*") == (200, b"")
+    assert send(connection, "PUT", "/b/k%20%C3%A9", BODY, If_None_Match="*") == (200, b"")
     sock = connection.sock
-    assert ask(connection, "GET", "/b/k%20%C3%A9") == (200, BODY)
-    assert ask(connection, "HEAD", "/b/k%20%C3%A9") == (200, b"")
-    assert ask(connection, "GET", "/b?list-type=2&prefix=a%2Fb") == (404, b"missing")
-    assert ask(connection, "DELETE", "/b/k%20%C3%A9") == (204, b"")
-    assert ask(connection, "GET", "/chunked") == (200, b"hello world")
+    assert send(connection, "GET", "/b/k%20%C3%A9") == (200, BODY)
+    assert send(connection, "HEAD", "/b/k%20%C3%A9") == (200, b"")
+    assert send(connection, "GET", "/b?list-type=2&prefix=a%2Fb") == (404, b"missing")
+    assert send(connection, "DELETE", "/b/k%20%C3%A9") == (204, b"")
+    assert send(connection, "GET", "/chunked") == (200, b"hello world")
     assert connection.sock is sock, "kept alive"
     assert server.headers[0]["Host"] == urlsplit(proxy.url).netloc
     assert [(e.number, e.method, e.path, e.query, e.status, e.server_status) for e in proxy.log] == [
@@ -138,7 +138,7 @@ def test_requests_pass_unchanged_on_one_connection_and_are_logged(
     assert "if-none-match" not in proxy.log[1].headers
     assert (proxy.log[0].request_body_bytes, proxy.log[1].response_body_bytes) == (len(BODY), len(BODY))
     proxy.begin()
-    ask(connection, "GET", "/x")
+    send(connection, "GET", "/x")
     assert [exchange.number for exchange in proxy.log] == [1]
 
 
@@ -158,32 +158,32 @@ def test_expect_and_chunked_requests(proxy: FaultyProxy, server: Any) -> None:
     assert [headers["Host"] for headers in server.headers] == ["h", "h"]
 
 
-def test_connections_are_served_at_once(proxy: FaultyProxy, server: Any) -> None:
+def test_connections_are_served_concurrently(proxy: FaultyProxy, server: Any) -> None:
     server.files["/a"] = BODY
     proxy.begin(wire.hold_request(1))
     parts = urlsplit(proxy.url)
 
     def get(_: int) -> tuple[int, bytes]:
-        made = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
         try:
-            return ask(made, "GET", "/a")
+            return send(connection, "GET", "/a")
         finally:
-            made.close()
+            connection.close()
 
     with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(get, number) for number in range(8)]
+        futures = [pool.submit(get, number) for number in range(8)]
         deadline = time.monotonic() + 10
-        while sum(answer.done() for answer in answers) < 7:
+        while sum(future.done() for future in futures) < 7:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         assert [exchange.server_status for exchange in proxy.held()] == [None]
         assert [exchange.server_status for exchange in proxy.release()] == [200]
-        assert {answer.result() for answer in answers} == {(200, BODY)}
+        assert {future.result() for future in futures} == {(200, BODY)}
     assert proxy.held() == ()
 
 
 @pytest.mark.parametrize(
-    ("fault", "took_effect", "error"),
+    ("fault", "takes_effect", "error"),
     [
         (wire.drop_request(2), False, http.client.RemoteDisconnected),
         (wire.drop_response(2), True, http.client.RemoteDisconnected),
@@ -194,27 +194,27 @@ def test_connections_are_served_at_once(proxy: FaultyProxy, server: Any) -> None
         (wire.cut_body(2), True, None),
     ],
 )
-def test_each_fault_has_its_effect(
+def test_faults_are_injected_as_planned(
     proxy: FaultyProxy,
     server: Any,
     connection: http.client.HTTPConnection,
     fault: WireFault,
-    took_effect: bool,
+    takes_effect: bool,
     error: type[Exception] | None,
 ) -> None:
     proxy.begin(fault)
     connection.timeout = 0.3
-    assert ask(connection, "GET", "/x?y")[0] == 404
+    assert send(connection, "GET", "/x?y")[0] == 404
     if error:
         with pytest.raises(error):
-            ask(connection, "PUT", "/x?y", b"1")
+            send(connection, "PUT", "/x?y", b"1")
     else:
-        ask(connection, "PUT", "/x?y", b"1")
-    assert server.files == ({"/x?y": b"1"} if took_effect else {})
+        send(connection, "PUT", "/x?y", b"1")
+    assert server.files == ({"/x?y": b"1"} if takes_effect else {})
     assert proxy.log[1].fault is fault
     connection.close()
-    assert ask(connection, "GET", "/x?y")[0] == (200 if took_effect else 404)
-    assert len(proxy.log) == 3, "nothing was sent twice"
+    assert send(connection, "GET", "/x?y")[0] == (200 if takes_effect else 404)
+    assert len(proxy.log) == 3, "no request was sent twice"
 
 
 def test_held_request_is_forwarded_after_its_client_disconnected(
@@ -223,39 +223,39 @@ def test_held_request_is_forwarded_after_its_client_disconnected(
     proxy.begin(wire.hold_request())
     connection.timeout = 0.1
     with pytest.raises(TimeoutError):
-        ask(connection, "PUT", "/x", b"1")
+        send(connection, "PUT", "/x", b"1")
     connection.close()
-    assert ask(connection, "GET", "/x")[0] == 404
+    assert send(connection, "GET", "/x")[0] == 404
     assert [exchange.server_status for exchange in proxy.release()] == [200]
-    assert ask(connection, "GET", "/x") == (200, b"1")
+    assert send(connection, "GET", "/x") == (200, b"1")
 
 
 def test_held_requests_are_dropped_at_the_end(server: Any) -> None:
     with FaultyProxy(f"http://127.0.0.1:{server.server_address[1]}", [wire.hold_request()]) as proxy:
         parts = urlsplit(proxy.url)
-        made = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=0.1)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=0.1)
         with pytest.raises(TimeoutError):
-            ask(made, "PUT", "/x", b"1")
-    made.close()
+            send(connection, "PUT", "/x", b"1")
+    connection.close()
     assert server.files == {}
 
 
 @pytest.mark.parametrize("path", ["/x", "/chunked"])
-def test_truncated_responses_end_the_connection(proxy: FaultyProxy, server: Any, path: str) -> None:
+def test_truncated_responses_close_the_connection(proxy: FaultyProxy, server: Any, path: str) -> None:
     server.files["/x"] = b"hello world"
     proxy.begin(wire.cut_body(1), wire.cut_head(2))
     parts = urlsplit(proxy.url)
-    cuts = []
+    responses = []
     for _ in range(3):
         with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10) as client:
             client.sendall(f"GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode())
             received = b""
-            while part := client.recv(10_000):
-                received += part
-            cuts.append(received)
-    head, _, body = cuts[2].partition(b"\r\n\r\n")
-    assert cuts[0] == head + b"\r\n\r\n" + body[: len(body) // 2]
-    assert cuts[1] == (head + b"\r\n\r\n")[: len(head + b"\r\n\r\n") // 2]
+            while chunk := client.recv(10_000):
+                received += chunk
+            responses.append(received)
+    head, _, body = responses[2].partition(b"\r\n\r\n")
+    assert responses[0] == head + b"\r\n\r\n" + body[: len(body) // 2]
+    assert responses[1] == (head + b"\r\n\r\n")[: len(head + b"\r\n\r\n") // 2]
     assert b"hello" in body
 
 
@@ -264,20 +264,20 @@ def test_truncated_responses_end_the_connection(proxy: FaultyProxy, server: Any,
 def test_replaced_responses_are_sent(
     proxy: FaultyProxy, server: Any, connection: http.client.HTTPConnection, code: str | None, is_forwarded: bool
 ) -> None:
-    proxy.begin(wire.answer(1, status=503, code=code, is_forwarded=is_forwarded, times=2))
-    status, body = ask(connection, "PUT", "/x", b"1")
+    proxy.begin(wire.respond(1, status=503, code=code, is_forwarded=is_forwarded, times=2))
+    status, body = send(connection, "PUT", "/x", b"1")
     assert status == 503
     assert (f"<Code>{code}</Code>".encode() in body) if code else body == b""
     sock = connection.sock
-    assert ask(connection, "HEAD", "/x") == (503, b"")
-    assert ask(connection, "GET", "/x")[0] == (200 if is_forwarded else 404)
+    assert send(connection, "HEAD", "/x") == (503, b"")
+    assert send(connection, "GET", "/x")[0] == (200 if is_forwarded else 404)
     assert connection.sock is sock, "kept alive"
     assert [exchange.server_status for exchange in proxy.log[:2]] == ([200, 200] if is_forwarded else [None, None])
 
 
 def test_fault_applies_to_all_following_requests(proxy: FaultyProxy, connection: http.client.HTTPConnection) -> None:
-    proxy.begin(wire.answer(2, status=400, code="ExpiredToken", method="GET", times=None))
-    statuses = [ask(connection, method, "/x")[0] for method in ("GET", "HEAD", "GET", "HEAD", "GET", "GET")]
+    proxy.begin(wire.respond(2, status=400, code="ExpiredToken", method="GET", times=None))
+    statuses = [send(connection, method, "/x")[0] for method in ("GET", "HEAD", "GET", "HEAD", "GET", "GET")]
     assert statuses == [404, 404, 400, 404, 400, 400]
 
 
@@ -286,10 +286,10 @@ def test_error_of_the_proxy_fails_the_test() -> None:
         unused.bind(("127.0.0.1", 0))
         with FaultyProxy(f"http://127.0.0.1:{unused.getsockname()[1]}") as proxy:
             parts = urlsplit(proxy.url)
-            made = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
             with pytest.raises(http.client.RemoteDisconnected):
-                ask(made, "GET", "/x")
-            made.close()
+                send(connection, "GET", "/x")
+            connection.close()
 
 
 @pytest.mark.debian_packages
@@ -304,7 +304,7 @@ def test_signatures_stay_valid(radosgw: S3Server) -> None:
         with pytest.raises(ClientError, match="PreconditionFailed"):
             client.put_object(Bucket=radosgw.bucket, Key=key, Body=b"", IfNoneMatch="*")
         assert client.delete_objects(Bucket=radosgw.bucket, Delete={"Objects": [{"Key": key}]})["Deleted"]
-        # A server that knows sessions asks there last, and says less.
+        # A server that supports sessions looks up keys there last and returns the less specific error.
         with pytest.raises(ClientError, match=r"SignatureDoesNotMatch|AccessDenied"):
             _client(radosgw, proxy.url, "wrong").get_object(Bucket=radosgw.bucket, Key=key)
         assert [exchange.status for exchange in proxy.log] == [200, 200, 200, 200, 412, 200, 403]

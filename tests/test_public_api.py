@@ -1,4 +1,4 @@
-"""What users import: the faces of the package, and nothing else. Names that are there stay there."""
+"""The public API: the modules from which users import, and the names in them. Public names are not removed."""
 
 from __future__ import annotations
 
@@ -29,54 +29,54 @@ PUBLIC = {
         "run_parallel",
     },
 }  # fmt: skip
-FACES = [*PUBLIC, "trinitylake_ops.operations", "trinitylake_ops.dagster_plugin"]
-#: Airflow is in an environment of its own.
-APART = "trinitylake_ops.airflow_plugin"
-#: Paths that users wrote into their configuration.
-CONFIGURED = (
+MODULES = [*PUBLIC, "trinitylake_ops.operations", "trinitylake_ops.dagster_plugin"]
+#: A public module that is not imported here, because Airflow is installed in a separate environment.
+AIRFLOW_MODULE = "trinitylake_ops.airflow_plugin"
+#: Paths that users have in their configuration.
+CONFIGURED_PATHS = (
     "trinitylake_ops.iceberg.catalog.TrinityLakeCatalog",
     "trinitylake_ops.dagster_plugin.component.TrinityLakeMaintenanceComponent",
 )
 _IMPORT = re.compile(r"^\s*(?:from (trinitylake_ops[\w.]*) import|import (trinitylake_ops[\w.]*))", re.MULTILINE)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_face_shows_what_it_offers(face: str) -> None:
-    module = importlib.import_module(face)
+@pytest.mark.parametrize("name", MODULES)
+def test_public_module_lists_its_names(name: str) -> None:
+    module = importlib.import_module(name)
     assert dir(module) == sorted(module.__all__)
-    for name in module.__all__:
-        assert getattr(module, name) is not None
+    for attribute in module.__all__:
+        assert getattr(module, attribute) is not None
     with pytest.raises(AttributeError, match="no attribute"):
-        vars(module)["__getattr__"]("nothing_of_this_name")
+        vars(module)["__getattr__"]("no_such_name")
 
 
-@pytest.mark.parametrize("face", PUBLIC)
-def test_public_names_are_those_that_are_documented(face: str) -> None:
-    assert set(importlib.import_module(face).__all__) == PUBLIC[face]
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_unchanged(name: str) -> None:
+    assert set(importlib.import_module(name).__all__) == PUBLIC[name]
 
 
-@pytest.mark.parametrize("path", CONFIGURED)
-def test_paths_that_users_configured_are_there(path: str) -> None:
+@pytest.mark.parametrize("path", CONFIGURED_PATHS)
+def test_configured_paths_exist(path: str) -> None:
     module, _, name = path.rpartition(".")
     assert getattr(importlib.import_module(module), name).__name__ == name
 
 
-@pytest.mark.parametrize("face", [*FACES, APART])
-def test_a_face_loads_nothing_heavy(face: str) -> None:
-    code = f"import sys, {face}; print([m for m in ('pyarrow', 'pyiceberg', 'pyspark', 'dagster') if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+@pytest.mark.parametrize("name", [*MODULES, AIRFLOW_MODULE])
+def test_public_module_imports_no_heavy_library(name: str) -> None:
+    code = f"import sys, {name}; print([m for m in ('pyarrow', 'pyiceberg', 'pyspark', 'dagster') if m in sys.modules])"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs", "examples", "definitions.py"])
-def test_documents_import_from_faces_only(path: str) -> None:
+def test_documentation_imports_only_public_modules(path: str) -> None:
     root = Path(__file__).parent.parent / path
     files = [root] if root.is_file() else [*root.rglob("*.md"), *root.rglob("*.py")]
-    found = {
+    imports = {
         (str(file.relative_to(root.parent)), match[1] or match[2])
         for file in files
         if "decisions" not in file.parts
         for match in _IMPORT.finditer(file.read_text())
     }
-    demo = {"trinitylake_ops.demo.assets", "trinitylake_ops.cli"}
-    assert not {(file, module) for file, module in found if module not in {*FACES, *demo}}
+    demo_modules = {"trinitylake_ops.demo.assets", "trinitylake_ops.cli"}
+    assert not {(file, module) for file, module in imports if module not in {*MODULES, *demo_modules}}

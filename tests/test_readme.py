@@ -1,4 +1,4 @@
-"""Examples of README.md and docs/python.md run, and links in all documents have targets."""
+"""The examples in README.md and docs/python.md work, and links in all documents have existing targets."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ DOCUMENTS = [
 
 
 def without_code(document: Path) -> str:
-    """Return the text of a document without fenced and inline code."""
+    """Return the text of a document without fenced code and without brackets in inline code."""
     text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"`[^`]*`", lambda code: re.sub(r"[()\[\]]", "", code[0]), text)
 
 
 def anchors(document: Path) -> set[str]:
-    """Return the anchors of a document's headings, in the form that repository hosts use."""
+    """Return the anchors of the headings of a document, as code hosting sites derive them."""
     text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*?)\s*$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def fences(document: Path, language: str) -> list[str]:
-    """Return the contents of the fenced blocks with this language, in order."""
+    """Return the contents of the fenced blocks in this language, in order."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", document.read_text(), flags=re.MULTILINE | re.DOTALL)
     return [content for name, content in blocks if name == language]
 
@@ -60,7 +60,7 @@ def test_python_guide_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_readme_quickstart_examples_run(tmp_path: Path) -> None:
-    """The commands print the output that the README shows; the Dagster run happens in this process."""
+    """The commands print the output shown in the README. The Dagster run is executed in this process."""
     root = tmp_path / "lake"
     (code,) = fences(README, "python")
     (console,) = fences(README, "")
@@ -82,8 +82,8 @@ def test_readme_quickstart_examples_run(tmp_path: Path) -> None:
             command = [sys.executable, "-m", "trinitylake_ops.cli", *arguments]
             environment = {**os.environ, "TRINITYLAKE_ROOT": str(root)}
             result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-            printed = [row.rstrip() for row in result.stdout.splitlines()]
-            assert not output or printed == output.splitlines(), line
+            printed_lines = [text.rstrip() for text in result.stdout.splitlines()]
+            assert not output or printed_lines == output.splitlines(), line
 
 
 def test_readme_has_at_most_90_lines() -> None:
@@ -92,15 +92,15 @@ def test_readme_has_at_most_90_lines() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: str(document.relative_to(PROJECT)))
 def test_links_have_existing_targets(document: Path) -> None:
-    dead = []
+    broken_links = []
     for link in re.findall(r"\]\(([^)\s]+)\)", without_code(document)):
         if re.match(r"[a-z]+:", link):
             continue
         path, _, anchor = link.partition("#")
         target = (document.parent / path).resolve() if path else document
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
-            dead.append(link)
-    assert dead == []
+            broken_links.append(link)
+    assert broken_links == []
 
 
 def test_anchors_and_links_ignore_code(tmp_path: Path) -> None:

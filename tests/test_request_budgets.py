@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 ROWS = [(operation, kind) for operation, row in BUDGETS.items() for kind in row]
 
 
-@pytest.mark.local_only("measures on storages of its own")
+@pytest.mark.local_only("measures on separate storages")
 @pytest.mark.parametrize(("operation", "kind"), ROWS, ids=[f"{operation}: {kind}" for operation, kind in ROWS])
 def test_operation_sends_its_budgeted_requests(
     operation: str, kind: StorageKind, tmp_path: Path, manual_clock: ManualClock
@@ -27,17 +27,17 @@ def test_operation_sends_its_budgeted_requests(
     subject = Subject(kind, tmp_path)
     expected = budget(operation, kind)
     try:
-        assert expected.cost_of(WORKLOADS[operation](subject)) == expected
+        assert expected.with_counts(WORKLOADS[operation](subject)) == expected
     finally:
         if kind is not StorageKind.FOLDER:
             drop_memory_root(subject.root)
 
 
-def test_every_budget_has_a_workload() -> None:
+def test_every_budget_has_workload() -> None:
     assert set(WORKLOADS) == set(BUDGETS)
 
 
-def test_benchmark_results_equal_the_budgets() -> None:
+def test_benchmark_results_equal_budgets() -> None:
     text = (RESULTS / "request_counts.md").read_text()
     published = {
         name: (int(requests), int(rounds))

@@ -1,4 +1,4 @@
-"""Tests of the comparison with an earlier revision: each difference is reported by part, wording separately."""
+"""Tests of the comparison with an earlier revision: it reports each difference, and wording separately."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trinitylake_ops.cli.app import trinitylake
 
 
 def step(**changed: Any) -> dict[str, Any]:
-    """Return the result of a rollback plan."""
+    """Return the recorded result of a rollback plan, with some fields changed."""
     document = {"digest": "12-1f3a", "changes": [{"name": "ns.t", "rows": 7}], "empty": []}
     return {
         "number": 3,
@@ -47,7 +47,8 @@ def step(**changed: Any) -> dict[str, Any]:
     }
 
 
-def out(change: Callable[[Any], None]) -> str:
+def changed_out(change: Callable[[Any], None]) -> str:
+    """Return the output of the step after a change of its JSON document."""
     document = json.loads(step()["out"])
     change(document)
     return json.dumps(document)
@@ -64,12 +65,16 @@ def test_equal_steps_are_counted() -> None:
     ("changed", "part", "path"),
     [
         ({"code": 3}, EXIT_CODES, "code"),
-        ({"out": out(lambda document: document.update(digest="12-1f3b"))}, DIGESTS, ".digest"),
-        ({"out": out(lambda document: document["changes"][0].update(rows=8))}, JSON_FIELDS, ".changes[0].rows"),
-        ({"out": out(lambda document: document["changes"][0].update(rows="7"))}, JSON_FIELDS, ".changes[0].rows"),
-        ({"out": out(lambda document: document["changes"][0].pop("rows"))}, JSON_FIELDS, ".changes[0].rows"),
-        ({"out": out(lambda document: document.pop("empty"))}, JSON_FIELDS, ".empty"),
-        ({"out": out(lambda document: document.update(more=None))}, JSON_FIELDS, ".more"),
+        ({"out": changed_out(lambda document: document.update(digest="12-1f3b"))}, DIGESTS, ".digest"),
+        ({"out": changed_out(lambda document: document["changes"][0].update(rows=8))}, JSON_FIELDS, ".changes[0].rows"),
+        (
+            {"out": changed_out(lambda document: document["changes"][0].update(rows="7"))},
+            JSON_FIELDS,
+            ".changes[0].rows",
+        ),
+        ({"out": changed_out(lambda document: document["changes"][0].pop("rows"))}, JSON_FIELDS, ".changes[0].rows"),
+        ({"out": changed_out(lambda document: document.pop("empty"))}, JSON_FIELDS, ".empty"),
+        ({"out": changed_out(lambda document: document.update(more=None))}, JSON_FIELDS, ".more"),
         ({"written": [["create file:///lake/a", "ab", 10], step()["written"][1]]}, FILES, "create file:///lake/a"),
         ({"written": step()["written"][:1]}, FILES, "write file:///lake/hint"),
         ({"requests": {"read": 5}}, REQUESTS, "read"),
@@ -89,19 +94,19 @@ def test_comparison_separates_wording_from_numbers() -> None:
     assert difference.part == WORDS
     assert short_diff(difference) == ["-Nothing was done, of 2 things", "+Of 2 things none was done"]
     assert unexpected([difference], ()) == []
-    comparison = compare_steps([step()], [step(err="Nothing was done, of 3 things")]).differences
-    assert [difference.part for difference in comparison] == [WORDS, NUMBERS]
+    differences = compare_steps([step()], [step(err="Nothing was done, of 3 things")]).differences
+    assert [difference.part for difference in differences] == [WORDS, NUMBERS]
 
 
 def test_comparison_reports_output_that_is_no_longer_json() -> None:
-    comparison = compare_steps([step()], [step(out="Rolled back")]).differences
-    assert NUMBERS in {difference.part for difference in comparison}
+    differences = compare_steps([step()], [step(out="Rolled back")]).differences
+    assert NUMBERS in {difference.part for difference in differences}
 
 
 def test_numbers_in_help_count_as_wording() -> None:
     arguments = ["log", "--help"]
-    old, new = (step(arguments=arguments, out=text) for text in ("at most 3", "at most 4"))
-    assert [difference.part for difference in compare_steps([old], [new]).differences] == [WORDS]
+    before, after = (step(arguments=arguments, out=text) for text in ("at most 3", "at most 4"))
+    assert [difference.part for difference in compare_steps([before], [after]).differences] == [WORDS]
 
 
 def test_comparison_rejects_different_steps() -> None:
@@ -111,7 +116,7 @@ def test_comparison_rejects_different_steps() -> None:
         compare_steps([step()], [])
 
 
-def test_final_files_and_counts_are_compared_one_by_one() -> None:
+def test_comparison_reports_each_changed_file_and_count() -> None:
     (difference,) = compare_files({"a": "1", "b": "2"}, {"a": "1", "b": "3"}).differences
     assert (difference.part, difference.path, difference.before, difference.after) == (FILES, "b", "2", "3")
     assert [difference.part for difference in compare_files({"log.html": "1"}, {"log.html": "2"}).differences] == [
@@ -125,7 +130,7 @@ def test_final_files_and_counts_are_compared_one_by_one() -> None:
 
 
 def test_reason_matches_command_part_and_field() -> None:
-    changed = step(out=out(lambda document: document["changes"][0].update(rows=8)))
+    changed = step(out=changed_out(lambda document: document["changes"][0].update(rows=8)))
     differences = compare_steps([step()], [changed]).differences
     expected = Reason("rollback", JSON_FIELDS, ".changes[].rows", "rows of deleted files are left out")
     assert unexpected(differences, [expected]) == []

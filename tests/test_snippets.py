@@ -1,4 +1,4 @@
-"""Run every snippet of README.md and of the pages about Dagster, or compare it with what it shows."""
+"""Every snippet in README.md and in the pages about Dagster is run or compared with the code that it describes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Snippet:
 
 
 def snippets(page: str) -> list[Snippet]:
-    """Return the snippets of a page, or of all pages of a folder."""
+    """Return the snippets of a page, or of all pages in a folder."""
     path = PROJECT / page
     text = "".join(file.read_text() for file in (sorted(path.glob("*.md")) if path.is_dir() else [path]))
     fences = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
@@ -55,13 +55,14 @@ ALL = {page: snippets(page) for page in PAGES}
 DAGSTER = ALL["docs/dagster"]
 
 
-def python(part: str, page: str = "docs/dagster") -> Snippet:
+def python_snippet(part: str, page: str = "docs/dagster") -> Snippet:
+    """Return the Python snippet of a page that contains a text."""
     (snippet,) = (candidate for candidate in ALL[page] if candidate.language == "python" and candidate.has(part))
     return snippet
 
 
 def names() -> dict[str, Any]:
-    """Return the names that the snippets of the Dagster pages expect to be imported."""
+    """Return the names that the snippets of the Dagster pages use without importing them."""
     public = {name: getattr(module, name) for module in (dagster_plugin, iceberg) for name in module.__all__}
     imported = {"dg": dg, "pa": pa, "time": time, "timedelta": timedelta, "Lakehouse": Lakehouse}
     return {**public, **imported, "open_dagster_pipes": open_dagster_pipes}
@@ -105,7 +106,7 @@ def publish(lake: Lakehouse, instance: dg.DagsterInstance, asset: dg.AssetsDefin
 
 
 #: The tests below find each snippet by its language and a part of its text.
-FOUND_BY = {
+SNIPPET_KEYS = {
     "README.md": [("sh", "pip install"), ("python", "build_publish_asset"), ("", "$ trinitylake"), ("sh", "make demo")],
     "docs/dagster": [
         ("python", 'NAMES = LakehouseNames("lake")'),
@@ -131,18 +132,18 @@ FOUND_BY = {
 @pytest.mark.parametrize("page", PAGES)
 def test_every_snippet_is_tested(page: str) -> None:
     for snippet in ALL[page]:
-        matching = [part for language, part in FOUND_BY[page] if language == snippet.language and snippet.has(part)]
-        assert len(matching) == 1, f"{page}: no test, or several, for:\n{snippet.text}"
-    assert len(ALL[page]) == len(FOUND_BY[page])
+        matching = [part for language, part in SNIPPET_KEYS[page] if language == snippet.language and snippet.has(part)]
+        assert len(matching) == 1, f"{page}: expected one test, not {len(matching)}, for:\n{snippet.text}"
+    assert len(ALL[page]) == len(SNIPPET_KEYS[page])
 
 
 def test_definitions_load() -> None:
-    single = run(python("limits=ApplyLimits"))["defs"]
+    single = run(python_snippet("limits=ApplyLimits"))["defs"]
     assert "lake_expire" in {job.name for job in single.resolve_all_job_defs()}
     assert {"lake_lakehouse", "lake_lakehouse_io_manager"} == set(single.get_repository_def().get_top_level_resources())
-    both = run(python('name="hr"'))["defs"]
+    both = run(python_snippet('name="hr"'))["defs"]
     assert {"sales_verify", "hr_verify"} <= {job.name for job in both.resolve_all_job_defs()}
-    second = run(python("sensors=[build_commit_sensor(names=NAMES)]"))["defs"]
+    second = run(python_snippet("sensors=[build_commit_sensor(names=NAMES)]"))["defs"]
     assert [job.name for job in second.resolve_all_job_defs()] == ["__ASSET_JOB"]
     assert {key.to_user_string() for key in second.resolve_all_asset_keys()} == {"reports/customers"}
 
@@ -156,7 +157,7 @@ def test_publish_asset_of_two_tables_publishes_one_version(lake: Lakehouse, inst
     def revenue(orders: pa.Table) -> pa.Table:
         return orders
 
-    publish_both = run(python('"revenue": revenue'), orders=orders, revenue=revenue)["publish"]
+    publish_both = run(python_snippet('"revenue": revenue'), orders=orders, revenue=revenue)["publish"]
     assets = [orders, revenue, publish_both]
     assert dg.materialize(assets, instance=instance, resources=resources(lake), run_config=QUIET).success
     assert lake.latest_version() == 1
@@ -165,9 +166,9 @@ def test_publish_asset_of_two_tables_publishes_one_version(lake: Lakehouse, inst
 
 @pytest.fixture
 def first_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of the first code location, with the root of the test."""
+    """The file of the first code location, with the root of the lakehouse of this test."""
     code = tmp_path / "definitions.py"
-    code.write_text(python('NAMES = LakehouseNames("lake")').text.replace("/data/lake", str(tmp_path / "lake")))
+    code.write_text(python_snippet('NAMES = LakehouseNames("lake")').text.replace("/data/lake", str(tmp_path / "lake")))
     monkeypatch.chdir(tmp_path)
     return code
 
@@ -199,7 +200,7 @@ def test_first_code_location_runs(first_location: Path, instance: dg.DagsterInst
 
 
 def test_options_in_yaml_equal_options_in_python() -> None:
-    resource = eval(python("SecretVariables(").text, names())
+    resource = eval(python_snippet("SecretVariables(").text, names())
     (snippet,) = (
         snippet for snippet in DAGSTER if snippet.language == "yaml" and snippet.has("secret_options_from_env")
     )
@@ -211,11 +212,11 @@ def test_options_in_yaml_equal_options_in_python() -> None:
 def test_assets_are_published(
     lake: Lakehouse, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    partitioned = run(python("partitions_def=orders.partitions_def"))
+    partitioned = run(python_snippet("partitions_def=orders.partitions_def"))
     dg.Definitions(
         assets=[partitioned["orders"], partitioned["publish"]], resources=resources(lake)
     ).get_repository_def()
-    totals = run(python("def totals"))
+    totals = run(python_snippet("def totals"))
     metadata = publish(lake, instance, totals["totals"])
     assert metadata["preview"].splitlines()[2] == "| 9.5 |"
     assert metadata["dagster/column_schema"].columns[0].description == "Paid, without tax."
@@ -226,8 +227,8 @@ def test_assets_are_published(
         " Lakehouse\nfrom trinitylake_ops.dagster_plugin import report_staged\nfrom trinitylake_ops.iceberg import"
         " stage_arrow\n"
     )
-    program.write_text(f"{imports}{python('report_staged').text}main(sys.argv[1])\n")
-    snippet = python("staged_by_pipes")
+    program.write_text(f"{imports}{python_snippet('report_staged').text}main(sys.argv[1])\n")
+    snippet = python_snippet("staged_by_pipes")
     code = snippet.text.replace('"spark-submit", "load_orders.py"', f"{sys.executable!r}, {str(program)!r}")
     orders = run(Snippet(snippet.page, "python", code.replace("s3://bucket/lake", lake.root)))["orders"]
     assert publish(lake, instance, orders)["dagster/row_count"] == 2
@@ -236,32 +237,32 @@ def test_assets_are_published(
 def test_asset_stages_changes_made_with_pyiceberg(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     before = pa.table({"sku": ["a", "b"], "euros": [1.0, 3.0]})
     iceberg.publish_once(lake, [stage_arrow(lake, before, "shop", "prices", mode="append")], publication_id("before"))
-    publish(lake, instance, run(python("StagingCatalog", "docs/comparison.md"))["prices"])
+    publish(lake, instance, run(python_snippet("StagingCatalog", "docs/comparison.md"))["prices"])
     rows = catalog_at(lake).load_table("shop.prices").scan().to_arrow().to_pylist()
     assert [row["euros"] for row in rows] == [3.0]
 
 
-def test_pool_settings_are_those_of_the_deployment() -> None:
+def test_deployment_has_documented_pool_settings() -> None:
     (snippet,) = (snippet for snippet in DAGSTER if snippet.language == "yaml" and snippet.has("default_limit"))
-    given = yaml.safe_load(snippet.text)
-    with dg.instance_for_test(overrides=given) as instance:
+    documented = yaml.safe_load(snippet.text)
+    with dg.instance_for_test(overrides=documented) as instance:
         assert instance.global_op_concurrency_default_limit == 1
     deployed = yaml.safe_load((PROJECT / "deploy" / "dagster.yaml").read_text())
-    assert deployed["concurrency"]["pools"].items() >= given["concurrency"]["pools"].items()
+    assert deployed["concurrency"]["pools"].items() >= documented["concurrency"]["pools"].items()
 
 
 def test_scaffolded_component_is_registered() -> None:
     (snippet,) = (snippet for snippet in DAGSTER if snippet.has("dg scaffold"))
-    assert shlex.split(snippet.text) == ["dg", "scaffold", "defs", COMPONENT, "sales"]  # run by test_component.py
+    assert shlex.split(snippet.text) == ["dg", "scaffold", "defs", COMPONENT, "sales"]  # test_component.py runs it
 
 
-def test_wrong_option_is_rejected_with_the_documented_message(lake: Lakehouse) -> None:
+def test_invalid_option_is_rejected_with_documented_message(lake: Lakehouse) -> None:
     (snippet,) = (snippet for snippet in DAGSTER if snippet.language == "")
     jobs = dg.Definitions(jobs=dagster_plugin.build_jobs(), resources=resources(lake))
     config = {"name": "x", "retain_for": "-1d"}
-    with pytest.raises(dg.DagsterInvalidConfigError) as rejected:
+    with pytest.raises(dg.DagsterInvalidConfigError) as caught:
         jobs.resolve_job_def("export").execute_in_process(run_config=config)
-    assert snippet.text.strip() == rejected.value.message
+    assert snippet.text.strip() == caught.value.message
 
 
 def test_readme_extras_and_make_targets_exist() -> None:

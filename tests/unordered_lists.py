@@ -12,7 +12,7 @@ from trinitylake_ops.storage.interface import StorageWrapper
 
 
 class UnorderedStorage(StorageWrapper):
-    """A storage that lists files in random order. The same seed produces the same orders."""
+    """A storage that lists files in random order. The same seed always produces the same order."""
 
     def __init__(self, inner: Storage, seed: int = 0):
         super().__init__(inner)
@@ -27,12 +27,12 @@ class UnorderedStorage(StorageWrapper):
 def shuffle_listings(monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> None:
     """Make all memory and local storages list like an :class:`UnorderedStorage`."""
     rng = random.Random(seed)
-    for kind in (MemoryStorage, LocalStorage):
-        ordered = kind.list
+    for storage_class in (MemoryStorage, LocalStorage):
+        ordered_list = storage_class.list
 
-        def shuffled(self: Storage, prefix: str = "", ordered=ordered) -> Iterator[FileInfo]:  # type: ignore[no-untyped-def]
-            infos = list(ordered(self, prefix))
+        def shuffled_list(self: Storage, prefix: str = "", ordered_list=ordered_list) -> Iterator[FileInfo]:  # type: ignore[no-untyped-def]
+            infos = list(ordered_list(self, prefix))
             rng.shuffle(infos)
             yield from infos
 
-        monkeypatch.setattr(kind, "list", shuffled)
+        monkeypatch.setattr(storage_class, "list", shuffled_list)

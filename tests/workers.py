@@ -1,6 +1,6 @@
-"""Run tests in worker processes that are forked from a process that has collected them: ``pytest --workers 4``.
+"""Run tests in worker processes that are forked after the tests were collected: ``pytest --workers 4``.
 
-Collecting takes as long as hundreds of tests, so workers share the modules and tests of their parent.
+Collecting the tests takes as long as running hundreds of them, so workers share the modules and tests of their parent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import pytest
 
 #: Folders and files whose tests share a Spark session, because starting one takes longer than most tests.
-_ON_SPARK = (
+_SPARK_PREFIXES = (
     "tests/spark/",
     "tests/dagster_plugin/test_compaction_jobs.py",
     "tests/dagster_plugin/test_spark_engine.py",
@@ -26,12 +26,12 @@ _ON_SPARK = (
     "tests/dagster_plugin/test_pipeline_on_s3.py",
     "tests/e2e/test_demo.py",
 )
-#: The one of these files whose session is in a separate process.
-_APART = "tests/spark/test_java.py"
-#: Folders of long tests without shared fixtures.
-_ONE_BY_ONE = ("tests/simulator/", "tests/crash/")
+#: A file with one of these prefixes whose session is in a separate process.
+_SEPARATE_SPARK_FILE = "tests/spark/test_java.py"
+#: Folders of slow tests without shared fixtures. Each of these tests is a group.
+_UNGROUPED_FOLDERS = ("tests/simulator/", "tests/crash/")
 #: Files whose tests share a deployment, because starting it takes longer than most tests.
-_ON_DEPLOYMENT = "tests/e2e/test_deployed_"
+_DEPLOYMENT_PREFIX = "tests/e2e/test_deployed_"
 
 _WORKER = "worker"
 _INDEX_BYTES = 4
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="run the tests in N processes; each file goes to one of them; 0, the default: in this process",
+        help="run the tests in N worker processes, each file in one of them; 0 (the default) runs them in this process",
     )
 
 
@@ -85,11 +85,11 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _group_of(nodeid: str) -> str:
-    if nodeid.startswith(_ON_SPARK) and not nodeid.startswith(_APART):
+    if nodeid.startswith(_SPARK_PREFIXES) and not nodeid.startswith(_SEPARATE_SPARK_FILE):
         return "spark"
-    if nodeid.startswith(_ON_DEPLOYMENT):
+    if nodeid.startswith(_DEPLOYMENT_PREFIX):
         return "deployment"
-    return nodeid if nodeid.startswith(_ONE_BY_ONE) else nodeid.split("::", 1)[0]
+    return nodeid if nodeid.startswith(_UNGROUPED_FOLDERS) else nodeid.split("::", 1)[0]
 
 
 def _groups(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
@@ -101,7 +101,10 @@ def _groups(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
 
 
 def _queue(n_groups: int) -> int:
-    """Return a pipe from which workers read the indexes of groups. It contains all indexes, so reads never block."""
+    """Return a pipe from which workers read the indexes of groups.
+
+    It contains all indexes from the start, so reads never block.
+    """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     os.write(writer, b"".join(index.to_bytes(_INDEX_BYTES, "big") for index in range(n_groups)))
@@ -133,8 +136,8 @@ def _work(session: pytest.Session, groups: Sequence[Sequence[pytest.Item]], queu
 
 
 def _run(session: pytest.Session, groups: Sequence[Sequence[pytest.Item]], queue: int) -> None:
-    """Run tests. Each needs the next one, which decides which fixtures are torn down."""
-    items = _taken(groups, queue)
+    """Run tests. pytest needs the next test of each test, because that determines which fixtures are torn down."""
+    items = _dequeued(groups, queue)
     item = next(items, None)
     while item is not None:
         following = next(items, None)
@@ -145,9 +148,10 @@ def _run(session: pytest.Session, groups: Sequence[Sequence[pytest.Item]], queue
     session._setupstate.teardown_exact(None)
 
 
-def _taken(groups: Sequence[Sequence[pytest.Item]], queue: int) -> Iterator[pytest.Item]:
-    while taken := os.read(queue, _INDEX_BYTES):
-        yield from groups[int.from_bytes(taken, "big")]
+def _dequeued(groups: Sequence[Sequence[pytest.Item]], queue: int) -> Iterator[pytest.Item]:
+    """Yield the tests of groups from the queue until it is empty."""
+    while index := os.read(queue, _INDEX_BYTES):
+        yield from groups[int.from_bytes(index, "big")]
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,11 @@ class _Worker:
 
 
 def _receive(session: pytest.Session, workers: Sequence[_Worker]) -> None:
-    """Report results of workers until all have ended. Raises Failed if one dies or tests were not run."""
+    """Report the results of workers until all workers have ended.
+
+    Raises:
+        Failed: If a worker dies or some tests were not run.
+    """
     running = {worker.pipe: worker for worker in workers}
     n_finished = 0
     while running:
@@ -208,11 +216,11 @@ def _receive(session: pytest.Session, workers: Sequence[_Worker]) -> None:
                 kind, *content = pipe.recv()
             except EOFError:
                 del running[pipe]
-                if code := worker.end():
-                    _fail(session, f"{worker.name} ended with {code} in {worker.running}")
+                if exit_code := worker.end():
+                    _fail(session, f"{worker.name} exited with code {exit_code} in {worker.running}")
                 continue
             n_finished += kind == "finish"
-            _show(session, worker, kind, content)
+            _report(session, worker, kind, content)
             if session.shouldfail:
                 raise session.Failed(session.shouldfail)
     if n_finished < len(session.items):
@@ -224,7 +232,7 @@ def _fail(session: pytest.Session, message: str) -> NoReturn:
     raise session.Failed(message)
 
 
-def _show(session: pytest.Session, worker: _Worker, kind: str, content: list[Any]) -> None:
+def _report(session: pytest.Session, worker: _Worker, kind: str, content: list[Any]) -> None:
     hook = session.config.hook
     if kind == "start":
         (worker.running,) = content

@@ -89,7 +89,7 @@ def test_storage_errors_are_one_line(
 
 
 def _expired_from(number: int) -> WireFault:
-    return wire.answer(number, status=400, code="ExpiredToken", times=None)
+    return wire.respond(number, status=400, code="ExpiredToken", times=None)
 
 
 def test_credentials_that_expire_during_a_commit(radosgw: S3Server, root: str) -> None:

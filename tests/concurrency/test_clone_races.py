@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import CommitFailedException, ValidationException
 
-from tests.conftest import SHOWN
+from tests.conftest import SUMMARY_PROPERTY
 from tests.operations.aging import keeping
 from tests.processes import Child, fork
 from trinitylake_ops import Lakehouse, operations
@@ -167,7 +167,7 @@ def test_kills_lose_and_duplicate_no_row(
     time.sleep(600_000 / 1000 / FASTER * 2)  # leases of the killed processes end
     check(roots, completed_steps)
     counts = {word: completed_steps.count(word) for word in ("promoted", "refreshed", "upkeep")}
-    record_property(SHOWN, f"{kills} kills, {len(completed_steps)} steps were done, among them {counts}")
+    record_property(SUMMARY_PROPERTY, f"{kills} kills, {len(completed_steps)} steps were done, among them {counts}")
     assert all(counts.values())
 
 

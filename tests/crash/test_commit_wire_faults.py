@@ -37,7 +37,7 @@ Plan = Callable[[int], tuple[WireFault, ...]]
 
 
 def _then_refused(fault: WireFault, k: int) -> tuple[WireFault, ...]:
-    return (fault, wire.answer(k + 1, status=403, code="AccessDenied", times=None))
+    return (fault, wire.respond(k + 1, status=403, code="AccessDenied", times=None))
 
 
 ON_THE_WAY: dict[str, Plan] = {
@@ -51,7 +51,7 @@ ON_THE_WAY: dict[str, Plan] = {
 OTHER_RESPONSES: dict[str, Plan] = {
     f"{status} {code or 'without a body'}{' after the effect' if is_forwarded else ''}": (
         lambda k, status=status, code=code, is_forwarded=is_forwarded: (  # type: ignore[misc]
-            wire.answer(k, status=status, code=code, is_forwarded=is_forwarded),
+            wire.respond(k, status=status, code=code, is_forwarded=is_forwarded),
         )
     )
     for status, named in (
@@ -68,12 +68,12 @@ FROM_THEN_ON: dict[str, Plan] = {
     "answer dropped after the effect, then refused": lambda k: _then_refused(wire.drop_response(k), k),
     "request held back, then refused": lambda k: _then_refused(wire.hold_request(k), k),
     "500 after the effect, then refused": lambda k: _then_refused(
-        wire.answer(k, status=500, code="InternalError", is_forwarded=True), k
+        wire.respond(k, status=500, code="InternalError", is_forwarded=True), k
     ),
     "all answers dropped": lambda k: (wire.drop_response(k, times=None),),
     "all requests dropped": lambda k: (wire.drop_request(k, times=None),),
-    "503 for ever": lambda k: (wire.answer(k, status=503, code="SlowDown", times=None),),
-    "credentials expired": lambda k: (wire.answer(k, status=400, code="ExpiredToken", times=None),),
+    "503 for ever": lambda k: (wire.respond(k, status=503, code="SlowDown", times=None),),
+    "credentials expired": lambda k: (wire.respond(k, status=400, code="ExpiredToken", times=None),),
 }
 PLANS = {**ON_THE_WAY, **OTHER_RESPONSES, **FROM_THEN_ON}
 WITH_THE_OTHER_CLIENT = (
@@ -226,7 +226,7 @@ def test_commit_with_a_delayed_root(lake: WireLake, is_fenced: bool) -> None:
     outcome = lake.commit(
         (
             wire.hold_request(method="PUT", target_part=NEXT_ROOT),
-            wire.answer(method="GET", target_part=NEXT_ROOT, at=2, status=403, code="AccessDenied", times=None),
+            wire.respond(method="GET", target_part=NEXT_ROOT, at=2, status=403, code="AccessDenied", times=None),
         )
     )
     error = outcome.error

@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from tests.conftest import SHOWN
+from tests.conftest import SUMMARY_PROPERTY
 from tests.dagster_plugin.random_project import (
     PARTITIONS,
     TABLES,
@@ -510,5 +510,5 @@ def test_random_projects(
     for number in range(n_projects):
         scenario = play(lakes.local(str(number)), seed + number, monkeypatch)
         counts.update({"refused": 1} if scenario is None else scenario.counts)
-    record_property(SHOWN, ", ".join(f"{count} {name}" for name, count in counts.items()))
+    record_property(SUMMARY_PROPERTY, ", ".join(f"{count} {name}" for name, count in counts.items()))
     assert counts["green"] > n_projects

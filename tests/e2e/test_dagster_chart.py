@@ -22,7 +22,7 @@ import referencing
 import yaml
 from referencing.jsonschema import DRAFT7
 
-from tests.charts import HELM, PATIENCE_SECONDS, REPOSITORY, Container, check_is_restricted, of_kind, pods, render
+from tests.charts import HELM, REPOSITORY, TIMEOUT_SECONDS, Container, check_is_restricted, of_kind, pods, render
 from tests.servers.daemons import free_port
 from tests.servers.postgres import Postgres, postgres
 
@@ -126,7 +126,7 @@ def test_pool_exists_before_first_run(
     ((_, pod),) = pods([item for item in of_kind(objects, "Job") if item["metadata"]["name"] == "lake-pools"])
     container = Container(pod, tmp_path / "pod", files_of(objects), IMAGE)
     with postgres(database, ["postgres", "-p", str(port)], tmp_path / "postgres.log"):
-        assert container.run() == 0, container.printed()
+        assert container.run() == 0, container.output()
         monkeypatch.setenv("DAGSTER_PG_PASSWORD", PASSWORD)
         with dg.DagsterInstance.from_config(container.environment["DAGSTER_HOME"]) as instance:
             limits = instance.event_log_storage.get_pool_limits()
@@ -153,6 +153,6 @@ def test_code_location_answers_probes(objects: list[dict[str, Any]], tmp_path: P
             command = [
                 port if argument == "4000" else argument for argument in container.spec[probe]["exec"]["command"]
             ]
-            deadline = time.monotonic() + 5 * PATIENCE_SECONDS
+            deadline = time.monotonic() + 5 * TIMEOUT_SECONDS
             while container.run(command):
-                assert process.poll() is None and time.monotonic() < deadline, container.printed()
+                assert process.poll() is None and time.monotonic() < deadline, container.output()

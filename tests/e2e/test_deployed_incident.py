@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Locator, expect
 
-from tests.conftest import SHOWN
+from tests.conftest import SUMMARY_PROPERTY
 from tests.dagster_plugin.incident_project import LOAD, SOURCE
 from tests.e2e.aged_lakehouses import aged_lakehouse
 from tests.e2e.browser import HEIGHT, WIDTH, Pages, opened_pages, table
@@ -57,12 +57,12 @@ class Walk:
         """Report the number of actions and the duration, and assert that there were few actions."""
         seconds = time.monotonic() - self._started_s
         text = f"{self.name}: {self.clicks} clicks, {self.loads} addresses, {seconds:.0f} s"
-        self._record(SHOWN, text)
+        self._record(SUMMARY_PROPERTY, text)
         assert self.clicks <= max_clicks, text
 
     def note(self, text: str) -> None:
         """Report a measurement."""
-        self._record(SHOWN, text)
+        self._record(SUMMARY_PROPERTY, text)
 
     def open(self, path: str) -> None:
         self.loads += 1

@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Page, Request, expect
 
 from scripts.docs_site.__main__ import HTML
-from tests.conftest import SHOWN
+from tests.conftest import SUMMARY_PROPERTY
 from tests.docs.pages import PROJECT
 from tests.e2e.browser import opened_page
 
@@ -78,7 +78,7 @@ def test_links_of_built_pages_have_targets(site_folder: Path, record_property: p
             target = (path.parent / name).resolve() if name else path
             if not target.exists() or (anchor and target in parsers and anchor not in parsers[target].anchors):
                 dead.append(f"{path.relative_to(site_folder)}: {link}")
-    record_property(SHOWN, f"{len(parsers)} pages, {n_links:,} links, {len(dead)} dead")
+    record_property(SUMMARY_PROPERTY, f"{len(parsers)} pages, {n_links:,} links, {len(dead)} dead")
     assert dead == []
 
 

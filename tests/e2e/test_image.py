@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SHOWN
+from tests.conftest import SUMMARY_PROPERTY
 from tests.e2e.topology import DEPLOY, REPOSITORY
 from tests.servers.daemons import free_port
 
@@ -135,7 +135,7 @@ def built_image(builder: Builder) -> tuple[Builder, str]:
 def test_image_runs_its_services(built_image: tuple[Builder, str], record_property: pytest.RecordProperty) -> None:
     buildah, container = built_image
     inside = functools.partial(run_inside, buildah, container)
-    record_property(SHOWN, size_row(buildah, container, "all"))
+    record_property(SUMMARY_PROPERTY, size_row(buildah, container, "all"))
     assert inside("id -un") == "trinitylake"
     assert inside("trinitylake --root /lakehouse/lake init").startswith(
         "Created a lakehouse at file:///lakehouse/lake/"
@@ -158,7 +158,7 @@ def test_smaller_images_run_their_services(
 ) -> None:
     container = build(builder, f"{IMAGE}-{target}", "--target", target)
     inside = functools.partial(run_inside, builder, container)
-    record_property(SHOWN, size_row(builder, container, target))
+    record_property(SUMMARY_PROPERTY, size_row(builder, container, target))
     assert inside("id -u") == "1000"
     assert inside("trinitylake --root /lakehouse/lake init").startswith("Created a lakehouse")
     assert inside("trinitylake --root /lakehouse/lake verify")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from tests.conftest import SHOWN
+from tests.conftest import SUMMARY_PROPERTY
 from tests.e2e.browser import opened_page
 from tests.e2e.publishing_actions import (
     ACTIONS,
@@ -84,7 +84,7 @@ def describe_outcome(
 
 def check_outcomes(action: UserAction, outcomes: Mapping[str, str], record: Callable[[str, object], None]) -> None:
     """Report the outcomes, and compare them with the documented ones."""
-    record(SHOWN, table_row(action.title, [outcomes.get(store, NOT_APPLICABLE) for store in STORES]))
+    record(SUMMARY_PROPERTY, table_row(action.title, [outcomes.get(store, NOT_APPLICABLE) for store in STORES]))
     assert outcomes == expected_outcomes(action)
 
 
@@ -169,7 +169,7 @@ def test_automation_has_documented_outcome(
         table_row(title, [by_store.get(store, NOT_APPLICABLE) for store in STORES])
         for title, by_store in outcomes.items()
     ]
-    record_property(SHOWN, "\n".join(rows))
+    record_property(SUMMARY_PROPERTY, "\n".join(rows))
     assert outcomes == {action.title: expected_outcomes(action) for action in AUTOMATED_ACTIONS}
 
 

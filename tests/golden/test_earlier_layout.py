@@ -29,7 +29,7 @@ from tests.lakes import (
     listed,
     local_storage,
     objects,
-    reached_paths,
+    reachable_paths,
     table,
 )
 from tests.processes import fork
@@ -215,7 +215,7 @@ def test_two_processes_commit_to_earlier_layout(tmp_path: Path, copy: Lakehouse)
     assert any(a != b for a, b in itertools.pairwise(order)), "they did run side by side"
     found = {path for path in listed(copy.storage) if root_naming(path) is not None}
     assert found == {NAMING.path(version) for version in range(LATEST + 51)}
-    unreached = listed(copy.storage) - reached_paths(copy) - {HINT_PATH}
+    unreached = listed(copy.storage) - reachable_paths(copy) - {HINT_PATH}
     assert unreached == set(), "attempts that lost a race left no file"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from tests.conftest import SHOWN
+from tests.conftest import SUMMARY_PROPERTY
 from tests.operations.clone_faults import Event, table_of
 from tests.operations.clone_world import MAINTENANCE, SIDES, CloneWorld
 from tests.operations.copy_world import Clock
@@ -60,4 +60,4 @@ def test_refresh_slower_than_orphan_removal_loses_no_file(monkeypatch: pytest.Mo
 def test_1000_random_histories_lose_no_needed_file(
     monkeypatch: pytest.MonkeyPatch, first: int, record_property: Callable[[str, object], None]
 ) -> None:
-    record_property(SHOWN, _summary(_run(monkeypatch, range(first, first + 100))))
+    record_property(SUMMARY_PROPERTY, _summary(_run(monkeypatch, range(first, first + 100))))

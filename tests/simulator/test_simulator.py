@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-from tests.conftest import SHOWN
+from tests.conftest import SUMMARY_PROPERTY
 from tests.simulator.choose_seeds import REQUIRED_EVENTS, seeds
 from tests.simulator.maintenance import OPERATIONS
 from tests.simulator.maintenance_mutations import (
@@ -82,7 +82,7 @@ def _check_reached_situations(
     for injected_in_part, events_in_part in parts:
         injected += injected_in_part
         events += events_in_part
-    record_property(SHOWN, _summary(injected, events))
+    record_property(SUMMARY_PROPERTY, _summary(injected, events))
     assert empty_cells(injected) == [], "choose other seeds: python -m tests.simulator.choose_seeds"
     for what in REQUIRED_EVENTS:
         assert events[what], what
@@ -93,7 +93,7 @@ def _check_reached_situations(
 @pytest.mark.parametrize("first", range(FIRST_SOAK_SEED, FIRST_SOAK_SEED + N_SOAK_SEEDS, N_SOAK_SEEDS // 10))
 def test_soak_seeds_are_explained(record_property: Callable[[str, object], None], first: int) -> None:
     injected, events = _run(range(first, first + N_SOAK_SEEDS // 10))
-    record_property(SHOWN, _summary(injected, events))  # the first seeds cover what a part rarely reaches
+    record_property(SUMMARY_PROPERTY, _summary(injected, events))  # the first seeds cover what a part rarely reaches
 
 
 @pytest.mark.soak
@@ -117,7 +117,7 @@ def test_pairs_of_operations_are_explained(
             violations[seed] = outcome.violations
         events += outcome.events
     assert violations == {}
-    record_property(SHOWN, "\n".join(f"{count:>9,}  {what}" for what, count in events.most_common()))
+    record_property(SUMMARY_PROPERTY, "\n".join(f"{count:>9,}  {what}" for what, count in events.most_common()))
 
 
 ALL_MUTATIONS = {**MUTATIONS, **MAINTENANCE_MUTATIONS, **RARE_MAINTENANCE_MUTATIONS}

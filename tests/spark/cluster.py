@@ -1,4 +1,4 @@
-"""A standalone Spark master with workers that share no folder: each worker writes to a separate mount."""
+"""A standalone Spark cluster whose workers share no folder, because each worker writes to a separate mount."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _START_SECONDS = 60
 
 @dataclass
 class Cluster:
-    """A master and its workers, each in a separate process group; ``folder`` contains their logs."""
+    """A master and its workers, each in a separate process group. Their logs are in ``folder``."""
 
     folder: Path
-    #: A virtual environment without packages that replaces this one for the workers.
+    #: A virtual environment without packages that the cluster uses instead of the current one.
     bare: Path | None = None
     url: str = ""
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -43,13 +43,13 @@ class Cluster:
             self.add_worker()
 
     def add_worker(self) -> None:
-        """Start a worker with one core, whose working folder is a mount that only it sees."""
+        """Start a worker with one core, whose working folder is a mount that no other process can access."""
         name, private = f"worker-{len(self.workers)}", self.folder / "private"
         private.mkdir(exist_ok=True)
         options = ["--host", "127.0.0.1", "--cores", "1", "--memory", "700m", "--webui-port", "0"]
         worker = [str(_SPARK_CLASS), "org.apache.spark.deploy.worker.Worker", *options, "-d", str(private), self.url]
-        mounted = f'mount -t tmpfs tmpfs "{private}" && exec "$@"'
-        self.workers.append(self._spawn(name, ["unshare", "--mount", "sh", "-c", mounted, "sh", *worker]))
+        script = f'mount -t tmpfs tmpfs "{private}" && exec "$@"'
+        self.workers.append(self._spawn(name, ["unshare", "--mount", "sh", "-c", script, "sh", *worker]))
         self._wait_for_log(name, re.compile(f"({_REGISTERED})"))
 
     def kill_worker(self, number: int) -> None:
@@ -89,7 +89,7 @@ class Cluster:
 
 
 def bare_environment(bare: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which Python is that of a virtual environment without packages."""
+    """Return environment variables with which Python runs in a virtual environment without packages."""
     replaced = ("PYTHONPATH", "PYSPARK_PYTHON", "VIRTUAL_ENV", "PATH")
     inherited = {name: value for name, value in environment.items() if name not in replaced}
     return {**inherited, "PATH": f"{bare}/bin:/usr/bin:/bin"}
@@ -97,7 +97,7 @@ def bare_environment(bare: Path, environment: Mapping[str, str]) -> dict[str, st
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     for pid in [*_descendants(process.pid), *([process.pid] if process.poll() is None else [])]:
-        with contextlib.suppress(ProcessLookupError):  # ended together with another process
+        with contextlib.suppress(ProcessLookupError):  # it ended together with another process
             os.kill(pid, signal.SIGKILL)
     process.wait()
 

@@ -1,7 +1,8 @@
-"""Run a pipeline, a full export and a purge on a cluster, and print the progress, so that workers can be killed.
+"""Run a pipeline, a full export and a purge on a cluster.
 
-``python -m tests.spark.cluster_program MASTER ROOT TARGET``, with storage options as JSON on standard input. The last
-line of the output is a JSON document with the results, including those of the local engine's plans.
+``python -m tests.spark.cluster_program MASTER ROOT TARGET``, with storage options as JSON on standard input. The
+program prints its progress, so that a test can kill workers at certain steps. The last line of the output is a JSON
+document with the results, including the results of planning with the local engine.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main(master: str, root: str, target: str) -> None:
         "spark.executor.memory": "512m",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # Workers with the same address would read each other's folders, which they cannot, as on separate machines.
+        # All workers have the same address, but they cannot read each other's folders, as on separate machines.
         "spark.shuffle.readHostLocalDisk": "false",
     }
     results: dict[str, Any] = {}
@@ -77,9 +78,9 @@ def main(master: str, root: str, target: str) -> None:
         while local_purge.digest != purge.digest and purge.now_ms - local_purge.now_ms < 60_000:
             local_purge = local_purge.operation.plan_at(lake.snapshot(), purge.now_ms)
         report_line("purge begins")
-        done = purge.execute(local_purge.digest, progress=progress_printer("deleted"))
+        report = purge.execute(local_purge.digest, progress=progress_printer("deleted"))
         remaining = {info.path for info in storage.list()} & purge.sizes_bytes.keys()
-        results["purge"] = [local_purge.files, done.files, len(remaining), done.is_complete, done.stopped]
+        results["purge"] = [local_purge.files, report.files, len(remaining), report.is_complete, report.stopped]
         results["findings"] = [finding.code for finding in operations.verify(lake, executor=executor).findings]
     report_line(json.dumps(results))
 

@@ -1,4 +1,4 @@
-"""Fixtures for the Spark tests: samples of the flights, and lakehouses."""
+"""Fixtures for the Spark tests: samples of the flight data, and lakehouses."""
 
 from tests.flights import flights_csv, sample, sample_folder, spark
 from tests.lakes import lakes

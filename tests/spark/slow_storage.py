@@ -1,4 +1,4 @@
-"""A storage that can be sent to Spark's tasks and is slow enough to interrupt its operations."""
+"""A storage that can be sent to Spark tasks and is so slow that operations can be interrupted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trinitylake_ops.storage import Storage, StorageWrapper
 
 
 class SlowStorage(StorageWrapper):
-    """A storage with a clock that is ahead, slow creates and deletes, and two files per delete request."""
+    """A storage with slow creates and deletes, two files per delete request, and a clock that is ahead."""
 
     delete_batch_size = 2
 

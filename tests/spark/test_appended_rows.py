@@ -22,7 +22,7 @@ from trinitylake_ops.spark.source.stream_reader import Offset
 from trinitylake_ops.spark.source.streams import AppendedPart, FollowedTable
 from trinitylake_ops.spark.tables.schema import to_spark_schema
 
-pytestmark = pytest.mark.local_only("Spark's readers are for folders here")
+pytestmark = pytest.mark.local_only("these tests read only folders with Spark's readers")
 
 SKIP = StreamOptions(on_overwrite="skip", on_gap="skip")
 
@@ -52,8 +52,9 @@ def follow(
     version: int | None = None,
 ) -> FollowedTable:
     metadata = catalog_at(lake, version).load_table("ns.t").metadata
-    at = lake.latest_version() if version is None else version
-    return FollowedTable("ns", "t", at, metadata.table_uuid, metadata.schema(), metadata.schema(), row_filter, 2)
+    if version is None:
+        version = lake.latest_version()
+    return FollowedTable("ns", "t", version, metadata.table_uuid, metadata.schema(), metadata.schema(), row_filter, 2)
 
 
 def read(
@@ -162,7 +163,7 @@ def test_incompatible_columns_end_stream(lake: Lakehouse) -> None:
 
 
 def read_versions(lake: Lakehouse, start: int, end: int) -> list[dict[str, object]]:
-    """Return the rows of versions before schema changes, read with the stream's later schema."""
+    """Return rows that were written before schema changes, as read with the later schema of the stream."""
     followed = follow(lake)
     parts = followed.parts(lake, followed.at(lake, start), followed.at(lake, end), StreamOptions())
     assert all(isinstance(part, AppendedPart) for part in parts)
@@ -186,7 +187,7 @@ def test_older_rows_are_read_with_wider_columns(lake: Lakehouse) -> None:
     with catalog.load_table("ns.t").update_schema(allow_incompatible_changes=True) as update:
         update.add_column("more", ListType(1, LongType(), element_required=True))
         update.update_column("i", required=True)
-    assert read_versions(lake, 2, 3) == [{**values, "more": None}], "a column that became required, and an added one"
+    assert read_versions(lake, 2, 3) == [{**values, "more": None}], "one column became required, and one was added"
 
 
 def test_older_rows_without_required_value_end_stream(lake: Lakehouse, table: Table) -> None:
@@ -207,7 +208,7 @@ def test_overwrite_ends_stream_or_is_skipped(lake: Lakehouse, table: Table) -> N
     table.append(rows(6))
     with pytest.raises(CommitConflictError, match=r"ns\.t"):
         read(lake, 3, lake.latest_version())
-    # pyiceberg's overwrite is a delete followed by an append of the new rows.
+    # An overwrite of PyIceberg is a delete followed by an append of the new rows.
     assert read(lake, 3, lake.latest_version(), SKIP) == [5, 6]
 
 
@@ -237,7 +238,7 @@ def followed_offset(lake: Lakehouse) -> Offset:
     return follow(lake, version=3).at(lake, lake.latest_version())
 
 
-def test_expired_versions_are_no_gap_while_table_has_snapshots(lake: Lakehouse, table: Table) -> None:
+def test_expired_versions_are_no_gap_while_table_keeps_snapshots(lake: Lakehouse, table: Table) -> None:
     start = follow(lake).at(lake, 3)
     for number in range(2, 6):
         table.append(rows(number))
@@ -255,7 +256,7 @@ def test_expired_versions_are_no_gap_while_table_has_snapshots(lake: Lakehouse, 
 
 
 def test_gap_in_table_of_format_version_1(lake: Lakehouse) -> None:
-    """Its snapshots have no sequence numbers, which show otherwise whether they are the first."""
+    """Snapshots of format version 1 have no sequence numbers, which otherwise show whether a snapshot is the first."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", rows().schema, properties={"format-version": "1"})
@@ -266,7 +267,7 @@ def test_gap_in_table_of_format_version_1(lake: Lakehouse) -> None:
     expire(lake, "1-4")
     operations.plan_trim_tables(lake, RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)).execute()
     catalog.load_table("ns.t").append(rows(7))
-    assert read(lake, start, lake.latest_version()) == [3, 7], "version 5 names the previous snapshot"
+    assert read(lake, start, lake.latest_version()) == [3, 7], "version 5 refers to the previous snapshot"
     expire(lake, "5-7")
     with pytest.raises(VersionExpiredError, match=r"ns\.t"):
         read(lake, start, lake.latest_version())

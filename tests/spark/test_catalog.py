@@ -1,4 +1,4 @@
-"""Test the Spark SQL catalog in one session: statements, versions, scans, one-line errors, and the documentation."""
+"""Test the Spark SQL catalog in one session: statements, versions, scans, one-line errors and the documentation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinitylake_ops.format.definitions import IsolationLevel
 from trinitylake_ops.spark.catalog.registration import catalog_settings, register_catalog
 from trinitylake_ops.spark.runtime.errors import spark_failures
 
-pytestmark = pytest.mark.local_only("tasks of Spark read a folder here")
+pytestmark = pytest.mark.local_only("the Spark tasks of these tests read a folder")
 
 Sql = Callable[[str], list[tuple[Any, ...]]]
 DOCS = Path(__file__).parents[2] / "docs" / "spark" / "sql-catalog.md"
@@ -44,7 +44,10 @@ def new_lake(spark: SparkSession, folder: Path, name: str) -> Lakehouse:
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, sql: Sql, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lakehouse]:
-    """A table with rows of two months at version 3 and of a third month at version 4, and an export of version 3."""
+    """A lakehouse with a table and an export.
+
+    The table has rows of two months at version 3 and of a third month at version 4. The export pins version 3.
+    """
     lake = new_lake(spark, tmp_path_factory.mktemp("catalog [of] one%20lake"), "lake")
     sql("CREATE NAMESPACE lake.facts COMMENT 'what was counted'")
     columns = "id INT NOT NULL COMMENT 'the number', text STRING, month INT, share DOUBLE, at TIMESTAMP, day DATE"
@@ -112,14 +115,14 @@ CONDITIONS = (
 
 
 def check_conditions(sql: Sql, spark: SparkSession, lake: Lakehouse, conditions: Sequence[str]) -> None:
-    """Test all conditions at once, by comparison with the same rows read without the catalog."""
+    """Compare the rows that match each condition with the rows that are read without the catalog, in one query."""
     spark.read.format("trinitylake").option("root", lake.root).option("version", 4).load(
         "facts.days"
     ).createOrReplaceTempView("plain_days")
 
     def matching_rows(table: str) -> list[tuple[Any, ...]]:
-        parts = (f"SELECT {at} AS n, id FROM {table} WHERE {condition}" for at, condition in enumerate(conditions))
-        return sorted(sql(" UNION ALL ".join(parts)))
+        queries = (f"SELECT {n} AS n, id FROM {table} WHERE {condition}" for n, condition in enumerate(conditions))
+        return sorted(sql(" UNION ALL ".join(queries)))
 
     expected = matching_rows("plain_days")
     assert {row[0] for row in expected} == set(range(len(conditions)))
@@ -156,7 +159,7 @@ def test_only_matching_files_are_read(sql: Sql, lake: Lakehouse) -> None:
 def test_data_frames_write_through_catalog(spark: SparkSession, sql: Sql, lake: Lakehouse) -> None:
     rows = spark.range(20, 22).selectExpr("CAST(id AS INT) AS id", "9 AS month")
     before = lake.latest_version()
-    for _ in range(2):  # the second write finds the commit of the first
+    for _ in range(2):  # the second write detects the commit of the first write
         rows.writeTo("lake.facts.days").option("run_id", "a run").append()
         assert lake.latest_version() == before + 1
     assert ids(sql, "WHERE month = 9") == [20, 21]
@@ -219,7 +222,7 @@ def test_each_statement_commits_one_version(sql: Sql, spark: SparkSession, tmp_p
 
 
 def test_names_with_dots(sql: Sql, spark: SparkSession, tmp_path: Path) -> None:
-    """The two names are equal when namespace and table are joined by a dot."""
+    """The names of both tables are equal if the namespace and the table are joined by a dot."""
     lake = new_lake(spark, tmp_path, "dotted")
     for namespace, table, number in (("a", "b.c", 1), ("a.b", "c", 2)):
         name = f"dotted.`{namespace}`.`{table}`"
@@ -233,7 +236,7 @@ def test_names_with_dots(sql: Sql, spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_spark_writers_create_tables(sql: Sql, spark: SparkSession, tmp_path: Path) -> None:
-    """They name the session's default format, which no statement of the user contains."""
+    """The writers pass the default format of the session, although the user did not choose a format."""
     lake = new_lake(spark, tmp_path / "lake", "writers")
     sql("CREATE NAMESPACE writers.ns")
     spark.range(3).write.saveAsTable("writers.ns.saved")
@@ -364,7 +367,7 @@ def test_streams_continue_from_checkpoint(spark: SparkSession, sql: Sql, tmp_pat
 
 
 def test_documented_statements_run(spark: SparkSession, sql: Sql, tmp_path: Path) -> None:
-    """Run the statements of the page in order, with the catalogs that the page names."""
+    """Run the statements of the page in order, with the catalogs that the page refers to."""
     lake = Lakehouse.create(f"file://{tmp_path}/docs/", OPTIONS)
     other = Lakehouse.create(f"file://{tmp_path}/other/", OPTIONS)
     scope = {"root": lake.root, "other_root": other.root, "spark": spark}

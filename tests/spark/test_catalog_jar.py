@@ -1,4 +1,4 @@
-"""Test that the catalog's jar is built from its sources: by their digest, and in the soak byte by byte."""
+"""Test that the jar of the catalog is built from its sources: compare their digest, and in the soak run every byte."""
 
 from __future__ import annotations
 

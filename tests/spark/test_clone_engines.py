@@ -1,4 +1,4 @@
-"""Test promoting a clone with local threads and with Spark's tasks: the same files and the same version."""
+"""Test promoting a clone with local threads and with Spark tasks: both produce the same files and version."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_promotion_with_each_engine(lakes: Lakes, spark: SparkSession, tmp_path:
     executor: Executor = LOCAL if engine == "local" else SparkExecutor(spark)
     plan = operations.plan_promotion(lake, "feature", executor=executor)
     report = plan.execute(plan.digest)
-    # A new table has a data file, a manifest, its manifest list, metadata and a definition. Their namespace has a
-    # definition. The table to which both sides appended adds one data file.
+    # Each new table has a data file, a manifest, a manifest list, a metadata file and a definition. The new namespace
+    # has a definition. The table to which both sides appended adds one data file.
     assert report.copied_files == plan.files == 4 * 5 + 1 + 1
     assert rows(lake) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert lake.snapshot().tables("new") == [f"t{number}" for number in range(4)]
@@ -43,7 +43,7 @@ def test_promotion_with_each_engine(lakes: Lakes, spark: SparkSession, tmp_path:
 
 @pytest.mark.soak
 def test_tasks_do_not_follow_link_out_of_clone(lakes: Lakes, spark: SparkSession, tmp_path: Path) -> None:
-    """Tasks have the rights of the promoting process, not those of the clone's writers."""
+    """Tasks have the permissions of the promoting process, which the writers of the clone may not have."""
     lake = lakes.local()
     append_rows(lake)
     operations.plan_clone(lake, f"{tmp_path}/clone", "feature").execute()

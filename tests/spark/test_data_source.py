@@ -35,7 +35,7 @@ from trinitylake_ops.spark.source.data_source import read_metadata
 from trinitylake_ops.spark.sql import create_views, register_table_functions
 from trinitylake_ops.spark.tables.reader import read_table
 
-pytestmark = pytest.mark.local_only("tasks of Spark read a folder here")
+pytestmark = pytest.mark.local_only("the Spark tasks of these tests read a folder")
 
 COLUMNS = {
     "month": pa.int32(), "day": pa.int32(), "text": pa.string(), "share": pa.float64(),
@@ -44,7 +44,7 @@ COLUMNS = {
 
 
 def month(number: int) -> list[tuple[Any, ...]]:
-    """Return three rows of a month; the last share is NaN."""
+    """Return three rows of a month. The share of the last row is NaN."""
     return [
         (
             number, day, f"{number}-{day}" if day != 2 else None, float("nan") if day == 3 else number + day / 10,
@@ -66,7 +66,7 @@ def publish_months(lake: Lakehouse, *numbers: int) -> None:
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lakehouse]:
-    """A table with months 1 and 2 at version 1 and month 3 at version 2, and an export."""
+    """A lakehouse with an export and a table, to which version 1 added months 1 and 2 and version 2 added month 3."""
     folder = tmp_path_factory.mktemp("lake [of] one%20month")
     lake = Lakehouse.create(f"file://{folder}/", {"fsync": "false"})
     publish_months(lake, 1, 2)
@@ -118,9 +118,9 @@ def test_metadata_tables_equal_api(spark: SparkSession, lake: Lakehouse) -> None
 
 def test_data_at_versions_times_and_exports(spark: SparkSession, lake: Lakehouse) -> None:
     first = [(number, day) for number in (1, 2) for day in (1, 2, 3)]
-    at_ms = lake.snapshot(1).created_at_ms
-    at = lake.snapshot(1).created_at.isoformat()
-    for options in ({"version": 1}, {"timestamp": at_ms}, {"timestamp": at}, {"export": "first"}):
+    created_at_ms = lake.snapshot(1).created_at_ms
+    created_at = lake.snapshot(1).created_at.isoformat()
+    for options in ({"version": 1}, {"timestamp": created_at_ms}, {"timestamp": created_at}, {"export": "first"}):
         assert days(load(spark, lake, "facts.days", **options)) == first
     latest = load(spark, lake, "facts.days")
     assert latest.schema == read_table(spark, lake, "facts.days", row_filter="day > 0").schema
@@ -140,7 +140,7 @@ def test_rows_equal_those_of_duckdb(spark: SparkSession, lake: Lakehouse) -> Non
         assert [tuple(row) for row in spark.sql(query.format("days_now")).collect()] == expected
 
 
-#: The days that match a filter, and the number of files (of three, one per month) that are opened.
+#: The days that match each filter, and how many of the three files (one per month) are opened.
 FILTERS: dict[str, tuple[list[tuple[int, int]], int]] = {
     "month between 2 and 3 and day < 3": ([(2, 1), (2, 2), (3, 1), (3, 2)], 2),
     "month not in (1, 2)": ([(3, 1), (3, 2), (3, 3)], 1),
@@ -172,14 +172,14 @@ def test_other_files_are_never_opened(spark: SparkSession, lake: Lakehouse) -> N
 
 
 def test_one_frame_with_several_filters(spark: SparkSession, lake: Lakehouse) -> None:
-    """With this setting, Spark keeps a frame's remaining files after the filters of one query."""
+    """With this setting, Spark would reuse the files that are left after the filters of one query for other queries."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         frame, objects = load(spark, lake, "facts.days"), load(spark, lake, "objects")
         assert days(frame.where("month = 2")) == [(2, 1), (2, 2), (2, 3)]
         assert frame.count() == 9
         assert days(frame.where("month = 1 OR text = '3-1'")) == [(1, 1), (1, 2), (1, 3), (3, 1)]
-        assert days(frame.where("share > 3")) == [(1, 3), (2, 3), (3, 1), (3, 2), (3, 3)], "NaN is the greatest"
+        assert days(frame.where("share > 3")) == [(1, 3), (2, 3), (3, 1), (3, 2), (3, 3)], "NaN is the greatest value"
         january, march = frame.where("month = 1").alias("one"), frame.where("month = 3").alias("other")
         assert january.join(march, "day").count() == 3
         assert objects.where("`table` = 'days'").count() == 1
@@ -190,6 +190,7 @@ def test_one_frame_with_several_filters(spark: SparkSession, lake: Lakehouse) ->
 
 @contextmanager
 def moved_away(path: Path) -> Iterator[None]:
+    """Rename a file while the block runs."""
     renamed = path.with_suffix(".aside")
     path.rename(renamed)
     try:
@@ -239,14 +240,14 @@ def test_tables_of_export_at_another_root(spark: SparkSession, tmp_path: Path) -
     publish_months(lake, 1)
     operations.plan_export(lake, "whole", "full", target=f"file://{tmp_path}/other/").execute()
     publish_months(lake, 2)
-    os.rename(tmp_path / "lake" / "tables", tmp_path / "gone")
+    os.rename(tmp_path / "lake" / "tables", tmp_path / "hidden")
     assert days(load(spark, lake, "facts.days", export="whole")) == [(1, 1), (1, 2), (1, 3)]
     assert days(read_table(spark, lake, "facts.days", "whole")) == [(1, 1), (1, 2), (1, 3)]
     assert load(spark, lake, "objects", export="whole").count() == 2
-    os.rename(tmp_path / "gone", tmp_path / "lake" / "tables")
+    os.rename(tmp_path / "hidden", tmp_path / "lake" / "tables")
 
 
-#: One error of each kind. test_source_options and test_metadata_tables cover all others.
+#: One error of each kind. test_source_options and test_metadata_tables cover the others.
 ERRORS: dict[str, tuple[dict[str, str], str, type[TrinityLakeError], str]] = {
     "table": ({}, "facts.weeks", TableNotFoundError, "there is no table facts.weeks"),
     "version": ({"version": "99"}, "facts.days", VersionNotFoundError, "version 99 does not exist"),
@@ -283,7 +284,7 @@ def test_read_metadata_of_open_lakehouse(spark: SparkSession, lake: Lakehouse) -
     assert read_metadata(spark, lake, "changes", first_version=2, last_version=2).count() == 1
 
 
-def test_views(spark: SparkSession, lake: Lakehouse) -> None:
+def test_views_are_created(spark: SparkSession, lake: Lakehouse) -> None:
     views = create_views(spark, lake, 1)
     assert views == {
         "facts_days": "facts.days",
@@ -316,19 +317,19 @@ def test_view_names_that_spark_cannot_distinguish_are_rejected(spark: SparkSessi
         create_views(spark, lake)
 
 
-def test_table_functions(spark: SparkSession, lake: Lakehouse) -> None:
+def test_table_functions_equal_data_frames(spark: SparkSession, lake: Lakehouse) -> None:
     register_table_functions(spark)
     root = lake.root
     log = spark.sql(f"SELECT * FROM trinitylake_versions('{root}', 1) ORDER BY version")
     expected = load(spark, lake, "versions", version=1).orderBy("version")
     assert log.schema == expected.schema
     assert log.collect() == expected.collect()
-    for argument, times in {
+    for argument, options in {
         "1": {"version": 1},
         "row_filter => 'month = 2'": {"row_filter": "month = 2"},
     }.items():
         frame = spark.sql(f"SELECT * FROM trinitylake_table('{root}', 'facts.days', {argument})")
-        expected = load(spark, lake, "facts.days", **times)
+        expected = load(spark, lake, "facts.days", **options)
         assert frame.schema == expected.schema
         assert sorted(map(repr, frame.collect())) == sorted(map(repr, expected.collect()))
     with pytest.raises(TableNotFoundError, match=r"facts\.weeks"), spark_failures("read"):

@@ -21,7 +21,11 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.write.arrow import stage_arrow
 from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
 
-pytestmark = [pytest.mark.soak, pytest.mark.local_only("tasks of Spark read a folder here"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.local_only("the Spark tasks of these tests read a folder"),
+    pytest.mark.timeout(900),
+]
 
 DOCS = Path(__file__).parents[2] / "docs"
 FLIGHTS = pa.table({"carrier": ["AA", "UA"], "month": pa.array([1, 2], pa.int32())})
@@ -41,7 +45,7 @@ def append_rows_to(lake: Lakehouse, name: str, rows: pa.Table) -> None:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lakehouse:
-    """A lakehouse with more than twelve versions, and the tables and the export that the page names."""
+    """A lakehouse with more than twelve versions, and with the tables and the export that the page refers to."""
     lakehouse = Lakehouse.create(f"file://{tmp_path}/lake/", {"fsync": "false"})
     for name, rows in (("facts.flights", FLIGHTS), ("raw.orders", ORDERS), ("facts.paid", ORDERS)):
         append_rows_to(lakehouse, name, rows)
@@ -52,22 +56,28 @@ def lake(tmp_path: Path) -> Lakehouse:
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Lakehouse:
+def other_lake(tmp_path: Path) -> Lakehouse:
+    """The lakehouse to which the streams of the page write."""
     lakehouse = Lakehouse.create(f"file://{tmp_path}/other/", {"fsync": "false"})
     append_rows_to(lakehouse, "facts.copy", FLIGHTS.slice(0, 0))
     return lakehouse
 
 
 def test_snippets_of_data_source_page_run(
-    spark: SparkSession, lake: Lakehouse, other: Lakehouse, tmp_path: Path
+    spark: SparkSession, lake: Lakehouse, other_lake: Lakehouse, tmp_path: Path
 ) -> None:
-    jobs_api = {name: getattr(spark_jobs, name) for name in spark_jobs.__all__}
-    variables = {"spark": spark, "lake": lake, "root": lake.root, "other_root": other.root, "F": F}
-    scope: dict[str, Any] = {**jobs_api, **variables, "maintenance": operations, "folder": str(tmp_path / "checkpoint")}
+    public_names = {name: getattr(spark_jobs, name) for name in spark_jobs.__all__}
+    variables = {"spark": spark, "lake": lake, "root": lake.root, "other_root": other_lake.root, "F": F}
+    scope: dict[str, Any] = {
+        **public_names,
+        **variables,
+        "maintenance": operations,
+        "folder": str(tmp_path / "checkpoint"),
+    }
     scope["frame"] = spark.createDataFrame([("DL", 3)], "carrier string, month int")
-    jobs_api["register_data_source"](spark)
+    public_names["register_data_source"](spark)
     blocks = snippets("spark/data-source.md")
-    # Run the definitions that other snippets use first.
+    # First run the definitions that other snippets use.
     blocks.sort(key=lambda block: "def partition_by_day" not in block[1])
     failed_programs = []
     for language, text in blocks:
@@ -89,14 +99,14 @@ def test_snippets_of_data_source_page_run(
             scope["stream"] = None
             assert stream is not None
     assert ['version", 99' in text for text in failed_programs] == [True]
-    copied = catalog_at(other).load_table("facts.copy").scan().to_arrow()
+    copied = catalog_at(other_lake).load_table("facts.copy").scan().to_arrow()
     flights = catalog_at(lake).load_table("facts.flights").scan().to_arrow()
     assert copied.num_rows > 0
     assert "DL" in flights["carrier"].to_pylist()
     assert catalog_at(lake).load_table("facts.daily").scan().to_arrow().num_rows == 2
     assert [field.name for field in catalog_at(lake).load_table("facts.paid").spec().fields] == ["day"]
     check_lake(lake)
-    check_lake(other)
+    check_lake(other_lake)
 
 
 def test_snippet_of_cluster_page_runs(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Test that operations have the same plans, deletions, copies and reports with local threads and with Spark's tasks."""
+"""Test that operations have the same plans, deletions, copies and reports with local threads and with Spark tasks."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ pytestmark = pytest.mark.debian_packages
 
 @dataclass(frozen=True)
 class LakeRoot:
-    """A root whose files the test reads and changes directly."""
+    """A root whose files a test reads and changes directly."""
 
     root: str
     options: dict[str, str]
     server: S3Server | None
 
     def content(self) -> dict[str, bytes]:
-        """Return the content of all files by path, after background work has finished."""
+        """Wait for background work and return the contents of all files by path."""
         background.drain()
         if self.server is None:
             folder = Path(self.root.removeprefix("file://"))
@@ -58,7 +58,7 @@ class LakeRoot:
         return {key.removeprefix(prefix): self._object(bucket, key) for key in keys}
 
     def restore(self, content: dict[str, bytes]) -> None:
-        """Restore exactly these files."""
+        """Restore these files and delete all others."""
         current = self.content()
         for path in current.keys() - content.keys():
             if self.server is None:
@@ -98,7 +98,7 @@ def lake_root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LakeRo
 
 @pytest.fixture
 def spark_tasks(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkExecutor:
-    """A Spark executor that runs everything in tasks, however few elements there are."""
+    """A Spark executor that runs all work in tasks, even if there are only a few elements."""
     monkeypatch.setattr(spark_executor_module, "FEW", 0)
     return SparkExecutor(spark)
 
@@ -115,7 +115,7 @@ def aging(lake_root: LakeRoot) -> Aging:
 
 
 class Engines:
-    """Run an operation on a lakehouse with each engine, from the same files and at the same time."""
+    """Runs an operation on a lakehouse with each engine, with the same files and the same time."""
 
     def __init__(self, aging: Aging, lake_root: LakeRoot, spark: SparkExecutor):
         self._aging = aging
@@ -123,7 +123,7 @@ class Engines:
         self._spark = spark
 
     def outcomes(self, run_operation: Callable[[Executor], Any]) -> tuple[Outcome, Outcome]:
-        """Return the outcome with threads and then with Spark, whose changes remain."""
+        """Return the outcomes with local threads and with Spark. The changes made with Spark remain."""
         before, clock = self._lake_root.content(), self._aging.clock
         written_ms, time_ms = dict(clock.written_ms), clock.time_ms
         local = Outcome.of(run_operation(LOCAL), before, self._lake_root.content())
@@ -136,24 +136,24 @@ class Engines:
 class Outcome:
     """The result of an operation, the deleted files, and the number of created files of each kind."""
 
-    returned: Any
+    result: Any
     deleted: frozenset[str]
     created: Counter[str]
 
     @classmethod
-    def of(cls, returned: Any, before: dict[str, bytes], after: dict[str, bytes]) -> Outcome:
+    def of(cls, result: Any, before: dict[str, bytes], after: dict[str, bytes]) -> Outcome:
         created_paths = after.keys() - before.keys()
         created = Counter("immutable" if is_immutable_path(path) else path[:8] for path in created_paths)
-        return cls(returned, frozenset(before.keys() - after.keys()), created)
+        return cls(result, frozenset(before.keys() - after.keys()), created)
 
 
 def without_cost(report: Any) -> dict[str, Any]:
     """Return a report without the values that depend on time and random names."""
     fields: dict[str, Any] = report.to_dict()
-    # Tasks prefetch nodes below a damaged node, so they check more files.
+    # Tasks prefetch the nodes below a damaged node, so they check more files.
     for name in ("cost", "batch", "plan_path", "record_path", "manifest_path", "location"):
         fields.pop(name, None)
-    if "findings" in fields:  # threads report findings in any order
+    if "findings" in fields:  # the order of the findings of threads is not defined
         fields["findings"].sort(key=str)
     return fields
 
@@ -161,11 +161,11 @@ def without_cost(report: Any) -> dict[str, Any]:
 def test_verify_expiry_purge_and_orphans(aging: Aging, lake_root: LakeRoot, spark_tasks: SparkExecutor) -> None:
     engines = Engines(aging, lake_root, spark_tasks)
     aging.later()
-    verified = [operations.verify(aging.lake, deep=True, executor=executor) for executor in (LOCAL, spark_tasks)]
-    assert without_cost(verified[1]) == without_cost(verified[0])
-    assert verified[1].orphan_files == 1
-    n_read = [report.cost.requests["read"] for report in verified]
-    assert n_read[0] < n_read[1] < 2 * n_read[0], "counted wherever it is read; Spark walks once more for orphans"
+    reports = [operations.verify(aging.lake, deep=True, executor=executor) for executor in (LOCAL, spark_tasks)]
+    assert without_cost(reports[1]) == without_cost(reports[0])
+    assert reports[1].orphan_files == 1
+    n_reads = [report.cost.requests["read"] for report in reports]
+    assert n_reads[0] < n_reads[1] < 2 * n_reads[0], "reads of tasks count, and Spark walks the tree again for orphans"
     plans = {
         "expire": lambda executor: operations.plan_expiration(aging.lake, keeping(2), executor=executor),
         "purge": lambda executor: operations.plan_purge(aging.lake, executor=executor),
@@ -177,10 +177,11 @@ def test_verify_expiry_purge_and_orphans(aging: Aging, lake_root: LakeRoot, spar
         def run_operation(
             executor: Executor, plan: Callable[[Executor], Any] = plan
         ) -> tuple[str, str, dict[str, Any], int]:
-            planned = plan(executor)
-            assert not planned.is_empty
-            report = planned.execute(planned.digest)
-            return planned.digest, planned.to_json(), without_cost(report), report.cost.requests.get("delete", 0)
+            operation_plan = plan(executor)
+            assert not operation_plan.is_empty
+            report = operation_plan.execute(operation_plan.digest)
+            n_deletes = report.cost.requests.get("delete", 0)
+            return operation_plan.digest, operation_plan.to_json(), without_cost(report), n_deletes
 
         local, spark = engines.outcomes(run_operation)
         assert spark == local, name
@@ -204,12 +205,12 @@ def test_orphans_by_inventory(aging: Aging, lake_root: LakeRoot, spark_tasks: Sp
     expected = operations.plan_orphan_removal(aging.lake).digest
     local, spark = engines.outcomes(run_operation)
     assert spark == local
-    assert spark.returned[0] == expected
+    assert spark.result[0] == expected
     assert len(spark.deleted) == 1
 
 
 class CountingExecutor(SparkExecutor):
-    """A Spark executor that counts the files it deletes on each storage."""
+    """A Spark executor that counts the files that it deletes from each storage."""
 
     def __init__(self, spark: SparkSession):
         super().__init__(spark)
@@ -221,7 +222,7 @@ class CountingExecutor(SparkExecutor):
 
 
 @pytest.mark.parametrize("lake_root", ["local"], indirect=True)
-def test_files_under_a_table_root(
+def test_files_under_table_root_are_deleted_by_tasks(
     lake_root: LakeRoot, table_roots: TableRoots, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_executor_module, "FEW", 0)
@@ -236,11 +237,11 @@ def test_files_under_a_table_root(
     aging.expire()
     aging.later()
     tasks = CountingExecutor(spark)
-    purged = operations.plan_purge(aging.lake, executor=tasks)
-    expected_deletions = {path for path in purged.sizes_bytes if path.startswith(table_root)}
+    purge = operations.plan_purge(aging.lake, executor=tasks)
+    expected_deletions = {path for path in purge.sizes_bytes if path.startswith(table_root)}
     assert expected_deletions
-    assert purged.digest == operations.plan_purge(aging.lake).digest
-    assert purged.execute(purged.digest).is_complete
+    assert purge.digest == operations.plan_purge(aging.lake).digest
+    assert purge.execute(purge.digest).is_complete
     assert tasks.deleted[table_root] == len(expected_deletions)
     location = write_inventory(tmp_path / "inventory", table_root, sorted(paths_under(table_root)), files=20)
     plan = operations.plan_orphan_removal(aging.lake, inventory=location, executor=tasks)
@@ -260,14 +261,14 @@ def test_full_export(aging: Aging, lake_root: LakeRoot, spark_tasks: SparkExecut
             aging.lake, name, "full", target=target.root, target_options=lake_root.options, executor=executor
         )
         progress: list[int] = []
-        report = plan.execute(progress=lambda _what, done, _all, progress=progress: progress.append(done))  # type: ignore[misc]
+        report = plan.execute(progress=lambda _step, done, _total, progress=progress: progress.append(done))  # type: ignore[misc]
         assert progress == list(range(1, report.files))
         content = target.content()
         assert operations.verify(Lakehouse.open(target.root, lake_root.options)).findings == ()
         copies[name] = (
             {path: data for path, data in content.items() if re.search(r"-namespace-|-table-|\.parquet$", path)},
             {
-                path: re.sub(rb'"[0-9a-f]{8} ', b'"', data.replace(target.root.encode(), b""))  # without checksums
+                path: re.sub(rb'"[0-9a-f]{8} ', b'"', data.replace(target.root.encode(), b""))  # remove checksums
                 for path, data in content.items()
                 if path.endswith("data.json")
             },
@@ -279,7 +280,7 @@ def test_full_export(aging: Aging, lake_root: LakeRoot, spark_tasks: SparkExecut
 
 
 def damage(aging: Aging) -> None:
-    """Damage the lakehouse so that there are findings of each kind."""
+    """Damage the lakehouse so that verify reports findings of each kind."""
     snapshot, storage = aging.lake.snapshot(), aging.clock.inner
     latest = {node.location for node in walk(snapshot.files.nodes, snapshot.root, snapshot.location)}
     files = [info.path for info in storage.list()]
@@ -298,7 +299,7 @@ def damage(aging: Aging) -> None:
 def test_verify_of_damaged_lakehouse_with_foreign_file(
     aging: Aging, lake_root: LakeRoot, spark_tasks: SparkExecutor
 ) -> None:
-    """Files are no orphans while nodes are unreadable, and foreign files never are."""
+    """No file is reported as an orphan while nodes are unreadable, and foreign files never are."""
     damage(aging)
     aging.lake.storage.create("other.txt", b"theirs")
     aging.clock.written_ms["other.txt"] = 1
@@ -319,18 +320,18 @@ def test_verify_of_damaged_lakehouse(aging: Aging, lake_root: LakeRoot, spark_ta
 
     local, spark = Engines(aging, lake_root, spark_tasks).outcomes(run_operation)
     assert spark == local
-    first, second = spark.returned
+    first, second = spark.result
     assert second["known_files"] > 50
     codes = {finding["code"] for finding in first["findings"]}
     assert "definition-unreadable" in codes
-    assert codes & {"node-missing", "node-corrupt"}, "where one is below the other there is only one of them"
+    assert codes & {"node-missing", "node-corrupt"}, "there is only one of them if one damaged node is below the other"
     assert any(code.startswith("table-") for code in codes)
 
 
 def test_command_output_is_equal_for_engines(
     aging: Aging, lake_root: LakeRoot, spark_tasks: SparkExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run all commands with an engine option on the existing session, at the real time."""
+    """Run all commands with an engine option in the existing session, with the real time."""
     if lake_root.server is not None:
         return
     now_ns = time.time_ns()

@@ -1,4 +1,4 @@
-"""Test deletions in tasks: they stop when their fence ends, and send each delete request once."""
+"""Test deletions in tasks: they stop when their fence becomes invalid, and send each delete request once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fenced_deletes(storage: Storage) -> FencedDeletes:
     return FencedDeletes(storage, deletion_fence(storage), checked_ms=NOW_MS, until_ms=NOW_MS + 30_000)
 
 
-def test_fence_ends_at_its_deadline(clock: ClockStorage) -> None:
+def test_fence_is_invalid_after_deadline(clock: ClockStorage) -> None:
     assert fenced_deletes(clock).holds()
     clock.time_ms = NOW_MS + 29_999
     assert fenced_deletes(clock).holds()
@@ -48,21 +48,21 @@ def test_fence_ends_at_its_deadline(clock: ClockStorage) -> None:
     assert not fenced_deletes(clock).holds()
 
 
-def test_fence_ends_with_larger_lease(clock: ClockStorage) -> None:
+def test_fence_is_invalid_after_newer_lease(clock: ClockStorage) -> None:
     clock.create(lease_path(4), b"")
     assert not fenced_deletes(clock).holds()
 
 
-def test_fence_ends_with_unchecked_version(clock: ClockStorage) -> None:
+def test_fence_is_invalid_after_unchecked_version(clock: ClockStorage) -> None:
     clock.create(root_path(8), b"")
     clock.time_ms = NOW_MS + FRESH_MS
-    assert fenced_deletes(clock).holds(), "the driver has just checked, so each round makes progress"
+    assert fenced_deletes(clock).holds(), "the driver has just checked the version, so each round makes progress"
     clock.time_ms += 1
     assert not fenced_deletes(clock).holds()
 
 
 class FailingStorage(StorageWrapper):
-    """Fails one kind of request with a transient error."""
+    """Fails requests of one kind with a transient error."""
 
     def __init__(self, inner: Storage, failing_request: str):
         super().__init__(inner)
@@ -81,7 +81,7 @@ class FailingStorage(StorageWrapper):
         return self.inner.delete_batch(paths)
 
 
-def test_unreadable_fence_ends(clock: ClockStorage) -> None:
+def test_unreadable_fence_is_invalid(clock: ClockStorage) -> None:
     assert not fenced_deletes(FailingStorage(clock, "list")).holds()
 
 
@@ -96,8 +96,8 @@ class StopFileGuard:
             raise MaintenanceBlockedError("stopped")
 
 
-def test_external_files_use_clock_and_leases_of_lakehouse(clock: ClockStorage, tmp_path: Path) -> None:
-    external = ClockStorage(local_storage(tmp_path / "elsewhere"), 5 * NOW_MS)
+def test_deletes_of_external_files_use_clock_and_leases_of_lakehouse(clock: ClockStorage, tmp_path: Path) -> None:
+    external = ClockStorage(local_storage(tmp_path / "external"), 5 * NOW_MS)
     external.create(lease_path(9), b"")
     external.create(root_path(8), b"")
     deletes = FencedDeletes(
@@ -114,7 +114,7 @@ def test_external_files_use_clock_and_leases_of_lakehouse(clock: ClockStorage, t
 
 
 class SlowDeleteStorage(ClockStorage):
-    """Each delete request takes ten seconds."""
+    """A storage on which each delete request takes ten seconds."""
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
         self.time_ms += 10_000
@@ -127,10 +127,10 @@ def delete_in_task(storage: Storage, paths: Sequence[str]) -> DeletesDone:
     return done
 
 
-def test_task_stops_when_fence_ends(clock: ClockStorage) -> None:
+def test_task_stops_when_fence_becomes_invalid(clock: ClockStorage) -> None:
     storage = SlowDeleteStorage(clock.inner, NOW_MS)
     storage.concurrency, storage.delete_batch_size = 1, 2
-    paths = [f"{number}" for number in range(10)]
+    paths = [str(number) for number in range(10)]
     for path in paths:
         storage.create(path, b"")
     done = delete_in_task(storage, paths)
@@ -148,10 +148,10 @@ def test_task_sends_each_request_once(clock: ClockStorage, tmp_path: Path) -> No
 def test_interrupts_do_not_end_wait_for_lost_task(
     spark: SparkSession, clock: ClockStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its deletes may still be in progress, so the lease must not be released."""
+    """The deletes of the task may still be in progress, so the lease must not be released."""
     now_s, sleeps = 0.0, []
 
-    def interrupted(*_arguments: object) -> list[bytes]:
+    def interrupt(*_arguments: object) -> list[bytes]:
         raise KeyboardInterrupt("first")
 
     def sleep(seconds: float) -> None:
@@ -162,7 +162,7 @@ def test_interrupts_do_not_end_wait_for_lost_task(
             raise KeyboardInterrupt("again")
         now_s += seconds
 
-    monkeypatch.setattr(executor_module, "run_in_tasks", interrupted)
+    monkeypatch.setattr(executor_module, "run_in_tasks", interrupt)
     replace_time_functions(monkeypatch, executor_module, monotonic=lambda: now_s, sleep=sleep)
     with pytest.raises(KeyboardInterrupt):
         SparkExecutor(spark).delete(clock, ["a"], deletion_fence(clock))
@@ -172,7 +172,8 @@ def test_interrupts_do_not_end_wait_for_lost_task(
 @pytest.mark.parametrize(
     ("n_files", "max_size", "slots", "n_tasks", "size"),
     [
-        (10_295, 512, 4, 16, 322),  # two batches for each task; with 512, five tasks would get two and the others one
+        # Two batches for each task. With 512 files per batch, five tasks would get two batches and the others one.
+        (10_295, 512, 4, 16, 322),
         (100, 32, 4, 16, 25),
         (17, 512, 4, 16, 5),
         (33, 8, 4, 4, 5),

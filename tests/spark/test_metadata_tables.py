@@ -1,4 +1,4 @@
-"""Test metadata tables without Spark, as planned by helpers and read by tasks: equal to the API, with few reads."""
+"""Test metadata tables without Spark: the rows that tasks would read equal the API and need only a few requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from trinitylake_ops.storage import LocalStorage, MeteredStorage
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 from trinitylake_ops.tree.shape import walk
 
-pytestmark = [pytest.mark.local_only("tasks of Spark read a folder here"), pytest.mark.usefixtures("fixed_requests")]
+pytestmark = [
+    pytest.mark.local_only("the Spark tasks of these tests read a folder"),
+    pytest.mark.usefixtures("fixed_requests"),
+]
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def open_table(lake: Lakehouse, name: str, **request: Any) -> OpenedMetadata:
 def rows(
     lake: Lakehouse, name: str, row_filter: str | None = None, *, tasks: list[int] | None = None, **request: Any
 ) -> list[dict[str, Any]]:
-    """Return the rows like Spark receives them."""
+    """Return the rows as Spark receives them."""
     clear_process_caches()
     opened_table = open_table(lake, name, row_filter=row_filter, **request)
     reader = opened_table.reader(opened_table.schema)
@@ -67,13 +70,13 @@ def rows(
 
 def count_requests(lake: Lakehouse, action: Callable[[], object]) -> int:
     assert isinstance(lake.storage, MeteredStorage)
-    with lake.storage.measure() as measured:
+    with lake.storage.measure() as measurement:
         action()
-    return measured.counts.total
+    return measurement.counts.total
 
 
 def version_ranges(table_rows: list[dict[str, Any]]) -> set[tuple[int, int]]:
-    """Return each version with changes, with the version that it is compared with."""
+    """Return each version that has changes, with the version to which it is compared."""
     return {(row["version"], row["since_version"]) for row in table_rows}
 
 
@@ -127,10 +130,10 @@ def test_version_filters_read_no_other_roots(lakes: Lakes, row_filter: str) -> N
     for number in range(12):
         create(lake, f"n{number}")
     expected = VERSION_FILTERS[row_filter]
-    opening = count_requests(lake, lambda: open_table(lake, "versions"))
-    n_requests = count_requests(lake, lambda: rows(lake, "versions", row_filter)) - opening
+    n_open_requests = count_requests(lake, lambda: open_table(lake, "versions"))
+    n_requests = count_requests(lake, lambda: rows(lake, "versions", row_filter)) - n_open_requests
     assert [row["version"] for row in rows(lake, "versions", row_filter)] == expected
-    assert n_requests <= len(expected) + 2, "the roots, and the states in the latest version once"
+    assert n_requests <= len(expected) + 2, "the roots, and once the states in the latest version"
     changes = rows(lake, "changes", row_filter)
     assert [row["version"] for row in changes] == expected
     assert all(row["since_version"] == row["version"] - 1 for row in changes)
@@ -224,7 +227,7 @@ def test_names_are_read_without_definitions(lake: Lakehouse) -> None:
     assert count_requests(lake, lambda: rows(lake, "objects")) >= n_requests + 119
 
 
-def test_files_are_all_files_of_a_version(lakes: Lakes) -> None:
+def test_files_table_lists_all_files_of_version(lakes: Lakes) -> None:
     aging = Aging.on(LocalStorage(f"file://{lakes.folder}/lake/", fsync=False))
     lake = aging.lake
     for _ in range(3):
@@ -285,8 +288,8 @@ def test_changes_equal_diffs(lake: Lakehouse) -> None:
             assert (row["operation"], row["run_id"], row["committed_at"]) == (
                 info.operation, info.run_id, info.created_at,
             )  # fmt: skip
-    part = rows(lake, "changes", first_version=2, last_version=3)
-    assert part == [row for row in table_rows if row["version"] in (2, 3)]
+    range_rows = rows(lake, "changes", first_version=2, last_version=3)
+    assert range_rows == [row for row in table_rows if row["version"] in (2, 3)]
     removed = [row for row in table_rows if row["kind"] == "removed" and row["version"] != 1]
     assert removed
     assert rows(lake, "changes", "kind = 'removed' and not version = 1") == removed
@@ -319,7 +322,7 @@ def test_version_purged_after_planning_is_reported(lake: Lakehouse) -> None:
         opened_table.reader(opened_table.schema).partitions()
 
 
-def test_exports(lake: Lakehouse, tmp_path: Path) -> None:
+def test_exports_are_listed_and_read(lake: Lakehouse, tmp_path: Path) -> None:
     operations.plan_export(lake, "here", "minimal", version=1).execute()
     operations.plan_export(lake, "there", "full", target=f"file://{tmp_path}/other/").execute()
     table_rows = rows(lake, "exports")
@@ -364,23 +367,23 @@ def test_exports(lake: Lakehouse, tmp_path: Path) -> None:
     ids=[
         "name",
         "column",
-        "column twice",
-        "filter",
-        "filter's column",
-        "filter's kind of column",
-        "filter's value",
+        "duplicate column",
+        "filter syntax",
+        "unknown column in filter",
+        "unsupported column in filter",
+        "invalid value in filter",
         "fraction",
-        "fractions",
-        "text of a fraction",
-        "version",
-        "export",
-        "time",
-        "zone",
-        "range",
-        "log of an export",
-        "exports then",
-        "later",
-        "backwards",
+        "several fractions",
+        "fraction as text",
+        "missing version",
+        "missing export",
+        "time before first version",
+        "time without zone",
+        "range of another table",
+        "versions of export",
+        "exports at version",
+        "range after latest version",
+        "reversed range",
     ],
 )
 def test_invalid_requests_are_rejected(
@@ -390,7 +393,7 @@ def test_invalid_requests_are_rejected(
         open_table(lake, table_name, **request_)
 
 
-def test_version_and_export_exclude_each_other() -> None:
+def test_version_and_export_cannot_be_combined() -> None:
     with pytest.raises(InvalidInputError):
         TableRequest(table="objects", version=1, export="x")
 
@@ -405,7 +408,7 @@ def test_docs_list_all_columns_and_options() -> None:
     tables = text.partition("## What is read")[0].splitlines()
     for name, columns in METADATA_TABLES.items():
         (row,) = [line for line in tables if line.startswith(f"| `{name}` | ")]
-        listed = [cell.split("`")[1] for cell in row.split("|")[3].split(", ") if cell.strip().startswith("`")]
-        assert listed == list(columns)
+        documented = [cell.split("`")[1] for cell in row.split("|")[3].split(", ") if cell.strip().startswith("`")]
+        assert documented == list(columns)
     for option in OPTIONS:
         assert f"`{option}`" in text

@@ -1,4 +1,4 @@
-"""Test when ``read_table`` uses Spark's Parquet reader and when the package's reader: the rows are always the same."""
+"""Test when ``read_table`` uses Spark's Parquet reader instead of ours. Both readers must return the same rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trinitylake_ops.spark.tables import native_parquet
 from trinitylake_ops.spark.tables.reader import OpenIcebergTable, read_files, read_table
 from trinitylake_ops.spark.tables.writer import stage_dataframe
 
-pytestmark = pytest.mark.local_only("Spark reads object storages through us only")
+pytestmark = pytest.mark.local_only("Spark reads object storages only with our reader")
 
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int32()), "text": ["a", "b", None]})
 
@@ -49,18 +49,18 @@ def is_native(frame: DataFrame) -> bool:
 
 
 def check(spark: SparkSession, lake: Lakehouse, *, native: bool, name: str = "ns.t") -> list[str]:
-    """Return the rows, after comparing both readers and pyiceberg."""
+    """Assert that both readers and PyIceberg return the same rows, and return these rows."""
     with catalog_at(lake) as catalog:
         table = catalog.load_table(name)
         n_rows = table.scan().to_arrow().num_rows
-    frame, package_frame = read_table(spark, lake, name), read_files(spark, lake, table)
+    frame, our_frame = read_table(spark, lake, name), read_files(spark, lake, table)
     assert is_native(frame) == native
-    assert not is_native(package_frame)
+    assert not is_native(our_frame)
     assert [(field.name, field.dataType) for field in frame.schema] == [
-        (field.name, field.dataType) for field in package_frame.schema
+        (field.name, field.dataType) for field in our_frame.schema
     ]
     rows = sorted(map(repr, frame.collect()))
-    assert rows == sorted(map(repr, package_frame.collect()))
+    assert rows == sorted(map(repr, our_frame.collect()))
     assert len(rows) == n_rows
     return rows
 
@@ -86,12 +86,12 @@ def test_partitioned_tables_are_read_natively(spark: SparkSession, lake: Lakehou
     assert len(check(spark, lake, native=True)) == 4
 
 
-def test_all_types(spark: SparkSession, lake: Lakehouse) -> None:
+def test_all_types_but_time_are_read_natively(spark: SparkSession, lake: Lakehouse) -> None:
     schema = _parse_datatype_string(ALL_TYPES)
     assert isinstance(schema, StructType)
     frame = spark.createDataFrame([FULL, NULLS, EMPTY], schema).coalesce(1)
-    for name, frame_without_time in (("t", frame), ("untimed", frame.drop("time"))):
-        staged = stage_dataframe(lake, frame_without_time, "ns", name, mode="append")
+    for name, typed_frame in (("t", frame), ("untimed", frame.drop("time"))):
+        staged = stage_dataframe(lake, typed_frame, "ns", name, mode="append")
         with lake.transaction() as txn:
             publish(txn, [staged])
     check(spark, lake, native=False)

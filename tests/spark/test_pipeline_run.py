@@ -1,4 +1,4 @@
-"""Test pipeline runs: one version for reads and one commit for all tables, also if a run is repeated."""
+"""Test pipeline runs: a run reads one version and commits all tables at once, even if it is repeated."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def rows_of(lake: Lakehouse, name: str, version: int | None = None) -> list[tupl
     return sorted(map(tuple, (row.values() for row in rows_table.to_pylist())), key=repr)
 
 
-def staged_counts(run: PipelineRun, lake: Lakehouse) -> None:
-    """Stage two tables: one with Spark, one with pyiceberg."""
+def stage_counts(run: PipelineRun, lake: Lakehouse) -> None:
+    """Stage two tables, one with Spark and one with PyIceberg."""
     run.write(run.read("raw.orders").groupBy("day").count(), "facts", "days", mode="replace_table")
     catalog = StagingCatalog(lake)
     row_counts = pa.table({"rows": [run.read("raw.orders").count()]})
@@ -55,11 +55,11 @@ def test_run_reads_one_version_and_commits_once(
 ) -> None:
     lineage = log_to_file(monkeypatch, tmp_path)
     first = PipelineRun(spark, lake, "2013-01")
-    staged_counts(first, lake)  # this attempt never publishes
+    stage_counts(first, lake)  # this attempt never publishes
     commit(lake, "raw", "orders", pa.table({"id": [4], "day": ["c"]}))
     second = PipelineRun(spark, lake, "2013-01")
     assert (second.version, second.is_published, lake.latest_version()) == (1, False, 2)
-    staged_counts(second, lake)
+    stage_counts(second, lake)
     published = second.publish(message="January", isolation="snapshot")
     assert (published.version, published.was_published, lake.latest_version()) == (3, False, 3)
     info = next(iter(lake.history(limit=1)))
@@ -70,7 +70,7 @@ def test_run_reads_one_version_and_commits_once(
     }
     assert (rows_of(lake, "facts.days"), rows_of(lake, "facts.seen")) == ([("a", 1), ("b", 2)], [(3,)])
 
-    assert first.publish().was_published, "an attempt that continues does not commit again"
+    assert first.publish().was_published, "the first attempt does not commit again"
     third = PipelineRun(spark, lake, "2013-01")
     assert third.is_published and third.publish().version == 3
     assert PipelineRun(spark, lake, "2013-02").version == lake.latest_version() == 3
@@ -125,7 +125,8 @@ def test_write_evolves_schema_and_partitions(spark: SparkSession, lake: Lakehous
     table = catalog_at(lake).load_table("raw.orders")
     assert [field.name for field in table.schema().fields] == ["number", "day", "note"]
     partitions = {
-        tuple(task.file.partition[at] for at in range(len(task.file.partition))) for task in table.scan().plan_files()
+        tuple(task.file.partition[index] for index in range(len(task.file.partition)))
+        for task in table.scan().plan_files()
     }
     assert partitions == {(), (None,), ("b",)}
     before = [(1, "a", None), (11, None, "x"), (12, "b", "x"), (13, "b", "x"), (2, "b", None), (3, "b", None)]

@@ -1,4 +1,4 @@
-"""Test the settings of sessions, and session_scope with an existing session."""
+"""Test the settings of Spark sessions, and ``session_scope`` with an existing session."""
 
 import socket
 from pathlib import Path
@@ -13,14 +13,14 @@ from trinitylake_ops.spark.runtime.addresses import check_master
 from trinitylake_ops.spark.session import build_session, session_scope
 
 
-def test_settings(spark: SparkSession) -> None:
+def test_session_has_default_settings(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.ui.enabled") == "false"
     assert spark.sparkContext.master == "local[2]"
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     options = list(jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments())
-    assert "-XX:ReservedCodeCacheSize=256m" in options, "a process of many jobs would run out of it"
+    assert "-XX:ReservedCodeCacheSize=256m" in options, "a process with many jobs would exhaust a smaller code cache"
     warehouse = spark.conf.get("spark.sql.warehouse.dir") or ""
     assert not Path(warehouse.removeprefix("file:")).is_relative_to(Path.cwd())
 
@@ -28,7 +28,7 @@ def test_settings(spark: SparkSession) -> None:
 def test_session_scope_sets_options_of_running_session(spark: SparkSession) -> None:
     conf = {"spark.sql.session.timeZone": "Asia/Tokyo", "spark.sql.shuffle.partitions": "3"}
     before = spark.conf.get("spark.sql.shuffle.partitions")
-    with session_scope("lent", "local[2]", **conf) as shared_session:
+    with session_scope("shared", "local[2]", **conf) as shared_session:
         assert shared_session.sparkContext is spark.sparkContext
         assert shared_session.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
         assert shared_session.conf.get("spark.sql.shuffle.partitions") == "3"

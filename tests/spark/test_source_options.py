@@ -1,4 +1,4 @@
-"""Test options of the data source without Spark: parsing, and the origin of credentials."""
+"""Test the options of the data source without Spark: how they are parsed, and where credentials come from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_defaults() -> None:
+def test_default_options() -> None:
     options = SourceOptions.parse(LOCAL)
     assert (options.root, dict(options.storage_options)) == ("file:///lake/", {})
     request = options.request
@@ -37,7 +37,7 @@ def test_defaults() -> None:
     assert request.parallelism == os.cpu_count()
 
 
-def test_version_time_and_export() -> None:
+def test_version_timestamp_and_export_are_parsed() -> None:
     def request(**source: str) -> object:
         return SourceOptions.parse({**LOCAL, **source}).request
 
@@ -53,7 +53,7 @@ def test_version_time_and_export() -> None:
         request(version="1", timestamp="2")
 
 
-def test_columns() -> None:
+def test_columns_are_parsed() -> None:
     def columns(text: str) -> object:
         return SourceOptions.parse({**LOCAL, "columns": text}).request.columns
 
@@ -94,7 +94,7 @@ def test_storage_options_override_environment(monkeypatch: pytest.MonkeyPatch) -
 
 
 def options_of_root(source: dict[str, str]) -> dict[str, str]:
-    """Return the storage options for the root itself."""
+    """Return the storage options for the root, without the options for other roots."""
     options = SourceOptions.parse(source).storage_options
     return {name: value for name, value in options.items() if "." not in name}
 
@@ -119,8 +119,8 @@ def test_user_and_password_from_environment_are_used(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("REDIS_PASSWORD", "word")
     assert options_of_root(source) == {"username": "writer", "password": "word"}
     assert options_of_root(S3) == {}
-    monkeypatch.setenv(OPTIONS_VARIABLE, "password=given")
-    assert options_of_root(source) == {"password": "given"}
+    monkeypatch.setenv(OPTIONS_VARIABLE, "password=secret")
+    assert options_of_root(source) == {"password": "secret"}
 
 
 def test_account_from_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +135,8 @@ def test_account_from_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "a")
     assert options_of_root(without_account) == {"connection_string": "a"}
     assert options_of_root(S3) == {}
-    monkeypatch.setenv(OPTIONS_VARIABLE, "sas_token=given")
-    assert options_of_root(AZURE) == {"sas_token": "given"}
+    monkeypatch.setenv(OPTIONS_VARIABLE, "sas_token=secret")
+    assert options_of_root(AZURE) == {"sas_token": "secret"}
 
 
 def test_environment_applies_to_other_roots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Test errors of this package that Spark's processes return as text."""
+"""Test errors of this package that Spark processes return as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trinitylake_ops.transaction.publish import outcome_unknown
 
 
 def error_from_spark(error: TrinityLakeError) -> TrinityLakeError:
-    """Raise an error that Spark returns as a traceback, and return the error that the caller gets."""
+    """Raise an error in Spark, which returns it as a traceback, and return the error that the caller receives."""
     try:
         raise error
     except TrinityLakeError:
@@ -26,7 +26,7 @@ def error_from_spark(error: TrinityLakeError) -> TrinityLakeError:
 
 def test_unknown_commit_outcome_keeps_version_and_id(lakes: Lakes) -> None:
     roots = lakes.memory().files.roots
-    received = error_from_spark(outcome_unknown(roots, 7, "some-id", "no answer"))
+    received = error_from_spark(outcome_unknown(roots, 7, "some-id", "no response"))
     assert isinstance(received, CommitOutcomeUnknownError)
     assert (received.version, received.commit_id) == (7, "some-id")
     assert "trinitylake resolve-commit 7 some-id" in str(received)

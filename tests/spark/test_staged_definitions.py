@@ -1,4 +1,4 @@
-"""Test that executors stage definitions, and one transaction of the driver commits all of them."""
+"""Test that executors stage definitions, and that one transaction of the driver commits all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["lakes"]
 N_TABLES = 40
 
 
-def test_executors_stage_for_one_transaction(spark: SparkSession, lakes: Lakes) -> None:
+def test_driver_commits_definitions_staged_by_executors(spark: SparkSession, lakes: Lakes) -> None:
     lake = lakes.local()
     with lake.transaction() as txn:
         txn.create_namespace("ns")

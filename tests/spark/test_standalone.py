@@ -1,4 +1,4 @@
-"""Test a standalone cluster on S3 whose workers share no folder, with a worker killed during each step."""
+"""Test operations on S3 with a standalone cluster whose workers share no folder, and kill a worker during each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.debian_packages, pytest.mark.soak, pytest.mark.timeout
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Two workers with separate mounts, which requires root."""
+    """A cluster with two workers on separate mounts. Mounting requires root privileges."""
     running_cluster = Cluster(tmp_path)
     try:
         running_cluster.start(2)
@@ -68,7 +68,7 @@ def test_operations_complete_when_workers_are_killed(cluster: Cluster, radosgw: 
     assert results["rows"] == ROUNDS * ROWS
     same_digest, files, copied = results["export"]
     assert same_digest
-    assert copied == files - 1, "the root is written with the version"
+    assert copied == files - 1, "the root is not copied, but written when the version is committed"
     planned, deleted, remaining, is_complete, stopped = results["purge"]
     assert (deleted, remaining, is_complete, stopped) == (planned, 0, True, None)
     assert planned > 60

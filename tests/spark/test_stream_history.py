@@ -1,4 +1,4 @@
-"""Test streams of commits: the versions that they read, and where they begin."""
+"""Test streams of commits: which versions they read, and at which version they begin."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def test_each_version_is_in_one_batch(lake: Lakehouse) -> None:
     assert versions(lake, "changes", 0, 5, fail, row_filter="namespace = 'n3'") == [4]
 
 
-def test_expired_versions(lake: Lakehouse) -> None:
+def test_expired_versions_are_gap_or_skipped(lake: Lakehouse) -> None:
     expire(lake, "2-3")
-    assert history(lake).before(lake, 0) == {"version": 3}, "what expired before a stream began is no gap in it"
+    assert history(lake).before(lake, 0) == {"version": 3}, "versions that expired before the stream began are no gap"
     with pytest.raises(VersionExpiredError):
         versions(lake, "changes", 1, 5, StreamOptions())
-    # Their changes are reported with version 4.
+    # The changes of the expired versions are reported with version 4.
     assert versions(lake, "changes", 1, 5, StreamOptions(on_gap="skip")) == [4, 4, 4, 5]
     assert versions(lake, "versions", 1, 5, StreamOptions()) == [2, 3, 4, 5]
 
@@ -116,7 +116,7 @@ def test_foreign_checkpoints_are_rejected(lake: Lakehouse, offset: Any) -> None:
 
 
 @pytest.mark.parametrize("option", ["version", "timestamp", "from", "to"])
-def test_options_of_a_fixed_version_are_rejected(lake: Lakehouse, option: str) -> None:
+def test_version_options_are_rejected_for_streams(lake: Lakehouse, option: str) -> None:
     with pytest.raises(InvalidInputError, match="'starting_version'"):
         reader(lake, **{option: "1"})
 

@@ -1,4 +1,4 @@
-"""Test options of streams and writes: their meaning, and rejected values."""
+"""Test the options of streams and writes: their effects, and rejected values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_options_are_parsed() -> None:
         ({"on_gap": "go"}, "option 'on_gap'; use 'fail' or 'skip'"),
         ({"on_overwrite": ""}, "option 'on_overwrite'; use 'fail' or 'skip'"),
     ],
-    ids=["start", "most", "gap", "overwrite"],
+    ids=["starting_version", "max_versions", "on_gap", "on_overwrite"],
 )
 def test_invalid_stream_options_are_rejected(options: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
@@ -102,7 +102,7 @@ def test_streams_require_newer_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(lake: Lakehouse, table: str, ids: Sequence[int], *, overwrite: bool = False, **options: str) -> None:
-    """Write a table like Spark's helpers and tasks do."""
+    """Write a table as the processes of Spark do."""
     target = WriteTarget.parse({"root": lake.root, "path": table, **options})
     writer = batch_writer(target, StructType([StructField("id", LongType())]), overwrite=overwrite)
     batch = pa.RecordBatch.from_pydict({"id": pa.array(ids, pa.int64())})
@@ -123,7 +123,7 @@ def test_overwrite_of_serializable_lakehouse_requires_reads(lakes: Lakes) -> Non
         with pytest.raises(InvalidInputError):
             write(lake, "ns.b", [1], overwrite=True, **options)
     write(lake, "ns.b", [1], overwrite=True, reads=reads)
-    write(lake, "ns.a", [3])  # an append needs no reads
+    write(lake, "ns.a", [3])  # an append does not require the option 'reads'
     for table, overwrite in (("ns.b", True), ("ns.a", True), ("ns.b", False), ("ns.new", False)):
         with pytest.raises(CommitConflictError):
             write(lake, table, [1], overwrite=overwrite, reads=reads)
@@ -143,7 +143,7 @@ def test_reads_are_ignored_with_snapshot_isolation(lakes: Lakes) -> None:
     assert ids_of(lake, "ns.b") == [4]
 
 
-def test_names_with_dots_are_written_as_json(lakes: Lakes) -> None:
+def test_table_names_with_dots_are_passed_as_json(lakes: Lakes) -> None:
     lake = lakes.local()
     names = [("a", "b.c"), ("a.b", "c"), ("n", "t.x.y")]
     for number, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""Test streams and streaming writes in Spark: each change and each epoch once, after restarts and kills."""
+"""Test streams and streaming writes in Spark: they are exactly-once, even after restarts and kills."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ from trinitylake_ops.spark.runtime.errors import spark_failures
 from trinitylake_ops.spark.source.data_source import TrinityLakeSource
 from trinitylake_ops.spark.source.writer import WriteTarget, stream_writer
 
-pytestmark = [pytest.mark.local_only("tasks of Spark read a folder here"), pytest.mark.usefixtures("fixed_requests")]
+pytestmark = [
+    pytest.mark.local_only("the Spark tasks of these tests read a folder"),
+    pytest.mark.usefixtures("fixed_requests"),
+]
 
 Rows = list[tuple[Any, ...]]
 
@@ -69,7 +72,7 @@ def ids_of(lake: Lakehouse, name: str) -> list[int]:
 
 @dataclass
 class Batches:
-    """The rows of each batch by its number. A repeated batch must contain the same rows."""
+    """The rows of each batch by its number. A repeated batch must have the same rows."""
 
     rows: dict[int, Rows] = field(default_factory=dict)
 
@@ -183,13 +186,13 @@ def stream_into(frame: DataFrame, lake: Lakehouse, folder: Path, source: str = "
 
 
 def commit_epoch(lake: Lakehouse, number: int, *tasks: list[int], mode: str = "append") -> None:
-    """Write and commit an epoch like Spark's helpers and tasks do."""
+    """Write and commit an epoch as the processes of Spark do."""
     target = WriteTarget.parse({"root": lake.root, "path": "ns.copy", "stream_id": "s"})
     schema = StructType([StructField("id", LongType())])
     writer = stream_writer(target, schema, overwrite=mode == "complete")
-    in_task = pickle.loads(pickle.dumps(writer))
+    task_writer = pickle.loads(pickle.dumps(writer))
     batches = [pa.RecordBatch.from_pydict({"id": pa.array(ids, pa.int64())}) for ids in tasks]
-    writer.commit([in_task.write(iter([batch])) for batch in batches], number)
+    writer.commit([task_writer.write(iter([batch])) for batch in batches], number)
 
 
 @pytest.mark.parametrize("mode", ["append", "complete"])
@@ -205,10 +208,10 @@ def test_epoch_is_identified_by_its_rows(target_lake: Lakehouse, mode: str) -> N
 
 
 @pytest.mark.soak
-def test_checkpoint_that_is_one_epoch_behind(
+def test_stream_continues_from_checkpoint_one_epoch_behind(
     spark: SparkSession, lake: Lakehouse, target_lake: Lakehouse, tmp_path: Path
 ) -> None:
-    """The same rows are committed once. Other rows with the number of a committed epoch are rejected."""
+    """Rows that were already committed are skipped. Different rows for a committed epoch are rejected."""
     append(lake, "ns.t", 1)
     frame = stream_of(spark, lake, "ns.t")
     stream_into(frame, target_lake, tmp_path / "c", stream_id="s")
@@ -226,22 +229,22 @@ def test_checkpoint_that_is_one_epoch_behind(
 
 
 class KilledTarget(WriteTarget):
-    """A target whose processes are killed at a storage request; the option ``message`` names the request.
+    """A target whose processes are killed at the storage request that the option ``message`` describes.
 
-    "5 before" is before the fifth request, "3 root" after the root of version 3 is created.
+    "5 before" means before the fifth request, and "3 root" means after the root of version 3 was created.
     """
 
     def open(self) -> Lakehouse:
         lake = super().open()
-        at, moment = (self.options.message or "1 before").split()
-        fault = kill(int(at), "before" if moment == "before" else "after")
+        number, moment = (self.options.message or "1 before").split()
+        fault = kill(int(number), "before" if moment == "before" else "after")
         if moment == "root":
-            fault = kill(1, "after", kind="create", path_part=root_path(int(at)))
+            fault = kill(1, "after", kind="create", path_part=root_path(int(number)))
         return Lakehouse(FaultyStorage(lake.storage, [fault]), lake.storage_options)
 
 
 class KilledSource(TrinityLakeSource):
-    """The data source with a target whose processes are killed."""
+    """The data source with a :class:`KilledTarget`."""
 
     @classmethod
     def name(cls) -> str:
@@ -257,7 +260,7 @@ class KilledSource(TrinityLakeSource):
 def test_randomly_killed_streaming_write_commits_each_epoch_once(
     spark: SparkSession, lake: Lakehouse, target_lake: Lakehouse, tmp_path: Path, kills: int
 ) -> None:
-    """Helpers of the driver that plan and commit epochs, and tasks, are killed by SIGKILL; each kill ends the query."""
+    """SIGKILL hits the processes that plan and commit epochs and those of tasks. Each kill ends the query."""
     spark.dataSource.register(KilledSource)
     rng = random.Random(17)
     killed, rows = 0, 0
@@ -283,7 +286,7 @@ def test_randomly_killed_streaming_write_commits_each_epoch_once(
 
 
 def check_epochs(lake: Lakehouse) -> None:
-    """Assert that each epoch was committed once, and that all commits name the query of the checkpoint."""
+    """Assert that each epoch was committed once, and that all commits have the query id of the checkpoint."""
     infos = [info for info in lake.history() if info.operation == "stream"]
     assert {info.properties["stream_id"] for info in infos} <= {"s", "copy"}
     assert max(Counter(info.properties["epoch"] for info in infos).values()) == 1
@@ -295,7 +298,7 @@ def check_epochs(lake: Lakehouse) -> None:
 def test_streaming_write_with_killed_driver_commits_each_epoch_once(
     lake: Lakehouse, target_lake: Lakehouse, tmp_path: Path
 ) -> None:
-    """The whole program with its JVM and tasks is killed by SIGKILL, twenty times while there are epochs to write."""
+    """The whole program, with its JVM and tasks, is killed with SIGKILL twenty times while it writes epochs."""
     rng = random.Random(17)
     killed, rows = 0, 0
 
@@ -307,15 +310,15 @@ def test_streaming_write_with_killed_driver_commits_each_epoch_once(
         for _ in range(3):
             append(lake, "ns.t", rows)
             rows += 1
-        running = start()
+        process = start()
         try:
-            running.wait(rng.uniform(4, 25))
+            process.wait(rng.uniform(4, 25))
         except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
             killed += 1
         else:
-            assert running.returncode == 0
+            assert process.returncode == 0
     assert start().wait() == 0
     assert ids_of(target_lake, "ns.copy") == list(range(rows))
     check_epochs(target_lake)

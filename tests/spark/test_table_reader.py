@@ -1,4 +1,4 @@
-"""Test DataFrames of tables: all types, the files that are read, and tables that cannot be read."""
+"""Test DataFrames of tables: all column types, the files that are read, and tables that cannot be read."""
 
 import datetime as dt
 import io
@@ -69,7 +69,7 @@ UTC = dt.UTC
 
 
 def _wall(*parts: int) -> dt.datetime:
-    """Return a time without a zone, like Spark's rows contain it."""
+    """Return a time without a time zone, as in Spark's rows."""
     return dt.datetime(*parts)  # type: ignore[arg-type]  # noqa: DTZ001
 
 
@@ -120,7 +120,7 @@ def test_all_types_are_read_as_written(spark: SparkSession, lake: Lakehouse) -> 
     returned = read_staged(spark, lake, staged)
     assert returned.schema == schema
     assert [tuple(row) for row in returned.collect()] == [tuple(row) for row in frame.collect()]
-    # Another reader returns the same values, with time zones where they belong.
+    # Another reader returns the same values, with the time zone of timestamps.
     arrow = load_staged(lake, staged).scan().to_arrow()
     assert arrow["moment"].to_pylist()[0] == FULL[10].replace(tzinfo=UTC)
     assert (arrow["wall"].to_pylist()[0], arrow["time"].to_pylist()[0]) == (FULL[11], FULL[9])
@@ -133,12 +133,12 @@ def test_schemas_are_converted_in_both_directions() -> None:
     )
     assert isinstance(schema, StructType)
     assert to_spark_schema(to_iceberg_schema(schema)) == schema
-    with_key = to_iceberg_schema(schema, required=("d",), primary_key=("a",))
-    assert with_key.identifier_field_names() == {"a"}
-    assert [field.required for field in with_key.fields] == [True, True, True]
+    keyed_schema = to_iceberg_schema(schema, required=("d",), primary_key=("a",))
+    assert keyed_schema.identifier_field_names() == {"a"}
+    assert [field.required for field in keyed_schema.fields] == [True, True, True]
 
 
-def test_versions(spark: SparkSession, lake: Lakehouse) -> None:
+def test_table_is_read_at_each_version(spark: SparkSession, lake: Lakehouse) -> None:
     publish_months(spark, lake, 1)
     frame = read_table(spark, lake, "facts.days")
     staged = publish_months(spark, lake, 2)
@@ -162,7 +162,7 @@ def test_filter_reads_only_matching_files(spark: SparkSession, lake: Lakehouse) 
         read_table(spark, lake, "facts.days").count()
 
 
-def test_columns(spark: SparkSession, lake: Lakehouse) -> None:
+def test_only_selected_columns_are_read(spark: SparkSession, lake: Lakehouse) -> None:
     staged = publish_months(spark, lake, 1)
     frame = read_staged(spark, lake, staged, columns=["text", "month"], row_filter="day = 2")
     assert [tuple(row) for row in frame.collect()] == [("1/2", 1)]
@@ -194,7 +194,7 @@ def test_invalid_reads_are_rejected(spark: SparkSession, lake: Lakehouse) -> Non
         read_files(spark, Lakehouse.create("memory://reader/"), staged.metadata_location)
 
 
-def test_names_with_dots(lake: Lakehouse) -> None:
+def test_names_with_dots_are_resolved(lake: Lakehouse) -> None:
     catalog = catalog_at(lake)
     catalog.create_namespace(("a.b",))
     catalog.create_table(("a.b", "c.d"), pa.schema([("id", pa.int64())]))
@@ -235,13 +235,13 @@ def test_files_are_grouped_by_size() -> None:
     def task(path: str, size_bytes: int) -> FileScanTask:
         return FileScanTask(data_file(path, DataFileContent.DATA, size_bytes))
 
-    small = [task(f"{at}", 10) for at in range(100)]
+    small = [task(str(number), 10) for number in range(100)]
     assert [len(group) for group in group_files(small, 2)] == [50, 50]
     big = [task("big", 3 * GROUP_BYTES), *small]
     assert [len(group) for group in group_files(big, 2)] == [1, 100]
     assert group_files([], 2) == []
     assert sorted(task.file.file_path for group in group_files(small, 7) for task in group) == sorted(
-        str(at) for at in range(100)
+        str(number) for number in range(100)
     )
 
 
@@ -265,13 +265,13 @@ class DeleteManifestWriter(ManifestWriterV2):
         return {**super()._meta, "content": "deletes"}
 
 
-def with_deletes(lake: Lakehouse, table: Table, content: DataFileContent, deleted: pa.Table) -> Table:
-    """Return the table after another engine deleted rows with a delete file."""
+def with_deletes(lake: Lakehouse, table: Table, content: DataFileContent, delete_rows: pa.Table) -> Table:
+    """Return the table with a delete file, as another engine writes it."""
     body = io.BytesIO()
-    pq.write_table(deleted, body)
+    pq.write_table(delete_rows, body)
     path = f"{table.location()}/data/deletes.parquet"
     lake.storage.create(path.removeprefix(lake.root), body.getvalue())
-    file = data_file(path, content, body.tell(), deleted.num_rows)
+    file = data_file(path, content, body.tell(), delete_rows.num_rows)
     before = table.current_snapshot()
     assert before is not None
     assert isinstance(table.metadata, TableMetadataV2)
@@ -366,14 +366,14 @@ def test_data_file_with_fewer_rows_than_manifest_is_corrupt(lake: Lakehouse) -> 
     table = catalog.create_table("facts.days", pa.schema([("day", pa.int64())]))
     table.append(pa.table({"day": range(100)}))
     table.append(pa.table({"day": [1]}))
-    few, many = sorted(table.scan().plan_files(), key=lambda task: task.file.record_count)
-    few_path, many_path = (task.file.file_path.removeprefix(lake.root) for task in (few, many))
-    lake.storage.write(many_path, lake.storage.read(few_path))
-    with pytest.raises(CorruptFileError, match=f"{many_path}' has 1 rows, but its manifest declares 100"):
+    small, large = sorted(table.scan().plan_files(), key=lambda task: task.file.record_count)
+    small_path, large_path = (task.file.file_path.removeprefix(lake.root) for task in (small, large))
+    lake.storage.write(large_path, lake.storage.read(small_path))
+    with pytest.raises(CorruptFileError, match=f"{large_path}' has 1 rows, but its manifest declares 100"):
         read_without_spark(lake)
 
 
-def test_delete_files(spark: SparkSession, lake: Lakehouse) -> None:
+def test_position_deletes_are_applied(spark: SparkSession, lake: Lakehouse) -> None:
     staged = stage_dataframe(lake, months(spark, 1).coalesce(1), "facts", "plain", mode="append")
     table = publish_and_load(lake, staged)
     (task,) = table.scan().plan_files()
@@ -383,7 +383,7 @@ def test_delete_files(spark: SparkSession, lake: Lakehouse) -> None:
     assert texts(read_files(spark, lake, table)) == ["1/1", "1/2"]
 
 
-def test_equality_deletes(spark: SparkSession, lake: Lakehouse) -> None:
+def test_equality_deletes_are_applied(spark: SparkSession, lake: Lakehouse) -> None:
     equality, evolved = with_equality(lake), with_evolution(lake)
     assert ids_and_places(read_table(spark, lake, "ns.equality")) == EQUALITY
     assert ids_and_places(read_table(spark, lake, "ns.evolved")) == EVOLVED
@@ -391,9 +391,8 @@ def test_equality_deletes(spark: SparkSession, lake: Lakehouse) -> None:
         (1, "a"),
         (2, "a"),
     ]
-    place_frame = read_table(
-        spark, lake, "ns.equality", columns=["place"]
-    )  # its delete files refer to a column that is not selected
+    # The delete files refer to a column that is not selected.
+    place_frame = read_table(spark, lake, "ns.equality", columns=["place"])
     assert (place_frame.columns, sorted(row.place for row in place_frame.collect())) == (
         ["place"],
         ["a", "a", "a", "b", "b"],

@@ -1,4 +1,4 @@
-"""Test staging DataFrames: written files, replaced data, and the state after failures."""
+"""Test staging DataFrames: the written files, replaced data, and the state after failures."""
 
 import datetime as dt
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def lake(tmp_path: Path) -> Iterator[Lakehouse]:
 
 
 def rows_of(spark: SparkSession, count: int, text: str = "first") -> DataFrame:
-    """Return rows of three months of 2013, in two tasks."""
+    """Return rows of three months of 2013 in two partitions."""
     columns = ("id", "2013 as year", "cast(1 + id % 3 as int) as month", f"concat('{text} ', id) as text")
     return spark.range(0, count, 1, 2).selectExpr(*columns)
 
@@ -67,7 +67,7 @@ def files_of(lake: Lakehouse) -> dict[str, int]:
 
 
 def data_files_of(lake: Lakehouse, staged: StagedTable) -> dict[str, int]:
-    """Return path and size of the data files of a staged table."""
+    """Return the sizes of the data files of a staged table by path."""
     tasks = load_staged(lake, staged).scan().plan_files()
     return {task.file.file_path.removeprefix(lake.root): task.file.file_size_in_bytes for task in tasks}
 
@@ -76,7 +76,7 @@ def content(frame: DataFrame) -> set[tuple[Any, ...]]:
     return {tuple(row) for row in frame.collect()}
 
 
-def test_new_table(spark: SparkSession, lake: Lakehouse) -> None:
+def test_staged_table_describes_written_files(spark: SparkSession, lake: Lakehouse) -> None:
     before = files_of(lake)
     staged = stage_dataframe(
         lake,
@@ -92,7 +92,7 @@ def test_new_table(spark: SparkSession, lake: Lakehouse) -> None:
     assert staged.partitions == ("year=2013/month=1", "year=2013/month=2", "year=2013/month=3")
     assert staged.table_def.primary_keys == (1,)
 
-    # The lakehouse's storage lists every file, and the report describes the written files.
+    # All files are on the storage of the lakehouse, and the staged table describes them.
     written = {path: size for path, size in files_of(lake).items() if path not in before}
     data = {path: size for path, size in written.items() if path.endswith(".parquet")}
     assert data == data_files_of(lake, staged)
@@ -101,7 +101,7 @@ def test_new_table(spark: SparkSession, lake: Lakehouse) -> None:
     assert staged.row_count == 30
 
 
-def test_published_table_in_duckdb(spark: SparkSession, lake: Lakehouse) -> None:
+def test_duckdb_reads_published_table(spark: SparkSession, lake: Lakehouse) -> None:
     frame = rows_of(spark, 30)
     staged = stage_dataframe(lake, frame, "facts", "numbers", partition_by=("year", "month"), mode="append")
     publish_staged(lake, staged)
@@ -109,11 +109,11 @@ def test_published_table_in_duckdb(spark: SparkSession, lake: Lakehouse) -> None
     load_staged(lake, staged).scan().to_duckdb("numbers", connection=database)
     assert set(database.sql("select id, year, month, text from numbers").fetchall()) == content(frame)
     paths = [f"{lake.root.removeprefix('file://')}{path}" for path in data_files_of(lake, staged)]
-    in_files = database.execute("select id, year, month, text from read_parquet(?, hive_partitioning=false)", [paths])
-    assert set(in_files.fetchall()) == content(frame)
+    result = database.execute("select id, year, month, text from read_parquet(?, hive_partitioning=false)", [paths])
+    assert set(result.fetchall()) == content(frame)
 
 
-def test_replacing_partition_keeps_files_of_others(spark: SparkSession, lake: Lakehouse) -> None:
+def test_replacing_partition_keeps_files_of_other_partitions(spark: SparkSession, lake: Lakehouse) -> None:
     first = stage_dataframe(
         lake, rows_of(spark, 30), "facts", "numbers", partition_by=("year", "month"), mode="replace_partitions"
     )
@@ -159,7 +159,7 @@ def test_table_with_dropped_partition_column_is_replaced(spark: SparkSession, la
     assert content(read_table(spark, lake, "facts.t")) == content(rows)
 
 
-def test_partitions_by_dates_texts_and_nulls(spark: SparkSession, lake: Lakehouse) -> None:
+def test_partitions_by_dates_strings_and_nulls_are_replaced(spark: SparkSession, lake: Lakehouse) -> None:
     frame = spark.sql(
         "select * from values (1, date'2013-01-31', \"O'Hare \\\\ 東京\"), (2, date'2013-02-01', null), (3, null, 'x')"
         " as rows(id, day, place)"
@@ -180,7 +180,7 @@ def test_partitions_by_dates_texts_and_nulls(spark: SparkSession, lake: Lakehous
     assert {row[0] for row in content(read_staged(spark, lake, staged))} == {10, 3}
 
 
-def test_zero_rows(spark: SparkSession, lake: Lakehouse) -> None:
+def test_empty_frames_are_staged(spark: SparkSession, lake: Lakehouse) -> None:
     no_rows = rows_of(spark, 30).where("id < 0")
     empty = stage_dataframe(lake, no_rows, "facts", "numbers", partition_by=("year", "month"), mode="append")
     assert (empty.row_count, empty.added_files) == (0, 0)
@@ -190,7 +190,7 @@ def test_zero_rows(spark: SparkSession, lake: Lakehouse) -> None:
     publish_staged(lake, full)
 
     without_partitions = stage_dataframe(lake, no_rows, "facts", "numbers", mode="replace_partitions")
-    assert data_files_of(lake, without_partitions) == data_files_of(lake, full), "without partitions, none is replaced"
+    assert data_files_of(lake, without_partitions) == data_files_of(lake, full), "no partition is replaced"
     with_partitions = stage_dataframe(
         lake,
         no_rows,
@@ -205,10 +205,11 @@ def test_zero_rows(spark: SparkSession, lake: Lakehouse) -> None:
     assert (emptied.row_count, emptied.removed_rows) == (0, 30)
 
 
-def test_modes_of_an_unpartitioned_table(spark: SparkSession, lake: Lakehouse) -> None:
+def test_unpartitioned_table_supports_append_and_replace_table(spark: SparkSession, lake: Lakehouse) -> None:
     first_rows, second_rows = rows_of_month(spark, 1, 3, "one"), rows_of_month(spark, 2, 4, "two")
-    with ThreadPoolExecutor(1) as threads:  # Spark finds no Python data source in a thread without a session
-        first = threads.submit(stage_dataframe, lake, first_rows, "facts", "plain", mode="replace_table").result()
+    # In a thread without a session, Spark does not find Python data sources.
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(stage_dataframe, lake, first_rows, "facts", "plain", mode="replace_table").result()
     publish_staged(lake, first)
     appended = stage_dataframe(lake, second_rows, "facts", "plain", mode="append")
     assert content(read_staged(spark, lake, appended)) == content(first_rows) | content(second_rows)
@@ -226,14 +227,13 @@ def test_columns_are_added_and_keep_their_ids(spark: SparkSession, lake: Lakehou
     ids = {column.name: column.id for column in second.table_def.schema.columns}
     assert ids == {**{column.name: column.id for column in first.table_def.schema.columns}, "flag": 5}
     required = [column.name for column in second.table_def.schema.columns if not column.nullable]
-    assert required == ["id", "year", "month", "text"], "what Spark inferred first; a new column is always optional"
+    assert required == ["id", "year", "month", "text"], "as Spark inferred at first; new columns are optional"
     rows = read_staged(spark, lake, second).orderBy("month", "id").collect()
     old, new = [("x 0", None), ("x 1", None), ("x 2", None)], [("y 0", True), ("y 1", True)]
     assert [(row["text"], row["flag"]) for row in rows] == [*old, *new]
 
 
-def test_target_file_size(spark: SparkSession, lake: Lakehouse) -> None:
-    """A task starts another file when the current one exceeds the target size."""
+def test_task_starts_new_file_at_target_size(spark: SparkSession, lake: Lakehouse) -> None:
     frame = spark.range(0, 220_000, 1, 1).selectExpr("id", "repeat(uuid(), 10) as text")  # 80 MB
     staged = stage_dataframe(lake, frame, "facts", "texts", mode="append", target_file_size_bytes=1 << 20)
     assert (staged.added_files, staged.added_rows) == (2, 220_000)
@@ -252,21 +252,23 @@ UNSUPPORTED = [
 
 
 @pytest.mark.parametrize(("expression", "type_name", "advice"), UNSUPPORTED, ids=[row[1] for row in UNSUPPORTED])
-def test_unsupported_types(spark: SparkSession, lake: Lakehouse, expression: str, type_name: str, advice: str) -> None:
+def test_unsupported_types_are_rejected(
+    spark: SparkSession, lake: Lakehouse, expression: str, type_name: str, advice: str
+) -> None:
     before = files_of(lake)
     frame = spark.range(1).selectExpr("id", f"{expression} as odd", f"array(struct({expression} as odd)) as deep")
-    spark.sparkContext.setJobGroup(f"refused {type_name}", "")
+    spark.sparkContext.setJobGroup(f"unsupported {type_name}", "")
     for columns, path in ((("id", "odd"), "odd"), (("id", "deep"), "deep.element.odd")):
         with pytest.raises(UnsupportedTypeError) as raised:
             stage_dataframe(lake, frame.select(*columns), "facts", "odd", mode="append")
         assert str(raised.value).startswith(f"column {path!r} has type {type_name}")
         assert advice in str(raised.value)
         assert "\n" not in str(raised.value)
-    assert spark.sparkContext.statusTracker().getJobIdsForGroup(f"refused {type_name}") == []
+    assert spark.sparkContext.statusTracker().getJobIdsForGroup(f"unsupported {type_name}") == []
     assert files_of(lake) == before
 
 
-def test_invalid_requests_run_no_task(spark: SparkSession, lake: Lakehouse) -> None:
+def test_invalid_arguments_run_no_task(spark: SparkSession, lake: Lakehouse) -> None:
     frame = rows_of(spark, 9)
     publish_staged(
         lake,
@@ -277,9 +279,9 @@ def test_invalid_requests_run_no_task(spark: SparkSession, lake: Lakehouse) -> N
     with lake.transaction() as txn:
         txn.create_table("facts", "other", TableDef(table_type="EXTERNAL", table_format="LANCE"))
     before = files_of(lake)
-    spark.sparkContext.setJobGroup("wrong", "")
+    spark.sparkContext.setJobGroup("invalid", "")
     february = {"year": 2013, "month": 2}
-    invalid_requests: list[tuple[type[TrinityLakeError], str, dict[str, Any]]] = [
+    cases: list[tuple[type[TrinityLakeError], str, dict[str, Any]]] = [
         (InvalidInputError, "LANCE", {"table": "other"}),
         (InvalidInputError, "mode 'overwrite'", {"mode": "overwrite"}),
         (
@@ -302,12 +304,12 @@ def test_invalid_requests_run_no_task(spark: SparkSession, lake: Lakehouse) -> N
             {"frame": frame.withColumnRenamed("text", "TEXT")},
         ),
     ]
-    for error, message, arguments in invalid_requests:
-        request = {"frame": frame, "table": "numbers", "mode": "replace_partitions", **arguments}
+    for error, message, invalid in cases:
+        arguments = {"frame": frame, "table": "numbers", "mode": "replace_partitions", **invalid}
         with pytest.raises(error, match=message) as raised:
-            stage_dataframe(lake, request.pop("frame"), "facts", request.pop("table"), **request)
+            stage_dataframe(lake, arguments.pop("frame"), "facts", arguments.pop("table"), **arguments)
         assert "\n" not in str(raised.value)
-    assert spark.sparkContext.statusTracker().getJobIdsForGroup("wrong") == []
+    assert spark.sparkContext.statusTracker().getJobIdsForGroup("invalid") == []
     assert files_of(lake) == before
 
 
@@ -317,33 +319,33 @@ def test_memory_lakehouse_is_rejected(spark: SparkSession) -> None:
 
 
 def with_faults(lake: Lakehouse, *faults: Fault) -> Lakehouse:
-    """Return the lakehouse with faults in every process that uses it; each process counts its requests."""
+    """Return the lakehouse with faults in every process that uses it. Each process counts its requests separately."""
     storage = FaultyStorage(LocalStorage(lake.root, fsync=False), faults)
     return Lakehouse.open(lake.root, NO_FSYNC, storage=storage)
 
 
-def disk_full(lake: Lakehouse, spark: SparkSession) -> None:
+def write_to_full_disk(lake: Lakehouse, spark: SparkSession) -> None:
     faulty = with_faults(lake, fail(2, StorageFullError, path_part="/data/"))
     frame = spark.range(0, 10, 1, 1).selectExpr("id", "cast(id % 3 as int) as third")
     stage_dataframe(faulty, frame, "facts", "numbers", partition_by=("third",), mode="append")
 
 
-def killed_task(lake: Lakehouse, spark: SparkSession) -> None:
+def kill_task(lake: Lakehouse, spark: SparkSession) -> None:
     faulty = with_faults(lake, kill(1, "before", path_part="/data/"))
     stage_dataframe(faulty, rows_of(spark, 10), "facts", "numbers", mode="append")
 
 
-def failing_row(lake: Lakehouse, spark: SparkSession) -> None:
+def fail_at_row(lake: Lakehouse, spark: SparkSession) -> None:
     frame = spark.range(0, 10, 1, 1).selectExpr("id", "if(id = 9, raise_error('row 9 is bad'), 'good') as text")
     stage_dataframe(lake, frame, "facts", "numbers", mode="append")
 
 
-def failing_after_another_task(lake: Lakehouse, spark: SparkSession) -> None:
-    """The second task fails after the first one has written its file and ended."""
+def fail_after_other_task(lake: Lakehouse, spark: SparkSession) -> None:
+    """Make the second task fail after the first task has written its file and ended."""
     folder = lake.root.removeprefix("file://")
 
     def text_of(number: int) -> str:
-        # Pickled by value: this runs in Spark's Python workers.
+        # Import here, because the function is pickled by value and runs in Spark's Python workers.
         import time
         from pathlib import Path
 
@@ -360,12 +362,12 @@ def failing_after_another_task(lake: Lakehouse, spark: SparkSession) -> None:
     stage_dataframe(lake, frame, "facts", "numbers", mode="append")
 
 
-def null_in_key(lake: Lakehouse, spark: SparkSession) -> None:
+def write_null_in_key(lake: Lakehouse, spark: SparkSession) -> None:
     frame = spark.range(0, 10, 1, 1).selectExpr("if(id = 5, null, id) as id")
     stage_dataframe(lake, frame, "facts", "numbers", primary_key=("id",), mode="append")
 
 
-def unexpected_partition(lake: Lakehouse, spark: SparkSession) -> None:
+def write_unexpected_partition(lake: Lakehouse, spark: SparkSession) -> None:
     stage_dataframe(
         lake,
         rows_of(spark, 30),
@@ -378,12 +380,12 @@ def unexpected_partition(lake: Lakehouse, spark: SparkSession) -> None:
 
 
 FAILURES: list[tuple[Callable[[Lakehouse, SparkSession], None], type[TrinityLakeError], str]] = [
-    (disk_full, StorageFullError, "injected before the effect at .*/data/"),
-    (killed_task, JobFailedError, "cannot write table facts.numbers: .*(crash|exited)"),
-    (failing_row, JobFailedError, "cannot write table facts.numbers: .*row 9 is bad"),
-    (failing_after_another_task, JobFailedError, "cannot write table facts.numbers: ValueError: row 19 is bad"),
-    (null_in_key, InvalidInputError, "column 'id' .*1 rows"),
-    (unexpected_partition, InvalidInputError, r"partition \{'year': 2013, 'month': [13]\}"),
+    (write_to_full_disk, StorageFullError, "injected before the effect at .*/data/"),
+    (kill_task, JobFailedError, "cannot write table facts.numbers: .*(crash|exited)"),
+    (fail_at_row, JobFailedError, "cannot write table facts.numbers: .*row 9 is bad"),
+    (fail_after_other_task, JobFailedError, "cannot write table facts.numbers: ValueError: row 19 is bad"),
+    (write_null_in_key, InvalidInputError, "column 'id' .*1 rows"),
+    (write_unexpected_partition, InvalidInputError, r"partition \{'year': 2013, 'month': [13]\}"),
 ]
 
 
@@ -401,14 +403,14 @@ def test_failure_leaves_only_owner_file(
     assert type(raised.value) is error
     assert "\n" not in str(raised.value)
     assert "Traceback" not in str(raised.value)
-    # Spark may still run tasks. The owner file identifies files that they write later as orphans of this lakehouse.
+    # Spark may still run tasks. The owner file marks the files that they write later as orphans of this lakehouse.
     remaining = files_of(lake).keys() - before.keys()
     assert all(path.startswith("tables/") and path.endswith(f"/{OWNER_NAME}") for path in remaining)
     assert len(remaining) <= 1
     assert lake.latest_version() == 0
 
 
-def test_unreadable_source(spark: SparkSession, lake: Lakehouse, tmp_path: Path) -> None:
+def test_unreadable_source_file_is_reported(spark: SparkSession, lake: Lakehouse, tmp_path: Path) -> None:
     source = tmp_path / "a source.csv"
     source.write_text("id\n1\nmany\n")
     frame = spark.read.schema("id int").option("header", True).option("mode", "FAILFAST").csv(str(source))
@@ -418,7 +420,7 @@ def test_unreadable_source(spark: SparkSession, lake: Lakehouse, tmp_path: Path)
     assert "\n" not in str(raised.value)
 
 
-def test_table_published_while_tasks_write(
+def test_append_includes_rows_published_while_tasks_write(
     spark: SparkSession, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = stage_dataframe(lake, rows_of(spark, 3), "facts", "numbers", mode="append")
@@ -442,12 +444,11 @@ def test_plans_show_no_storage_options(spark: SparkSession, tmp_path: Path) -> N
     lake = Lakehouse.create(f"file://{tmp_path}/lake/", storage=storage)
     frame = spark.range(3).selectExpr("id", "'marker-of-the-test' as text")
     staged = stage_dataframe(lake, frame, "facts", "numbers", mode="append")
-    frame_read = read_staged(spark, lake, staged)
-    assert frame_read.count() == 3
+    assert read_staged(spark, lake, staged).count() == 3
     executions = spark._jsparkSession.sharedState().statusStore().executionsList()
     plans = [
         f"{execution.description()} {execution.details()} {execution.physicalPlanDescription()}"
-        for execution in (executions.apply(at) for at in range(executions.size()))
+        for execution in (executions.apply(index) for index in range(executions.size()))
     ]
     assert any("marker-of-the-test" in text for text in plans), "the plan of the write is included"
     assert any("trinitylake_table_scan" in text for text in plans), "the plan of the read is included"
@@ -456,7 +457,7 @@ def test_plans_show_no_storage_options(spark: SparkSession, tmp_path: Path) -> N
 
 
 def test_unpublished_files_become_orphans(spark: SparkSession, lake: Lakehouse) -> None:
-    """Files of a task that was killed after writing, and of a staged table that is never published."""
+    """This applies to the files of a task that was killed after writing and of a table that is never published."""
     before = files_of(lake).keys()
     faulty = with_faults(lake, kill(1, "after", path_part="/data/"))
     with pytest.raises(JobFailedError):
@@ -464,7 +465,7 @@ def test_unpublished_files_become_orphans(spark: SparkSession, lake: Lakehouse) 
     stage_dataframe(lake, rows_of(spark, 10), "facts", "forgotten", mode="append")
     remaining = files_of(lake).keys() - before
     assert any("/data/" in path for path in remaining)
-    assert operations.plan_orphan_removal(lake).is_empty, "they may still be published"
+    assert operations.plan_orphan_removal(lake).is_empty, "the files may still be published"
     later = Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + 2 * lake.snapshot().definition.txn_ttl_millis))
     report = operations.plan_orphan_removal(later).execute()
     assert report.files == len(remaining)

@@ -1,1 +1,1 @@
-"""Tests of Spark Connect, spark-submit and the end of sessions. Each test runs Spark in separate processes."""
+"""Tests of Spark Connect, spark-submit and the end of sessions. All tests run Spark in separate processes."""

@@ -1,7 +1,6 @@
-"""Use the catalog in a session not created by ``build_session``, or of Spark Connect: ``catalog_program.py ROOT
-[REMOTE]``.
+"""Use the catalog in a session of Spark Connect, or in a session that ``build_session`` did not create.
 
-The last line of the output is a JSON document with the results.
+``catalog_program.py ROOT [REMOTE]``. The last line of the output is a JSON document with the results.
 """
 
 from __future__ import annotations

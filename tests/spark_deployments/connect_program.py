@@ -40,7 +40,7 @@ from trinitylake_ops.spark.tables.writer import write_groups_on
 from trinitylake_ops.storage import open_storage
 
 OPTIONS = {"fsync": "false"}
-#: Sent to tasks like credentials, and must not appear anywhere else.
+#: A value that is sent to tasks like credentials and must not appear anywhere else.
 SECRET = b"a secret of a storage"
 
 
@@ -80,7 +80,7 @@ def operations(spark: SparkSession, folder: Path) -> dict[str, Any]:
 
 
 def frames(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """Run a pipeline, and read its tables with views, the data source, and after a compaction."""
+    """Run a pipeline, and read its table with each reader, with views and the data source, and after a compaction."""
     lake = Lakehouse.create(f"file://{folder}/frames/", OPTIONS)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -90,8 +90,8 @@ def frames(spark: SparkSession, folder: Path) -> dict[str, Any]:
         run.write(rows, "ns", "t", mode="append", partition_by=("half",))
         run.publish()
     results: dict[str, Any] = {
-        "by spark's reader": read_table(spark, lake, "ns.t").count(),
-        "by ours": read_table(spark, lake, "ns.t", row_filter="id >= 150", columns=["id"]).count(),
+        "Spark's reader": read_table(spark, lake, "ns.t").count(),
+        "our reader": read_table(spark, lake, "ns.t", row_filter="id >= 150", columns=["id"]).count(),
         "at a version": read_table(spark, lake, "ns.t", 2, row_filter="id >= 0").count(),
         "metadata": read_metadata(spark, lake, "versions").count(),
         "source": spark.read.format("trinitylake").option("root", lake.root).load("ns.t").count(),
@@ -107,7 +107,7 @@ def frames(spark: SparkSession, folder: Path) -> dict[str, Any]:
 
 
 def streams(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """Use SQL functions, writes of the data source, and streams, which take longer on a server."""
+    """Use SQL functions, and writes and streams of the data source, which take longer on a server."""
     lake = Lakehouse.create(f"file://{folder}/streams/", OPTIONS)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -123,55 +123,56 @@ def streams(spark: SparkSession, folder: Path) -> dict[str, Any]:
 
 
 def jobs(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """Return results of any size in order, errors with their class, and the results of repeated tasks."""
+    """Run jobs with results of any size, with failing tasks and with repeated tasks."""
     lengths = [3 * PIECE_BYTES + 1, 0, PIECE_BYTES, 5]
-    byte_results = run_in_tasks(
-        spark, "make bytes", partial(_bytes, SECRET), [str(length).encode() for length in lengths], 4
+    contents = run_in_tasks(
+        spark, "return bytes", partial(_return_bytes, SECRET), [str(length).encode() for length in lengths], 4
     )
-    results: dict[str, Any] = {"lengths": [len(result) for result in byte_results] == lengths, "errors": []}
-    for task in (_missing, _broken):
+    results: dict[str, Any] = {"lengths": [len(content) for content in contents] == lengths, "errors": []}
+    for task in (_raise_missing_file, _raise_lookup_error):
         try:
             run_in_tasks(spark, "read", task, [b"", b""], 2)
         except TrinityLakeError as error:
             results["errors"].append([type(error).__name__, str(error)])
-    crashed = run_in_tasks(spark, "crash once", _crashes_once, [str(folder / "crashed").encode()], 1)
-    results["attempts"] = [int(attempt) for attempt in crashed]
+    attempts = run_in_tasks(spark, "crash once", _return_attempts, [str(folder / "crashed").encode()], 1)
+    results["attempts"] = [int(attempt) for attempt in attempts]
     storage = open_storage(f"file://{folder}/deletes/", OPTIONS)
     storage.create("a", b"")
     now_ms = storage.now_ms()
     deletes = pickle.dumps(FencedDeletes(AgingStorage(storage, now_ms), None, now_ms, now_ms + 60_000))
     element = pickle.dumps([str(folder / "crashed again"), deletes])
-    (row,) = run_in_tasks(spark, "delete", _deletes_after_a_crash, [element], 1)
+    (row,) = run_in_tasks(spark, "delete", _delete_after_crash, [element], 1)
     repeated: DeletesDone = pickle.loads(row)
     results["deletes"] = [repeated.is_repeated, list(repeated.held_back), sorted(listed(storage))]
     return results
 
 
 def write_for_a_minute(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """Write to a file for a minute in a task."""
-    run_in_tasks(spark, "write for long", _writes_for_long, [str(folder / "written").encode()], 1)
+    """Write to a file in a task for one minute."""
+    run_in_tasks(spark, "write slowly", _write_slowly, [str(folder / "written").encode()], 1)
     return {}
 
 
-def _bytes(secret: bytes, elements: Iterator[bytes]) -> Iterator[bytes]:
+def _return_bytes(secret: bytes, elements: Iterator[bytes]) -> Iterator[bytes]:
     assert len(secret) > 20
     for element in elements:
         yield b"x" * int(element)
 
 
-def _missing(elements: Iterator[bytes]) -> Iterator[bytes]:
+def _raise_missing_file(elements: Iterator[bytes]) -> Iterator[bytes]:
     for _ in elements:
-        raise FileMissingError("it is gone", path="a/b")
+        raise FileMissingError("it was deleted", path="a/b")
     yield b""
 
 
-def _broken(elements: Iterator[bytes]) -> Iterator[bytes]:
+def _raise_lookup_error(elements: Iterator[bytes]) -> Iterator[bytes]:
     for _ in elements:
         raise LookupError("no such thing")
     yield b""
 
 
 def _crash_once(marker: bytes | str) -> int:
+    """Crash the worker in the first attempt, and return the number of the second one."""
     context = TaskContext.get()
     assert context is not None
     if not os.path.exists(marker):
@@ -180,23 +181,23 @@ def _crash_once(marker: bytes | str) -> int:
     return context.attemptNumber()
 
 
-def _crashes_once(elements: Iterator[bytes]) -> Iterator[bytes]:
+def _return_attempts(elements: Iterator[bytes]) -> Iterator[bytes]:
     for element in elements:
         yield str(_crash_once(element)).encode()
 
 
-def _deletes_after_a_crash(elements: Iterator[bytes]) -> Iterator[bytes]:
+def _delete_after_crash(elements: Iterator[bytes]) -> Iterator[bytes]:
     for element in elements:
         marker, deletes = pickle.loads(element)
         _crash_once(marker)
         yield from delete_parts(deletes, iter([pickle.dumps(["a"])]))
 
 
-def _writes_for_long(elements: Iterator[bytes]) -> Iterator[bytes]:
+def _write_slowly(elements: Iterator[bytes]) -> Iterator[bytes]:
     for element in elements:
-        with open(element, "wb", buffering=0) as written:
+        with open(element, "wb", buffering=0) as file:
             for _ in range(600):
-                written.write(b"x")
+                file.write(b"x")
                 time.sleep(0.1)
         yield b""
 

@@ -1,4 +1,4 @@
-"""Spark programs as processes that are stopped at the end of a test."""
+"""Run Spark programs as processes that are stopped at the end of a test."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _START_SECONDS = 90
 
 def environment(**values: str) -> dict[str, str]:
     """Return the environment variables for a program that uses this package and Spark."""
-    spark = {
+    spark_variables = {
         "JAVA_HOME": str(java_home_for_spark(find_java())),
         "PYTHONPATH": str(REPOSITORY),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    return {**os.environ, **spark, **values}
+    return {**os.environ, **spark_variables, **values}
 
 
 @contextlib.contextmanager
 def connect_server(folder: Path, master: str = "local[2]") -> Iterator[str]:
-    """Run a Spark Connect server with its log and events in the folder. Yield its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Run a Spark Connect server with its log and events in a folder, and yield its address."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
     (folder / "events").mkdir()
     conf = {
         "spark.ui.enabled": "false",
@@ -50,7 +50,7 @@ def connect_server(folder: Path, master: str = "local[2]") -> Iterator[str]:
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     command = [str(SPARK_HOME / "bin/spark-submit"), "--master", master, "--driver-memory", "700m"]
-    command += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
+    command += [argument for key, value in conf.items() for argument in ("--conf", f"{key}={value}")]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
     log = folder / "server.log"
     with open(log, "wb") as output:
@@ -66,15 +66,15 @@ def connect_server(folder: Path, master: str = "local[2]") -> Iterator[str]:
         else:
             raise AssertionError(f"the server did not start: {log.read_text(errors='replace')[-2000:]}")
         yield f"sc://127.0.0.1:{port}"
-        assert server.poll() is None, "the server stays, whatever its clients do"
+        assert server.poll() is None, "the server keeps running, no matter what its clients do"
     finally:
-        with contextlib.suppress(ProcessLookupError):  # it has ended already
+        with contextlib.suppress(ProcessLookupError):  # it has already ended
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
 
 
 def grows(path: Path, seconds: float) -> bool:
-    """Return whether a file grows within a time in seconds."""
+    """Return whether a file grows within a number of seconds."""
     before = path.stat().st_size
     time.sleep(seconds)
     return path.stat().st_size > before
@@ -85,4 +85,4 @@ def wait_for(path: Path, seconds: float = 60) -> None:
         if path.exists() and path.stat().st_size:
             return
         time.sleep(0.05)
-    raise AssertionError(f"{path.name} did not come")
+    raise AssertionError(f"{path.name} was not written within {seconds} s")

@@ -34,7 +34,7 @@ def run_program(command: list[str], cwd: Path) -> dict[str, Any]:
 
 @pytest.mark.soak
 def test_catalog_in_program_under_spark_submit(tmp_path: Path) -> None:
-    """The JVM starts before the program, so the catalog's jar is not on its class path."""
+    """The JVM starts before the program, so the jar of the catalog is not on its class path."""
     submit = [str(SPARK_HOME / "bin/spark-submit"), "--master", "local[2]", "--driver-memory", "600m"]
     submit += ["--conf", "spark.ui.enabled=false", "--conf", f"spark.sql.warehouse.dir={tmp_path}/warehouse"]
     assert run_program([*submit, str(PROGRAM), f"file://{tmp_path}/lake/"], tmp_path) == EXPECTED
@@ -43,6 +43,6 @@ def test_catalog_in_program_under_spark_submit(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_catalog_in_session_of_spark_connect(tmp_path: Path) -> None:
     with connect_server(tmp_path) as remote:
-        for name in ("one", "two"):  # two sessions of the same server
+        for name in ("first", "second"):  # two sessions of the same server
             command = [sys.executable, str(PROGRAM), f"file://{tmp_path}/{name}/", remote]
             assert run_program(command, tmp_path) == EXPECTED

@@ -1,4 +1,4 @@
-"""Test sessions of Spark Connect on a separate server: supported operations, rejected settings, and their end."""
+"""Test sessions of Spark Connect on a separate server: supported operations, rejected settings, and how they end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def remote(server_folder: Path) -> Iterator[str]:
-    """The address of a server that tries a task twice."""
+    """The address of a server that attempts each task up to twice."""
     with connect_server(server_folder, "local[2,2]") as address:
         yield address
 
@@ -62,7 +62,7 @@ def test_operations_and_data_frames(remote: str, server_folder: Path, tmp_path: 
     assert results["jobs"] == {
         "lengths": True,
         "errors": [
-            ["FileMissingError", "it is gone (path 'a/b')"],
+            ["FileMissingError", "it was deleted (path 'a/b')"],
             ["JobFailedError", "cannot read: LookupError: no such thing"],
         ],
         "attempts": [1],
@@ -79,8 +79,8 @@ def test_operations_and_data_frames(remote: str, server_folder: Path, tmp_path: 
         assert is_complete
     assert operations["findings"] == 0
     assert results["frames"] == {
-        "by spark's reader": 200,
-        "by ours": 50,
+        "Spark's reader": 200,
+        "our reader": 50,
         "at a version": 100,
         "metadata": 4,
         "source": 200,
@@ -99,13 +99,13 @@ def test_streams_writes_and_functions(remote: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_tasks_stop_when_client_is_gone(remote: str, tmp_path: Path, end: signal.Signals) -> None:
+@pytest.mark.parametrize("end_signal", [signal.SIGINT, signal.SIGKILL])
+def test_tasks_stop_after_client_ends(remote: str, tmp_path: Path, end_signal: signal.Signals) -> None:
     client = start_program(remote, tmp_path, "write_for_a_minute")
     wait_for(tmp_path / "written")
-    client.send_signal(end)
+    client.send_signal(end_signal)
     client.communicate(timeout=60)
-    assert client.returncode == -end
+    assert client.returncode == -end_signal
     for _ in range(15):
         if not grows(tmp_path / "written", 1.0):
             break
@@ -163,7 +163,7 @@ INVALID_OPTIONS = {
 
 
 @pytest.mark.parametrize("invalid", INVALID_OPTIONS)
-def test_invalid_options_are_one_line(tmp_path: Path, invalid: str) -> None:
+def test_invalid_options_fail_with_one_line(tmp_path: Path, invalid: str) -> None:
     root = f"file://{tmp_path}/lake/"
     Lakehouse.create(root, {"fsync": "false"})
     arguments, setup_code, message = INVALID_OPTIONS[invalid]
@@ -190,16 +190,16 @@ def test_server_settings_cannot_be_set(remote: str) -> None:
             f"    with session_scope(remote={remote!r}, **{{'spark.executor.memory': '1g'}}): pass\n"
             "except InvalidInputError as error:\n    print(error)\n"
             f"with session_scope(remote={remote!r}, **{{'spark.sql.shuffle.partitions': 7}}) as spark:\n"
-            f"    with session_scope(remote={remote!r}, **{{'spark.sql.shuffle.partitions': 3}}) as lent:\n"
-            "        print(lent is spark, lent.conf.get('spark.sql.shuffle.partitions'))\n"
+            f"    with session_scope(remote={remote!r}, **{{'spark.sql.shuffle.partitions': 3}}) as shared:\n"
+            "        print(shared is spark, shared.conf.get('spark.sql.shuffle.partitions'))\n"
             "    print(spark.conf.get('spark.sql.shuffle.partitions'), spark.conf.get('spark.sql.session.timeZone'))\n"
             "sys.exit()"
         ),
     )
     assert process.stderr == ""
-    first, *others = process.stdout.splitlines()
-    assert first.startswith("spark.executor.memory cannot be set for a session at 127.0.0.1:")
-    assert others == ["True 3", "7 UTC"]
+    error, *settings = process.stdout.splitlines()
+    assert error.startswith("spark.executor.memory cannot be set for a session at 127.0.0.1:")
+    assert settings == ["True 3", "7 UTC"]
 
 
 def test_remote_addresses_are_validated() -> None:

@@ -1,4 +1,4 @@
-"""Test that sessions start quietly and leave no JVM behind, no matter how their process ends."""
+"""Test that sessions start without warnings and leave no JVM behind, no matter how their process ends."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from pathlib import Path
 from trinitylake_ops.spark.session import session_scope
 from trinitylake_ops.spark.runtime.task_jobs import run_in_tasks
 
-def slow(elements):
+def write_slowly(elements):
     for element in elements:
-        with open(element, "wb", buffering=0) as written:
+        with open(element, "wb", buffering=0) as file:
             for _ in range(600):
-                written.write(b"x")
+                file.write(b"x")
                 time.sleep(0.1)
         yield b""
 
-folder, how = Path(sys.argv[1]), sys.argv[2]
-with session_scope("ends") as spark:
+folder, action = Path(sys.argv[1]), sys.argv[2]
+with session_scope("program") as spark:
     assert spark.range(3).count() == 3
-    if how == "fails":
+    if action == "fail":
         raise LookupError("no such thing")
-    if how == "works":
-        run_in_tasks(spark, "write for long", slow, [str(folder / "written").encode()], 1)
+    if action == "write":
+        run_in_tasks(spark, "write slowly", write_slowly, [str(folder / "written").encode()], 1)
 """
 
 
-def start_program(folder: Path, how: str) -> subprocess.Popen[str]:
-    """Start the program with a mark in its environment, which its child processes inherit."""
+def start_program(folder: Path, action: str) -> subprocess.Popen[str]:
+    """Start the program with an environment variable that identifies it and its child processes."""
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(folder), how],
+        [sys.executable, "-c", PROGRAM, str(folder), action],
         env=environment(SPARK_TEST_MARK=str(folder)),
         cwd=REPOSITORY,
         text=True,
@@ -50,7 +50,7 @@ def start_program(folder: Path, how: str) -> subprocess.Popen[str]:
 
 
 def marked_processes(folder: Path) -> dict[int, str]:
-    """Return the processes with the mark: the program and its descendants, by id, with their names."""
+    """Return the names of the program and its descendants by process id."""
     mark = f"SPARK_TEST_MARK={folder}".encode()
     processes: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
@@ -64,7 +64,7 @@ def marked_processes(folder: Path) -> dict[int, str]:
 
 
 def remaining_processes(folder: Path, seconds: float) -> dict[int, str]:
-    """Return the marked processes as soon as there are none, or after a timeout."""
+    """Wait until no marked process is running, and return the processes that are still running after a timeout."""
     deadline_s = time.monotonic() + seconds
     while (remaining := marked_processes(folder)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
@@ -72,9 +72,9 @@ def remaining_processes(folder: Path, seconds: float) -> dict[int, str]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("how", "last_line"), [("ends", ""), ("fails", "LookupError: no such thing")])
-def test_session_is_quiet_and_stops_with_its_block(tmp_path: Path, how: str, last_line: str) -> None:
-    program = start_program(tmp_path, how)
+@pytest.mark.parametrize(("action", "last_line"), [("end", ""), ("fail", "LookupError: no such thing")])
+def test_session_is_quiet_and_stops_with_its_block(tmp_path: Path, action: str, last_line: str) -> None:
+    program = start_program(tmp_path, action)
     output, errors = program.communicate(timeout=120)
     assert output == ""
     assert errors.strip().rpartition("\n")[2] == last_line
@@ -85,14 +85,14 @@ def test_session_is_quiet_and_stops_with_its_block(tmp_path: Path, how: str, las
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_ended_process_leaves_no_jvm(tmp_path: Path, end: signal.Signals) -> None:
-    program = start_program(tmp_path, "works")
+@pytest.mark.parametrize("end_signal", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ended_process_leaves_no_jvm(tmp_path: Path, end_signal: signal.Signals) -> None:
+    program = start_program(tmp_path, "write")
     wait_for(tmp_path / "written", 240)
     assert "java" in marked_processes(tmp_path).values()
-    program.send_signal(end)
+    program.send_signal(end_signal)
     program.communicate(timeout=60)
-    assert program.returncode == -end
+    assert program.returncode == -end_signal
     assert remaining_processes(tmp_path, 120) == {}
     assert (tmp_path / "written").stat().st_size < 500
 

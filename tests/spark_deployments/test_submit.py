@@ -1,4 +1,4 @@
-"""Test ``spark-submit`` with the output of ``make package``, on workers that only have Python."""
+"""Test ``spark-submit`` with the output of ``make package``, on workers that have only Python."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ def spark_submit(
 
 
 def stable_report(text: str) -> dict[str, object]:
-    # Spark writes the program's standard error to standard output.
+    """Return the fields of a JSON report that are equal in each run."""
+    # The report is only the first part of the text, because Spark also writes standard error to standard output.
     report: dict[str, object] = json.JSONDecoder().raw_decode(text)[0]
     return {name: value for name, value in report.items() if name not in VARYING_FIELDS}
 
 
 @pytest.mark.soak
 def test_job_matches_command_under_spark_submit(tmp_path: Path) -> None:
-    """On this machine: the job has the same arguments, output and exit codes as the command."""
+    """On this machine, the job has the same arguments, output and exit codes as the command."""
     root = f"file://{tmp_path}/lake/"
     aging = Aging.on(open_storage(root, {"fsync": "false"}))
     grow(aging, 3)
@@ -111,7 +112,7 @@ def test_workers_need_only_python(cluster: Cluster, dist: Path, radosgw: S3Serve
     arguments = ["--master", cluster.url, "--py-files", "trinitylake_ops.zip"]
     arguments += ["--archives", "environment.tar.gz#environment", "--conf", "spark.executor.memory=512m"]
     arguments += ["--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.cores.max=2"]
-    arguments += ["--conf", "spark.scheduler.minRegisteredResourcesRatio=1"]  # both workers have registered
+    arguments += ["--conf", "spark.scheduler.minRegisteredResourcesRatio=1"]  # wait until both workers have registered
     arguments += [
         "--conf",
         "spark.eventLog.enabled=true",
@@ -133,12 +134,12 @@ def test_workers_need_only_python(cluster: Cluster, dist: Path, radosgw: S3Serve
     applications = [[path.read_bytes() for path in folder.rglob("*") if path.is_file()] for folder in events.iterdir()]
     assert len(applications) == 2
     task_counts = [sum(log.count(b'"Event":"SparkListenerTaskEnd"') for log in logs) for logs in applications]
-    assert task_counts == [2, 2], "each command lists by a job, in a task of each worker"
+    assert task_counts == [2, 2], "each command lists files in one job with a task on each worker"
     logged = [*itertools.chain(*applications), *(path.read_bytes() for path in tmp_path.glob("*.log"))]
     assert not any(secret.encode() in log for log in logged)
     storage.write(node, b"no node")
     failed_verify = spark_submit([*arguments, "verify", "--engine", "spark"], work, driver_environment)
-    assert failed_verify.returncode == 1, "a command that finds something says so by its exit code"
+    assert failed_verify.returncode == 1, "the exit code reports the findings"
     failed = spark_submit(
         [*arguments[:-1], radosgw.fresh_root(), "verify", "--engine", "spark"], work, driver_environment
     )

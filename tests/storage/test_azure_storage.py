@@ -141,7 +141,7 @@ def test_account_without_batches_deletes_single_files(azurite: AzureServer, root
         endpoint = f"{proxy.url}/{ACCOUNT_NAME}"
         storage = open_storage(root, {**azurite.storage_options, "endpoint": endpoint})
         code = "FeatureNotYetSupportedForHierarchicalNamespaceAccounts"
-        proxy.begin(wire.answer(status=409, code=code, method="POST", times=None))
+        proxy.begin(wire.respond(status=409, code=code, method="POST", times=None))
         assert storage.delete_many(["a", "b"]) == {}
         assert [exchange.method for exchange in proxy.log] == ["POST", "DELETE", "DELETE"]
         assert storage.delete_batch(["a", "b"]) == {}

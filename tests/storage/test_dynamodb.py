@@ -194,7 +194,7 @@ def test_failed_sweep_does_not_fail_a_delete(
     with FaultyProxy(dynalite.endpoint) as proxy:
         storage = DynamoDBStorage(root, {**dynalite.storage_options, "endpoint": proxy.url})
         storage.create("large", LARGE)
-        proxy.begin(wire.answer(2, status=400, document=refusal_document("AccessDeniedException"), times=None))
+        proxy.begin(wire.respond(2, status=400, document=refusal_document("AccessDeniedException"), times=None))
         storage.delete("large")
     assert "cannot delete the parts of 'large'" in caplog.text
     assert not storage_of(dynalite, root).exists("large")

@@ -84,15 +84,15 @@ OPERATIONS = {
 
 
 def refusal(code: str, status: int = 400, message: str = "injected", **where: Any) -> WireFault:
-    return wire.answer(status=status, document=refusal_document(code, message), **where)
+    return wire.respond(status=status, document=refusal_document(code, message), **where)
 
 
 #: Fault -> error of a reading operation, error of a changing one.
 FAULTS: dict[str, Row] = {
     **faults_of_any_server(READ_TIMEOUT_S),
-    "200 of another server": (wire.answer(status=200), *UNKNOWN),
+    "200 of another server": (wire.respond(status=200), *UNKNOWN),
     "500": (refusal("InternalServerError", 500), *UNKNOWN),
-    "503 empty": (wire.answer(status=503), *UNKNOWN),
+    "503 empty": (wire.respond(status=503), *UNKNOWN),
     "over the capacity": (refusal("ProvisionedThroughputExceededException"), ThrottledError, ThrottledError),
     "over the account's capacity": (refusal("RequestLimitExceeded"), ThrottledError, ThrottledError),
     "throttled": (refusal("ThrottlingException"), ThrottledError, ThrottledError),
@@ -102,9 +102,9 @@ FAULTS: dict[str, Row] = {
     "wrong key id": (refusal("UnrecognizedClientException"), StoragePermissionError, StoragePermissionError),
     "wrong secret": (refusal("InvalidSignatureException"), StoragePermissionError, StoragePermissionError),
     "expired": (refusal("ExpiredTokenException"), StoragePermissionError, StoragePermissionError),
-    "403 empty": (wire.answer(status=403), StoragePermissionError, StoragePermissionError),
+    "403 empty": (wire.respond(status=403), StoragePermissionError, StoragePermissionError),
     "no table": (refusal("ResourceNotFoundException"), StorageError, StorageError),
-    "404 of another server": (wire.answer(status=404), StorageError, StorageError),
+    "404 of another server": (wire.respond(status=404), StorageError, StorageError),
 }
 #: Operations that share code with others run with one fault of each kind, and without timeouts.
 LIKE_OTHERS = {"read of a range", "stat", "exists", "write", "delete_batch, its look"}

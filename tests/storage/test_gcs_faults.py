@@ -57,31 +57,31 @@ def refusal(status: int, reason: str, message: str = "as the test says") -> byte
 
 
 def error_response(status: int, reason: str) -> WireFault:
-    return wire.answer(status=status, document=refusal(status, reason))
+    return wire.respond(status=status, document=refusal(status, reason))
 
 
 FAULTS: dict[str, Row] = {
     **faults_of_any_server(READ_TIMEOUT_S),
     "500": (error_response(500, "internalError"), *UNKNOWN),
     "503 after the effect": (
-        wire.answer(status=503, document=refusal(503, "backendError"), is_forwarded=True),
+        wire.respond(status=503, document=refusal(503, "backendError"), is_forwarded=True),
         *UNKNOWN,
     ),
     "408": (error_response(408, "uploadBrokenConnection"), *UNKNOWN),
     "429": (error_response(429, "rateLimitExceeded"), ThrottledError, ThrottledError),
-    "429 empty": (wire.answer(status=429), ThrottledError, AmbiguousWriteError),
+    "429 empty": (wire.respond(status=429), ThrottledError, AmbiguousWriteError),
     "403 slower": (error_response(403, "userRateLimitExceeded"), ThrottledError, ThrottledError),
     "403 full": (error_response(403, "quotaExceeded"), StorageFullError, StorageFullError),
     "403": (error_response(403, "forbidden"), StoragePermissionError, StoragePermissionError),
     "403 held": (error_response(403, "retentionPolicyNotMet"), StoragePermissionError, StoragePermissionError),
     "401": (error_response(401, "authError"), StoragePermissionError, StoragePermissionError),
     "409": (error_response(409, "conflict"), TransientError, TransientError),
-    "409 empty": (wire.answer(status=409), *UNKNOWN),
+    "409 empty": (wire.respond(status=409), *UNKNOWN),
     "400 who pays": (error_response(400, "userProjectMissing"), StoragePermissionError, StoragePermissionError),
     "400": (error_response(400, "invalid"), StorageError, StorageError),
     "413": (error_response(413, "uploadTooLarge"), StorageError, StorageError),
-    "501": (wire.answer(status=501), StorageError, StorageError),
-    "302": (wire.answer(status=302), StorageError, StorageError),
+    "501": (wire.respond(status=501), StorageError, StorageError),
+    "302": (wire.respond(status=302), StorageError, StorageError),
 }
 
 
@@ -220,7 +220,7 @@ def test_missing_bucket_of_the_service_is_reported(proxy: FaultyProxy, root: str
     gone = "The specified bucket does not exist."
     for document in (refusal(404, "notFound", gone), gone.encode()):  # a rejected download has a plain text body
         for name in ("read", "stat", "delete"):
-            proxy.begin(wire.answer(status=404, document=document))
+            proxy.begin(wire.respond(status=404, document=document))
             call = OPERATIONS[name].call
             kind, error = outcome(lambda call=call: call(bare(root, proxy.url)), HIDDEN)  # type: ignore[misc]
             assert kind is StorageError

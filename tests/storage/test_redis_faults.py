@@ -249,7 +249,7 @@ def test_each_error_response_maps_to_its_error(
         (is_create, lambda: storage.create("name", b"x")),
         (is_read, lambda: storage.read("there")),
     ):
-        proxy.begin(RedisFault("answer", matches, error=b"-" + reply.encode() + b"\r\n"))
+        proxy.begin(RedisFault("respond", matches, error=b"-" + reply.encode() + b"\r\n"))
         with pytest.raises(kind) as caught:
             call()
         assert type(caught.value) is kind
@@ -260,7 +260,7 @@ def test_each_error_response_maps_to_its_error(
 
 
 def test_error_of_a_cluster_node_names_the_option(proxy: RedisProxy, root: str) -> None:
-    proxy.begin(RedisFault("answer", is_read, error=b"-MOVED 3999 127.0.0.1:1\r\n"))
+    proxy.begin(RedisFault("respond", is_read, error=b"-MOVED 3999 127.0.0.1:1\r\n"))
     with pytest.raises(StorageError, match="'cluster=true'"):
         RedisStorage(root).read("name")
     with pytest.raises(StorageError, match="'cluster'"):

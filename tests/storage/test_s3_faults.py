@@ -53,7 +53,7 @@ CODES = {
 FAULTS: dict[str, Row] = {
     **faults_of_any_server(READ_TIMEOUT_S),
     **faults_in_xml(CODES),
-    "409": (wire.answer(status=409, code="ConditionalRequestConflict"), TransientError, TransientError),
+    "409": (wire.respond(status=409, code="ConditionalRequestConflict"), TransientError, TransientError),
 }
 NO_BODY = {"stat", "exists", "create", "write", "delete"}  # their responses have no body to truncate
 
@@ -182,7 +182,7 @@ def test_expired_credentials_are_reported(
 ) -> None:
     token = "session-token-of-this-test"
     storage = bare(root, server, client, endpoint=proxy.url, session_token=token)
-    proxy.begin(wire.answer(status=400, code="ExpiredToken", times=None))
+    proxy.begin(wire.respond(status=400, code="ExpiredToken", times=None))
     with pytest.raises(StoragePermissionError) as caught:
         OPERATIONS[name].call(storage)
     wire_faults.assert_clear(caught.value, (*HIDDEN, token, server.secret_access_key, server.access_key_id))

@@ -71,8 +71,8 @@ def faults_of_any_server(read_timeout_s: float) -> dict[str, Row]:
         "answer late": (wire.delay_response(seconds=2 * read_timeout_s), *UNKNOWN),
         "head cut": (wire.cut_head(), *UNKNOWN),
         "body cut": (wire.cut_body(), *UNKNOWN),
-        "500 empty": (wire.answer(status=500), *UNKNOWN),
-        "504 empty": (wire.answer(status=504, is_forwarded=True), *UNKNOWN),
+        "500 empty": (wire.respond(status=500), *UNKNOWN),
+        "504 empty": (wire.respond(status=504, is_forwarded=True), *UNKNOWN),
     }
 
 
@@ -82,16 +82,16 @@ def faults_in_xml(codes: Mapping[str, str]) -> dict[str, Row]:
     ``codes`` are those of ``error``, ``after the effect``, ``slower`` and ``denied``.
     """
     return {
-        "500": (wire.answer(status=500, code=codes["error"]), *UNKNOWN),
+        "500": (wire.respond(status=500, code=codes["error"]), *UNKNOWN),
         "500 after the effect": (
-            wire.answer(status=500, code=codes["after the effect"], is_forwarded=True),
+            wire.respond(status=500, code=codes["after the effect"], is_forwarded=True),
             *UNKNOWN,
         ),
-        "503": (wire.answer(status=503, code=codes["slower"]), ThrottledError, ThrottledError),
-        "503 empty": (wire.answer(status=503), *UNKNOWN),
-        "403": (wire.answer(status=403, code=codes["denied"]), StoragePermissionError, StoragePermissionError),
-        "403 empty": (wire.answer(status=403), StoragePermissionError, StoragePermissionError),
-        "409 empty": (wire.answer(status=409), *UNKNOWN),
+        "503": (wire.respond(status=503, code=codes["slower"]), ThrottledError, ThrottledError),
+        "503 empty": (wire.respond(status=503), *UNKNOWN),
+        "403": (wire.respond(status=403, code=codes["denied"]), StoragePermissionError, StoragePermissionError),
+        "403 empty": (wire.respond(status=403), StoragePermissionError, StoragePermissionError),
+        "409 empty": (wire.respond(status=409), *UNKNOWN),
     }
 
 
@@ -146,7 +146,7 @@ class Wire:
 
 def was_sent(fault: WireFault) -> bool:
     """Whether a request with a fault eventually reached the server."""
-    return fault.action not in ("drop_request", "answer") or fault.is_forwarded
+    return fault.action not in ("drop_request", "respond") or fault.is_forwarded
 
 
 def assert_stored_if_sent(is_stored: Callable[[], bool], fault: WireFault, message: str) -> None:

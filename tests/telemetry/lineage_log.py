@@ -1,8 +1,8 @@
 """Read OpenLineage events from a file and validate them.
 
-The classes of the OpenLineage client are generated from the schema: each event is converted to them, without any
-members left. If ``OPENLINEAGE_SPEC`` is set to the folder ``spec`` of a clone of OpenLineage, its JSON Schemas are used
-as well.
+The classes of the OpenLineage client are generated from the schema, so each event must be convertible to these classes
+without unknown members. If ``OPENLINEAGE_SPEC`` is set to the folder ``spec`` of a clone of OpenLineage, events are
+also validated against its JSON Schemas.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from referencing.jsonschema import DRAFT202012
 
 #: Environment variable with the folder of the schemas.
 SPEC_VARIABLE = "OPENLINEAGE_SPEC"
-#: Members of all events and facets that the schema requires, although the classes have defaults.
-_ALWAYS = {BaseEvent: {"eventTime", "producer", "schemaURL"}, BaseFacet: {"_producer", "_schemaURL"}}
+#: Members of all events and facets that the schema requires, although the classes have defaults for them.
+_REQUIRED_MEMBERS = {BaseEvent: {"eventTime", "producer", "schemaURL"}, BaseFacet: {"_producer", "_schemaURL"}}
 _SCALARS = {str, int, bool}
 _FORMATS = jsonschema.FormatChecker(formats=())
 
 
 def log_to_file(patch: pytest.MonkeyPatch, folder: Path) -> Path:
-    """Configure OpenLineage by its environment variables to write events to a file. Return the path."""
+    """Configure OpenLineage with environment variables to write events to a file, and return the path of the file."""
     path = folder / "lineage.json"
     patch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "file")
     patch.setenv("OPENLINEAGE__TRANSPORT__LOG_FILE_PATH", str(path))
@@ -49,7 +49,7 @@ def log_to_file(patch: pytest.MonkeyPatch, folder: Path) -> Path:
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """Return the validated events of a file."""
+    """Validate and return the events in a file."""
     run_events = [json.loads(line) for line in path.read_text().splitlines()]
     for event in run_events:
         check_event(event)
@@ -88,7 +88,7 @@ def _instance(kind: type, value: dict[str, Any]) -> Any:
     types = typing.get_type_hints(kind)
     members = {field.name: field for field in attr.fields(kind)}
     required = {name for name, field in members.items() if field.default is attr.NOTHING}
-    for base, names in _ALWAYS.items():
+    for base, names in _REQUIRED_MEMBERS.items():
         required |= names if issubclass(kind, base) else set()
     assert required <= value.keys() <= members.keys(), (kind, value)
     converted = {name: convert(types[name], item) for name, item in value.items()}
@@ -99,7 +99,7 @@ def _instance(kind: type, value: dict[str, Any]) -> Any:
 
 
 def _class_of(facet: dict[str, Any], base: type) -> type:
-    """Return the schema class of a facet. It must be a subclass of ``base``: of runs, jobs or tables."""
+    """Return the class for the schema of a facet, which must be a subclass of ``base``, for example of job facets."""
     facet_class = _classes()[facet["_schemaURL"]]
     assert issubclass(facet_class, base), (facet_class, base)
     return facet_class
@@ -143,7 +143,7 @@ def _check_uuid(value: object) -> bool:
 
 
 def check_by_schema(event: dict[str, Any], folder: Path) -> None:
-    """Validate an event against the schemas in a folder: its own, and for each facet those of its name and URL."""
+    """Validate an event against its schema in a folder, and each facet against the schema of its name and URL."""
     by_url, by_name = _schemas(folder)
 
     def check(reference: dict[str, Any], value: Any) -> None:

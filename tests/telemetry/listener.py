@@ -47,7 +47,7 @@ def recorded_metrics() -> Iterator[RecordedMetrics]:
 
 @contextmanager
 def recorded_spans(patch: pytest.MonkeyPatch, sampler: Sampler | None = None) -> Iterator[InMemorySpanExporter]:
-    """Set the tracer provider of the process, like an application."""
+    """Set a tracer provider for the process, as an application does, and yield the exporter with its spans."""
     provider, exporter = TracerProvider(sampler), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with patch.context() as context:
@@ -58,7 +58,7 @@ def recorded_spans(patch: pytest.MonkeyPatch, sampler: Sampler | None = None) ->
 
 
 def parents(exporter: InMemorySpanExporter) -> list[tuple[str, str]]:
-    """Return the name and the parent's name ("" without parent) of each span, in the order in which the spans ended."""
+    """Return the names of each span and of its parent ("" if there is none), in the order in which the spans ended."""
     spans: tuple[ReadableSpan, ...] = exporter.get_finished_spans()
     names = {span.context.span_id: span.name for span in spans if span.context is not None}
     return [(span.name, "" if span.parent is None else names.get(span.parent.span_id, "?")) for span in spans]

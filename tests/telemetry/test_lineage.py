@@ -1,4 +1,4 @@
-"""Test lineage events of publications: their content, when they are sent, and errors while sending."""
+"""Test the lineage events of publications: their content, the settings that enable them, and failures to send them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_failure_is_logged_as_warning(
         staged = [staging.staged("ns.made")]
 
     def failing_reads() -> list[TableRead]:
-        raise OSError("the database of runs is away")
+        raise OSError("the run database is unavailable")
 
     emit_lineage(lake, 1, staged, failing_reads, integration="DAGSTER", job="j", run_id="r")
     assert caplog.text == ""
@@ -140,7 +140,7 @@ def test_facet_of_wrong_kind_is_detected(event: dict[str, Any]) -> None:
 
 
 def test_schemas_of_folder_are_used(event: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use small schemas at the URLs in the event."""
+    """The folder contains minimal schemas with the URLs that the event refers to."""
     (tmp_path / "facets").mkdir()
     names = {"RunEvent": "", "JobTypeJobFacet": "jobType", "ProcessingEngineRunFacet": "processing_engine"}
     names |= {"DatasetVersionDatasetFacet": "version", "SchemaDatasetFacet": "schema"}

@@ -1,6 +1,6 @@
 """Test the alert rules and the dashboard: their metrics exist, and each alert fires.
 
-The longer tests run promtool and a Prometheus server that scrapes a REST server.
+The slow tests run promtool and a Prometheus server that scrapes a REST server.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SERVER_METRICS = {
 _NAME = re.compile(r"\btrinitylake_[a-z_]+")
 _LABELS = re.compile(r"(trinitylake_[a-z_]+)\{([^}]*)\}")
 _ENDINGS = {Kind.COUNTER: ("_total",), Kind.HISTOGRAM: ("_bucket", "_sum", "_count"), Kind.GAUGE: ("",)}
-PATIENCE_SECONDS = 120
+TIMEOUT_SECONDS = 120
 
 
 def panels() -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def expressions() -> list[str]:
 
 
 def series() -> dict[str, tuple[str, ...]]:
-    """Return the metric names in Prometheus with their labels."""
+    """Return the labels of each metric by its name in Prometheus."""
     return {
         f"trinitylake_{name}{ending}": instrument.labels
         for name, instrument in INSTRUMENTS.items()
@@ -69,12 +69,12 @@ def test_expressions_use_known_metrics() -> None:
                 assert name in SERVER_METRICS or label in known_series[name], expression
     used_series = {name for expression in expressions() for name in _NAME.findall(expression)}
     used = {name.removeprefix("trinitylake_") for name in used_series}
-    missing = [
+    unused = [
         name
         for name, instrument in INSTRUMENTS.items()
-        if not {f"{name}{end}" for end in _ENDINGS[instrument.kind]} & used
+        if not {f"{name}{ending}" for ending in _ENDINGS[instrument.kind]} & used
     ]
-    assert missing == []
+    assert unused == []
 
 
 def test_each_alert_has_test_and_instructions() -> None:
@@ -113,34 +113,34 @@ def run_query(url: str, expression: str) -> list[Any]:
 @pytest.mark.soak
 @pytest.mark.debian_packages
 @pytest.mark.timeout(600)
-def test_panels_have_data_of_a_server(lakes: Lakes, tmp_path: Path) -> None:
-    """Prometheus accepts each expression, and each returns data, except those about failures."""
+def test_panels_show_data_of_running_server(lakes: Lakes, tmp_path: Path) -> None:
+    """Prometheus accepts all expressions, and all return data, except those about failures."""
     lake = lakes.local()
-    with serving(settings_for(lake)) as served:
-        served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]})
-        served.request("POST", TABLES, create_body())
-        with prometheus(tmp_path, served.url.removeprefix("http://"), scrape_s=1) as url:
+    with serving(settings_for(lake)) as server:
+        server.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]})
+        server.request("POST", TABLES, create_body())
+        with prometheus(tmp_path, server.url.removeprefix("http://"), scrape_s=1) as url:
             started = time.time()
-            end_s = time.monotonic() + PATIENCE_SECONDS
+            deadline = time.monotonic() + TIMEOUT_SECONDS
             empty: set[str] = {"all"}
             n_commits = 0
-            while empty and time.monotonic() < end_s:
+            while empty and time.monotonic() < deadline:
                 n_commits += 1
-                served.request("POST", TABLE, commit_of(properties(a=str(n_commits))))
+                server.request("POST", TABLE, commit_of(properties(a=str(n_commits))))
                 create(lake, f"n{n_commits}")
                 operations.verify(lake, incremental=True)
                 time.sleep(1)
                 try:
                     empty = {expression for expression in expressions_of_panels() if not run_query(url, expression)}
                 except OSError:
-                    continue  # the server is starting
+                    continue  # Prometheus is still starting
                 empty -= {expression for expression in empty if any(name in expression for name in MAY_BE_EMPTY)}
-            window = Window(started, time.time(), scrape=15)  # the expressions contain rates of a minute
+            window = Window(started, time.time(), scrape=15)  # the expressions contain rates over one minute
             picture = tmp_path / "dashboard.png"
             n_drawn = draw(DASHBOARD, lambda target: answered(url, window, target), window, "", picture)
     assert empty == set()
-    may_be = [panel for panel in panels() if any(name in panel["targets"][0]["expr"] for name in MAY_BE_EMPTY)]
-    assert n_drawn >= len(panels()) - len(may_be)
+    optional = [panel for panel in panels() if any(name in panel["targets"][0]["expr"] for name in MAY_BE_EMPTY)]
+    assert n_drawn >= len(panels()) - len(optional)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

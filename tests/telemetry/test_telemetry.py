@@ -1,4 +1,4 @@
-"""Test spans, metrics and logs of the engine: nothing without a listener, and a failing listener fails no operation."""
+"""Test spans, metrics and logs of the engine. A failing listener does not fail an operation."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_failed_span_has_error_type_only(root: str, monkeypatch: pytest.MonkeyPa
     assert metrics.added["engine_lost_attempts",] == 1
 
 
-def test_metrics_of_commits_and_requests(root: str) -> None:
+def test_commits_and_requests_are_measured(root: str) -> None:
     with recorded_metrics() as metrics:
         lake = Lakehouse.create(root, {"fsync": "false"})
         create(lake, "ns", "t")
@@ -115,7 +115,7 @@ def test_metrics_of_commits_and_requests(root: str) -> None:
     assert n_labels == {name: len(INSTRUMENTS[name].labels) for name in n_labels}
 
 
-def test_metrics_of_freed_files_and_retries(root: str) -> None:
+def test_deleted_files_and_retries_are_counted(root: str) -> None:
     faulty = FaultyStorage(MemoryStorage("memory://retries/"), [fail(1, ThrottledError, kind="read")])
     with recorded_metrics() as metrics:
         storage = RetryStorage(faulty, base_delay_seconds=0)
@@ -162,14 +162,14 @@ def test_engine_works_without_telemetry_libraries(root: str) -> None:
         "os.environ['OPENLINEAGE_URL'] = 'http://127.0.0.1:1'\nnow = datetime.now(UTC)\n"
         "send_publication('r', 1, Origin('SPARK', 'j', 'r', now, now), [], [])"
     )
-    ran = run_without(extra_modules_of([]), program, root)
-    assert (ran.returncode, ran.stdout) == (0, "1 []\n")
-    assert "it is part of the extra 'lineage'; run pip install 'trinitylake-ops[lineage]'" in ran.stderr
+    process = run_without(extra_modules_of([]), program, root)
+    assert (process.returncode, process.stdout) == (0, "1 []\n")
+    assert "it is part of the extra 'lineage'; run pip install 'trinitylake-ops[lineage]'" in process.stderr
 
 
 def test_spans_of_other_libraries_nest_with_engine_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     with recorded_spans(monkeypatch) as exporter:
-        tracer = trace.get_tracer_provider().get_tracer("a client of a storage")
+        tracer = trace.get_tracer_provider().get_tracer("storage client")
         with tracer.start_as_current_span("request"), spans.span("commit", {"a": 1}) as span:
             with spans.span("attempt"), tracer.start_as_current_span("GET"):
                 spans.note("storage read", time.time_ns(), {"b": 2})
@@ -212,10 +212,10 @@ def test_forked_child_nests_spans_in_parent_span(monkeypatch: pytest.MonkeyPatch
         with spans.span("operation"):
             child = os.fork()
             if not child:
-                spans.note("of the child", time.time_ns(), {})
-                (noted,) = exporter.get_finished_spans()
-                is_within = noted.parent == trace.get_current_span().get_span_context()
-                os._exit(0 if is_within else 1)
+                spans.note("child", time.time_ns(), {})
+                (span,) = exporter.get_finished_spans()
+                is_nested = span.parent == trace.get_current_span().get_span_context()
+                os._exit(0 if is_nested else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert parents(exporter) == [("operation", "")]
 
@@ -241,9 +241,9 @@ def test_prometheus_has_all_instruments(tmp_path: Path) -> None:
         listener.push("file:///etc/passwd", "job")
     with pytest.raises(StorageError):
         listener.push("http://127.0.0.1:1", "job")
-    without = PrometheusListener(without=["transactions"])
-    without.add("transactions", 1, {"outcome": "committed"})
-    assert b"trinitylake_transactions" not in without.text()
+    filtered = PrometheusListener(without=["transactions"])
+    filtered.add("transactions", 1, {"outcome": "committed"})
+    assert b"trinitylake_transactions" not in filtered.text()
 
 
 def test_opentelemetry_has_all_instruments() -> None:
@@ -266,8 +266,8 @@ def test_opentelemetry_has_all_instruments() -> None:
 
 def test_histograms_have_values_and_exemplars(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = InMemoryMetricReader()
-    meters = MeterProvider([reader])
-    listener = OtelListener(meters)
+    provider = MeterProvider([reader])
+    listener = OtelListener(provider)
     with recorded_spans(monkeypatch) as exporter:
         with spans.span("transaction"):
             for _ in range(300):
@@ -282,10 +282,10 @@ def test_histograms_have_values_and_exemplars(monkeypatch: pytest.MonkeyPatch) -
         (transaction,) = exporter.get_finished_spans()
         assert transaction.context is not None
         assert {exemplar.trace_id for exemplar in point.exemplars} == {transaction.context.trace_id}
-    meters.shutdown()
+    provider.shutdown()
 
 
-def test_settings_from_environment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_are_read_from_environment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "m.prom"
     environment_settings = TelemetrySettings.of_environment(
         {"TRINITYLAKE_METRICS_FILE": str(file), "TRINITYLAKE_OTEL": "0"}
@@ -293,9 +293,9 @@ def test_settings_from_environment(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert environment_settings == TelemetrySettings(metrics_file=file)
     with pytest.raises(InvalidInputError):
         TelemetrySettings.of_environment({"TRINITYLAKE_OTEL": "perhaps"})
-    end = TelemetrySettings(metrics_file=file, push_url="http://127.0.0.1:1").start()
+    stop = TelemetrySettings(metrics_file=file, push_url="http://127.0.0.1:1").start()
     hub.add("freed_files", 3)
-    end()
+    stop()
     assert "trinitylake_freed_files_total 3.0" in file.read_text()
     assert "metrics cannot be pushed" in caplog.text
     assert not hub.is_heard()
@@ -304,16 +304,16 @@ def test_settings_from_environment(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_environment_configures_metrics_once_per_process(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, ends = tmp_path / "m.prom", list[Callable[[], None]]()
+    file, exit_functions = tmp_path / "m.prom", list[Callable[[], None]]()
     monkeypatch.setenv("TRINITYLAKE_METRICS_FILE", str(file))
-    monkeypatch.setattr(settings.atexit, "register", ends.append)
+    monkeypatch.setattr(settings.atexit, "register", exit_functions.append)
 
     def work(_report: Callable[[str], None]) -> None:
         for _ in range(2):
             settings.start_once()
         Lakehouse.create(root, {"fsync": "false"})
-        (end,) = ends
-        end()
+        (stop,) = exit_functions
+        stop()
         assert not hub.is_heard()
 
     assert fork(work).finish() == (0, [])

@@ -109,7 +109,7 @@ def test_correct_hint_takes_two_round_trips_with_known_naming(other: MemoryStora
     meter = MeteredStorage(other)
     with meter.measure() as opening:
         lake = Lakehouse.open(other.root, storage=meter)
-    assert budget("open").cost_of(opening.counts) == budget("open")
+    assert budget("open").with_counts(opening.counts) == budget("open")
     with meter.measure() as begin:
         assert lake.snapshot().definition.properties
     settings = 1  # read in a separate round trip
@@ -119,12 +119,12 @@ def test_correct_hint_takes_two_round_trips_with_known_naming(other: MemoryStora
     with meter.measure() as first:
         assert fresh.snapshot().definition.properties
     if naming == ROOT_NAMING:
-        assert budget("begin, cold").cost_of(first.counts) == budget("begin, cold")
+        assert budget("begin, cold").with_counts(first.counts) == budget("begin, cold")
     else:
         assert first.counts.rounds == budget("begin, cold").rounds + 1, "the naming is detected"
     with meter.measure() as warm:
         assert fresh.latest_version() == LATEST
-    assert budget("begin, warm").cost_of(warm.counts) == budget("begin, warm")
+    assert budget("begin, warm").with_counts(warm.counts) == budget("begin, warm")
 
 
 @pytest.mark.parametrize("hint", [None, b"0", b"2", b"6", b"9", b"77"])
