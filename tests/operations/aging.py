@@ -72,7 +72,7 @@ class Aging:
         return operations.plan_orphan_removal(self.lake).execute()
 
     def clean_up(self) -> None:
-        """Expire, purge and remove orphans, and let all waiting times pass."""
+        """Expire, purge and remove orphans, with enough time in between."""
         self.later()
         self.expire()
         self.later()
@@ -85,8 +85,8 @@ def grow(aging: Aging, versions: int, namespace: str = "n") -> None:
     """Commit versions, an hour apart, that add, change and drop tables, so that nodes and definitions are replaced."""
     for number in range(versions):
         with aging.lake.transaction(message="m" * 3_400) as txn:  # leaves little space for messages in the root
-            for before in range(number):
-                txn.alter_table(f"{namespace}{before}", "a", table(of=str(number)))
+            for earlier in range(number):
+                txn.alter_table(f"{namespace}{earlier}", "a", table(of=str(number)))
             txn.create_namespace(f"{namespace}{number}")
             for name in ("a", "b", "c"):
                 txn.create_table(f"{namespace}{number}", name, table())

@@ -21,7 +21,7 @@ from tests.faults import DeathError
 from tests.lakes import table
 from tests.operations.aging import DAY_MS, keeping
 from tests.operations.changes import small_sizes
-from tests.operations.clone_faults import Disturbance, Event, disturbances
+from tests.operations.clone_faults import Disturbance, Event, storage_with_disturbance
 from tests.operations.copy_world import Clock
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
@@ -51,7 +51,7 @@ MAINTENANCE = ("expire", "purge", "orphans", "compact")
 
 
 @dataclass(frozen=True)
-class Filled:
+class FilledTable:
     """An Iceberg table: its rows in the order of their appends, and the number of its latest metadata change."""
 
     rows: tuple[int, ...]
@@ -64,7 +64,7 @@ Content = dict[str, object]
 
 @dataclass
 class Side:
-    """The content of one lakehouse."""
+    """The expected content of the parent or the clone."""
 
     content: Content = field(default_factory=dict)
 
@@ -75,11 +75,11 @@ class Side:
 class CloneWorld:
     """Both sides, their shared content, and a journal of all steps.
 
-    ``promoted`` has, for each table that was promoted since the last refresh, its content in the clone and in the
-    parent after it. ``before`` has the parent's versions before promotions, with their content. ``doubtful`` are
-    tables of which a side compacted or trimmed the snapshots that distinguish appends from other changes. The model
-    predicts the result of combining their appends, but not whether they are combined. ``events`` counts disturbances by
-    request, and orders of maintenance operations.
+    ``promoted`` maps each table that was promoted since the last refresh to its content in the clone and in the
+    parent after that promotion. ``undo_points`` are the parent's versions before promotions, with their content.
+    ``ambiguous`` are tables of which a side compacted or trimmed the snapshots that distinguish appends from other
+    changes. The model predicts the result of combining their appends, but not whether they are combined. ``events``
+    counts disturbances by request, and orders of maintenance operations.
     """
 
     def __init__(self, seed: int, clock: Clock, counts: Counter[Event]):
@@ -90,8 +90,8 @@ class CloneWorld:
         self.parent, self.clone = Side(), Side()
         self.shared: Content = {}
         self.promoted: dict[str, tuple[object, object]] = {}
-        self.before: list[tuple[int, Content]] = []
-        self.doubtful: set[str] = set()
+        self.undo_points: list[tuple[int, Content]] = []
+        self.ambiguous: set[str] = set()
         self.clone_exists = False
         self._is_being_dropped = False
         self.journal: list[str] = []
@@ -118,9 +118,9 @@ class CloneWorld:
         if self.clone_exists:
             steps += [self._change_clone] * 3 + [self._clean_clone]
             steps += [self._promote] * 3 + [self._refresh] * 2 + [self._drop]
-            steps += [self._undo] * 2 if self.before else []
+            steps += [self._undo] * 2 if self.undo_points else []
         else:
-            steps += [self._make] * 4
+            steps += [self._create_clone] * 4
         self.rng.choice(steps)()
         self.check()
 
@@ -137,7 +137,7 @@ class CloneWorld:
             report = operations.verify(self.lake(side), deep=True)
             assert report.is_clean, (self.journal, report.findings)
         if self.clone_exists:
-            self.journal.append("drop in the end")
+            self.journal.append("final drop")
             self._advance_clock()
             operations.drop_clone(self.lake("parent"), _NAME, delete_files=True)
             self.clone_exists = False
@@ -156,9 +156,9 @@ class CloneWorld:
         self._change("clone", self.rng.choice((*_STAMPED, *_FILLED)))
 
     def _change(self, side: str, name: str) -> None:
-        ours_state = self.parent if side == "parent" else self.clone
+        state = self.parent if side == "parent" else self.clone
         lake, token = self.lake(side), next(self._tokens)
-        content = dict(ours_state.content)
+        content = dict(state.content)
         self.journal.append(f"{side}: change {name} ({token})")
         if name in content and self.rng.random() < 0.2:
             with lake.transaction() as txn:
@@ -168,15 +168,15 @@ class CloneWorld:
             rows = pa.table({"id": pa.array([token], pa.int64())})
             with catalog_at(lake) as catalog:
                 catalog.create_table_if_not_exists(f"n.{name}", rows.schema).append(rows)
-            before = content.get(name, Filled((), 0))
-            assert isinstance(before, Filled)
-            content[name] = Filled((*before.rows, token), token)
+            before = content.get(name, FilledTable((), 0))
+            assert isinstance(before, FilledTable)
+            content[name] = FilledTable((*before.rows, token), token)
         else:
             with lake.transaction() as txn:
                 write = txn.alter_table if name in content else txn.create_table
                 write("n", name, table(stamp=str(token)))
             content[name] = str(token)
-        ours_state.set(content)
+        state.set(content)
 
     def _advance_clock(self) -> None:
         self.clock.later(_LONG_MS)
@@ -190,7 +190,7 @@ class CloneWorld:
     def _clean(self, side: str) -> None:
         """Run all maintenance operations in random order."""
         lake = self.lake(side)
-        actions: list[Callable[[], None]] = [partial(self._keep, side, what) for what in MAINTENANCE]
+        actions: list[Callable[[], None]] = [partial(self._maintain, side, operation) for operation in MAINTENANCE]
         actions.append(lambda: self._rewrite(side, "trim", operations.plan_trim_tables(lake, keeping(1)).execute))
         compact = partial(operations.plan_compact_tables, lake, min_input_files=2)
         actions.append(lambda: self._rewrite(side, "compact tables", lambda: compact().execute()))
@@ -204,24 +204,24 @@ class CloneWorld:
 
     def _rewrite(self, side: str, operation: str, execute: Callable[[], object]) -> None:
         """Rewrite metadata of tables without changing their rows."""
-        ours_state = self.parent if side == "parent" else self.clone
+        state = self.parent if side == "parent" else self.clone
         before = self.lake(side).latest_version()
         execute()
         lake = self.lake(side)
         changed_tables = {
             change.table for change in lake.diff(before, lake.latest_version()) if change.table is not None
         }
-        content = dict(ours_state.content)
+        content = dict(state.content)
         for name in changed_tables:
             value = content[name]
-            assert isinstance(value, Filled), self.journal
-            content[name] = Filled(value.rows, next(self._tokens))
+            assert isinstance(value, FilledTable), self.journal
+            content[name] = FilledTable(value.rows, next(self._tokens))
         if (operation, side) != ("compact tables", "parent"):
-            self.doubtful |= changed_tables
+            self.ambiguous |= changed_tables
         self.journal.append(f"{side}: {operation} of {sorted(changed_tables)}")
-        ours_state.set(content)
+        state.set(content)
 
-    def _keep(self, side: str, operation: str) -> None:
+    def _maintain(self, side: str, operation: str) -> None:
         """Run one maintenance operation."""
         lake = self.lake(side)
         if operation == "expire":
@@ -235,33 +235,33 @@ class CloneWorld:
 
     def _clean_concurrently(self) -> None:
         """Run maintenance operations during another operation, in random order, with or without days in between."""
-        actions = [(side, what) for side in SIDES for what in MAINTENANCE]
+        actions = [(side, operation) for side in SIDES for operation in MAINTENANCE]
         self.rng.shuffle(actions)
         is_slow = self.rng.random() < 0.5
         completed = []
-        for side, what in actions:
+        for side, operation in actions:
             if is_slow:
                 self._advance_clock()
             try:
-                self._keep(side, what)
+                self._maintain(side, operation)
             except LakehouseNotFoundError:  # the clone does not exist yet or was dropped
                 continue
             except (FileMissingError, CorruptFileError):  # for example missing roots
                 assert self._is_being_dropped and side == "clone", self.journal  # the clone is partly deleted
                 continue
-            completed.append(f"{side}'s {what}")
+            completed.append(f"{side}'s {operation}")
         background.drain()  # a hint written later would remain after a drop
-        self.events.update(Event("order", first, then) for first, then in itertools.combinations(completed, 2))
-        self.journal.append(f"concurrent cleanup, {'slowly' if is_slow else 'at once'}: {', '.join(completed)}")
+        self.events.update(Event("order", first, second) for first, second in itertools.combinations(completed, 2))
+        self.journal.append(f"concurrent cleanup, {'slow' if is_slow else 'fast'}: {', '.join(completed)}")
 
-    def _make(self) -> None:
-        def make(lake: Lakehouse) -> object:
+    def _create_clone(self) -> None:
+        def create_clone(lake: Lakehouse) -> object:
             return operations.plan_clone(lake, self.roots["clone"], _NAME).execute()
 
-        self._run_disturbed("clone", make, ExportExistsError)
-        self.clone_exists, self.clone, self.doubtful = True, Side(), set()
+        self._run_disturbed("clone", create_clone, ExportExistsError)
+        self.clone_exists, self.clone, self.ambiguous = True, Side(), set()
         self.clone.set(self.parent.content)
-        self.shared, self.promoted, self.before = dict(self.parent.content), {}, []
+        self.shared, self.promoted, self.undo_points = dict(self.parent.content), {}, []
 
     def _drop(self) -> None:
         def drop(lake: Lakehouse) -> None:
@@ -276,12 +276,12 @@ class CloneWorld:
         assert not remaining, (self.journal, remaining)
 
     def _promote(self) -> None:
-        self.before.append((self.lake("parent").latest_version(), dict(self.parent.content)))
+        self.undo_points.append((self.lake("parent").latest_version(), dict(self.parent.content)))
         self._merge("promote", self.parent, self.clone)
 
     def _undo(self) -> None:
         """Roll the parent or one of its tables back to a version before a promotion, if it has not expired."""
-        version, content = self.rng.choice(self.before)
+        version, content = self.rng.choice(self.undo_points)
         existing = [name for name in (*_STAMPED, *_FILLED) if name in content or name in self.parent.content]
         tables = self.rng.choice([[], [self.rng.choice(existing)]]) if existing else []
         self.journal.append(f"parent: roll {tables or 'everything'} back to version {version}")
@@ -297,25 +297,26 @@ class CloneWorld:
     def _refresh(self) -> None:
         self._merge("refresh", self.clone, self.parent)
 
-    def _merge(self, what: str, ours: Side, theirs: Side) -> None:
+    def _merge(self, operation: str, ours: Side, theirs: Side) -> None:
         """Merge one side's changes into the other, with random choices for conflicts."""
-        planned = operations.plan_promotion if what == "promote" else operations.plan_refresh
-        expected, conflicts = self._merged(ours, theirs)
-        plan = planned(self.lake("parent"), _NAME)
-        results = {conflict.name.removeprefix("n.") for conflict in plan.conflicts}
-        for name in self.doubtful & results - set(conflicts):
+        make_plan = operations.plan_promotion if operation == "promote" else operations.plan_refresh
+        expected, conflicts = self._expected_merge(ours, theirs)
+        plan = make_plan(self.lake("parent"), _NAME)
+        reported = {conflict.name.removeprefix("n.") for conflict in plan.conflicts}
+        for name in self.ambiguous & reported - set(conflicts):
             ours_state, theirs_state = ours.content.get(name), theirs.content.get(name)
             # Compacted and trimmed tables count as altered, even if the other side dropped them.
-            assert {type(ours_state), type(theirs_state)} <= {Filled, type(None)} and ours_state != theirs_state, (
+            assert {type(ours_state), type(theirs_state)} <= {FilledTable, type(None)} and ours_state != theirs_state, (
                 self.journal,
                 name,
             )
             conflicts.append(name)
             _set_table(expected, name, ours_state)
-        assert results == set(conflicts), (self.journal, results, conflicts)
+        assert reported == set(conflicts), (self.journal, reported, conflicts)
         chosen_sides = {name: self.rng.choice(("ours", "theirs")) for name in sorted(conflicts)}
         choices = {
-            side: [f"n.{name}" for name, text in chosen_sides.items() if text == side] for side in ("ours", "theirs")
+            side: [f"n.{name}" for name, chosen in chosen_sides.items() if chosen == side]
+            for side in ("ours", "theirs")
         }
         for name, side in chosen_sides.items():
             if side == "theirs":
@@ -328,26 +329,26 @@ class CloneWorld:
             else:
                 raise AssertionError(self.journal)
         before = dict(ours.content)
-        side = "parent" if what == "promote" else "clone"
-        changes = not planned(self.lake("parent"), _NAME, **choices).is_empty
+        side = "parent" if operation == "promote" else "clone"
+        changes = not make_plan(self.lake("parent"), _NAME, **choices).is_empty
         self._run_disturbed(
-            what,
-            lambda lake: planned(lake, _NAME, **choices).execute(),
+            operation,
+            lambda lake: make_plan(lake, _NAME, **choices).execute(),
             has_happened=lambda: _content(self.lake(side)) in (_sorted(before), _sorted(expected)),
         )
         ours.set(expected)
-        if what == "refresh" and changes:
+        if operation == "refresh" and changes:
             self.shared, self.promoted = dict(self.parent.content), {}
-        if what == "promote":
+        if operation == "promote":
             for name in (*_STAMPED, *_FILLED):
-                theirs_state, last = theirs.content.get(name), self._last(name)[0]
+                theirs_state, last = theirs.content.get(name), self._last_common_content(name)[0]
                 if theirs_state not in (last, before.get(name)) and chosen_sides.get(name) != "ours":
                     self.promoted[name] = (theirs_state, expected.get(name))
 
-    def _merged(self, ours: Side, theirs: Side) -> tuple[Content, list[str]]:
+    def _expected_merge(self, ours: Side, theirs: Side) -> tuple[Content, list[str]]:
         """Return the expected content of the side that receives the changes, and the unresolved conflicts.
 
-        A table that neither side dropped since has all rows, because every change of such a table appends. Its first
+        A table that neither side dropped since then still has all its rows, because all other changes append. The first
         row is unique to the table, so it shows whether both sides have the same table.
         """
         expected, conflicts = dict(ours.content), []
@@ -355,7 +356,7 @@ class CloneWorld:
             ours_state, theirs_state = ours.content.get(name), theirs.content.get(name)
             if ours_state == theirs_state:
                 continue
-            clone, parent = self._last(name)
+            clone, parent = self._last_common_content(name)
             into_parent = ours is self.parent
             has_changed_here = ours_state != (parent if into_parent else clone)
             has_changed_there = theirs_state != (clone if into_parent else parent)
@@ -363,60 +364,63 @@ class CloneWorld:
                 _set_table(expected, name, theirs_state)
             elif not has_changed_there and clone == parent:
                 continue
-            elif self.clone.content.get(name) == clone:  # only the parent changed it since
+            elif self.clone.content.get(name) == clone:  # only the parent changed it
                 if not into_parent:
                     _set_table(expected, name, theirs_state)
             elif (
-                isinstance(ours_state, Filled)
-                and isinstance(theirs_state, Filled)
-                and self._has_all(ours_state, theirs_state, clone)
+                isinstance(ours_state, FilledTable)
+                and isinstance(theirs_state, FilledTable)
+                and self._keeps_common_rows(ours_state, theirs_state, clone)
             ):
-                expected[name] = self._combined(ours_state, theirs_state, into_parent=into_parent)
+                expected[name] = self._combine_appends(ours_state, theirs_state, into_parent=into_parent)
             else:
                 conflicts.append(name)
         return expected, conflicts
 
-    def _last(self, name: str) -> tuple[object, object]:
-        """Return the content of a table in the clone and in the parent in the last state that both had."""
+    def _last_common_content(self, name: str) -> tuple[object, object]:
+        """Return the content of a table in the clone and in the parent when both were last in sync."""
         shared = self.shared.get(name)
         return self.promoted.get(name, (shared, shared))
 
-    def _has_all(self, ours_state: Filled, theirs_state: Filled, last: object) -> bool:
+    def _keeps_common_rows(self, ours_state: FilledTable, theirs_state: FilledTable, last: object) -> bool:
         """Whether two tables are the same table, and neither lost common rows."""
-        rows = set(last.rows) if isinstance(last, Filled) else set()
+        rows = set(last.rows) if isinstance(last, FilledTable) else set()
         return (
             ours_state.rows[0] == theirs_state.rows[0]
             and rows <= set(ours_state.rows)
             and rows <= set(theirs_state.rows)
         )
 
-    def _combined(self, ours_state: Filled, theirs_state: Filled, *, into_parent: bool) -> Filled:
-        """Return the combined content of a table of which neither side dropped rows."""
+    def _combine_appends(self, ours_state: FilledTable, theirs_state: FilledTable, *, into_parent: bool) -> FilledTable:
+        """Combine the rows of a table from which neither side deleted rows."""
         new = [row for row in theirs_state.rows if row not in ours_state.rows]
         if into_parent:
-            return Filled((*ours_state.rows, *new), next(self._tokens)) if new else ours_state
+            return FilledTable((*ours_state.rows, *new), next(self._tokens)) if new else ours_state
         has_more = any(row not in theirs_state.rows for row in ours_state.rows)
-        return Filled((*ours_state.rows, *new), next(self._tokens)) if has_more else theirs_state
+        return FilledTable((*ours_state.rows, *new), next(self._tokens)) if has_more else theirs_state
 
     def _run_disturbed(
         self,
-        what: str,
+        operation: str,
         run: Callable[[Lakehouse], object],
         *completed: type[Exception],
         has_happened: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Run an operation with a disturbance at a random request of one side, then again if it failed."""
+        """Run an operation with a disturbance at a random request of one side, and repeat it if it failed."""
         side = self.rng.choice(SIDES)
-        visits = {"upkeep": self._clean_concurrently, "twice at once": lambda: self._run_concurrently(run, completed)}
-        disturbed = Disturbance.of(self.rng, visits)
-        self.journal.append(f"{what}, with {disturbed.name} at request {disturbed.at} of {side}")
+        actions = {
+            "maintenance": self._clean_concurrently,
+            "concurrent run": lambda: self._run_concurrently(run, completed),
+        }
+        disturbance = Disturbance.of(self.rng, actions)
+        self.journal.append(f"{operation}, with {disturbance.name} at request {disturbance.at} of {side}")
         storages: dict[str, Storage] = {
-            root: disturbances(
-                MemoryStorage(root), f"{what} in the {name}", self.events, disturbed if name == side else None
+            root: storage_with_disturbance(
+                MemoryStorage(root), f"{operation} in the {name}", self.events, disturbance if name == side else None
             )
             for name, root in self.roots.items()
         }
-        visit = disturbed.visit
+        action = disturbance.action
         try:
             with ExitStack() as stack:
                 for module in (clone_module, clone_records):
@@ -425,7 +429,7 @@ class CloneWorld:
                 run(Lakehouse(storages[self.roots["parent"]], cache="off"))
                 background.drain()  # the thread that writes the hint can die as well
         except (DeathError, TrinityLakeError) as error:
-            if isinstance(error, TrinityLakeError) and visit is None and not isinstance(error, AmbiguousWriteError):
+            if isinstance(error, TrinityLakeError) and action is None and not isinstance(error, AmbiguousWriteError):
                 raise
             assert has_happened(), self.journal
             self.journal.append(f"it ended with {error!r}")
@@ -450,7 +454,7 @@ def _set_table(content: Content, name: str, value: object) -> None:
 
 
 def _sorted(content: Content) -> Content:
-    return {name: sorted(value.rows) if isinstance(value, Filled) else value for name, value in content.items()}
+    return {name: sorted(value.rows) if isinstance(value, FilledTable) else value for name, value in content.items()}
 
 
 def _content(lake: Lakehouse) -> Content:

@@ -1,4 +1,4 @@
-"""Checks the lakehouses of these tests after each test."""
+"""Fixtures that create lakehouses and check them after each test."""
 
 import pytest
 

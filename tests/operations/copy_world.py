@@ -26,7 +26,7 @@ Content = dict[str, list[int]]
 
 @dataclass
 class Clock:
-    """The clock of all storages in memory."""
+    """The clock of all memory storages."""
 
     now_ms: int = 1_700_000_000_000
 
@@ -36,7 +36,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Origin:
-    """The source and options of an exported lakehouse; ``version`` is its last version that an export created."""
+    """The source and options of an exported lakehouse; ``version`` is the last version that an export created in it."""
 
     root: str
     level: str
@@ -48,7 +48,7 @@ class Origin:
 class Copy:
     """One lakehouse: the content of each version, and the roots whose files it needs.
 
-    ``exports`` are the levels of its exports by name.
+    ``exports`` maps the name of each export to its level.
     """
 
     root: str
@@ -67,18 +67,18 @@ class Copy:
 
 @dataclass(frozen=True)
 class Scan:
-    """The rows of a table, and every file that was read for them: storage, path and bytes."""
+    """The rows of a table, and the bytes of each file that the scan read, by storage root and path."""
 
     rows: list[int]
-    read: dict[tuple[str, str], bytes]
+    files: dict[tuple[str, str], bytes]
 
     def is_valid(self) -> bool:
-        """Whether all these files are unchanged, so that a scan would return the same rows."""
-        return all(_bytes_at(*file) is data for file, data in self.read.items())
+        """Whether all files are unchanged, so that a new scan would return the same rows."""
+        return all(_bytes_at(*file) is data for file, data in self.files.items())
 
 
 class Recorder:
-    """Record the files that storages in memory read, from ``begin`` to ``end``."""
+    """Record the files that are read from memory storages between ``begin`` and ``end``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self._read: dict[tuple[str, str], bytes] | None = None
@@ -110,15 +110,15 @@ class CopyWorld:
         self.clock = clock
         self.name = f"memory://copies-{seed}"
         self.next_row = 0
-        self.n_made = 0
+        self.n_roots = 0
         self.journal: list[str] = []
         first = Copy(self._new_root(), {0: {}})
         Lakehouse.create(first.root, txn_ttl_millis=60_000)
         self.copies = [first]
-        self._namespace(first)
+        self._create_namespace(first)
 
     def close(self) -> None:
-        for number in range(self.n_made):
+        for number in range(self.n_roots):
             drop_memory_root(f"{self.name}-{number}/")
 
     def step(self) -> None:
@@ -157,7 +157,7 @@ class CopyWorld:
             for version in sorted(_live(copy.open()) & copy.versions.keys()):
                 self._check(copy, version)
             report = operations.verify(copy.open(), deep=True)
-            # Lakehouses that were moved but not relocated, and orphans, are expected.
+            # Findings about orphans, and about lakehouses that were moved but not relocated, are expected.
             findings = [
                 finding
                 for finding in report.findings
@@ -168,13 +168,13 @@ class CopyWorld:
     def _check(self, copy: Copy, version: int) -> None:
         catalog = catalog_at(copy.open(), version)
         names = catalog.list_tables("n") if catalog.namespace_exists("n") else []
-        results = {name[1]: self._rows(copy, version, catalog.load_table(name)) for name in names}
-        assert results == copy.versions[version], f"version {version} of {copy.root} after {self.journal}"
+        content = {name[1]: self._rows(copy, version, catalog.load_table(name)) for name in names}
+        assert content == copy.versions[version], f"version {version} of {copy.root} after {self.journal}"
 
     def _rows(self, copy: Copy, version: int, table: Table) -> list[int]:
-        """Scan a table, unless it was scanned before and nothing that it read has changed or gone since.
+        """Scan a table, or return the rows of an earlier scan if all files that it read are unchanged.
 
-        A catalog caches what it read of a table, so the scan uses another catalog.
+        The scan uses another catalog, because a catalog caches the files that it read.
         """
         metadata_file = (copy.root, table.metadata_location)
         scan = self._scans.get(metadata_file)
@@ -187,10 +187,10 @@ class CopyWorld:
 
     # Steps of users
 
-    def _namespace(self, copy: Copy) -> None:
+    def _create_namespace(self, copy: Copy) -> None:
         with copy.open().transaction() as txn:
             txn.create_namespace("n")
-        self._note(copy, {})
+        self._record_versions(copy, {})
 
     def _write(self, copy: Copy) -> None:
         table = self.rng.choice(TABLES)
@@ -200,40 +200,42 @@ class CopyWorld:
         catalog = catalog_at(copy.open())
         if table not in content:
             catalog.create_table(("n", table), SCHEMA)
-            self._note(copy, {**content, table: []})
+            self._record_versions(copy, {**content, table: []})
             content = {**content, table: []}
         data = pa.table({"id": rows}, SCHEMA)
         if self.rng.random() < 0.3:
-            catalog.load_table(("n", table)).overwrite(data)  # at most one version that deletes and one that appends
-            self._note(copy, {**content, table: rows}, contents=[{**content, table: []}, {**content, table: rows}])
+            catalog.load_table(("n", table)).overwrite(data)  # commits up to two versions: a delete and an append
+            self._record_versions(
+                copy, {**content, table: rows}, contents=[{**content, table: []}, {**content, table: rows}]
+            )
         else:
             catalog.load_table(("n", table)).append(data)
-            self._note(copy, {**content, table: [*content[table], *rows]})
+            self._record_versions(copy, {**content, table: [*content[table], *rows]})
 
     def _drop_table(self, copy: Copy) -> None:
         content = self._latest(copy)
         if content:
             table = self.rng.choice(sorted(content))
             catalog_at(copy.open()).drop_table(("n", table))
-            self._note(copy, {name: rows for name, rows in content.items() if name != table})
+            self._record_versions(copy, {name: rows for name, rows in content.items() if name != table})
 
     def _roll_back(self, copy: Copy) -> None:
         version = self.rng.choice(sorted(_live(copy.open()) & copy.versions.keys()))
         if "n" in copy.open().snapshot(version).namespaces():
             operations.rollback(copy.open(), version)
-            self._note(copy, copy.versions[version])
+            self._record_versions(copy, copy.versions[version])
 
     def _compact_nodes(self, copy: Copy) -> None:
         operations.compact(copy.open())
-        self._note(copy, self._latest(copy))
+        self._record_versions(copy, self._latest(copy))
 
     def _compact_tables(self, copy: Copy) -> None:
         operations.plan_compact_tables(copy.open()).execute()
-        self._note(copy, self._latest(copy))
+        self._record_versions(copy, self._latest(copy))
 
     def _trim(self, copy: Copy) -> None:
         operations.plan_trim_tables(copy.open(), keeping(1)).execute()
-        self._note(copy, self._latest(copy))
+        self._record_versions(copy, self._latest(copy))
 
     def _expire_and_purge(self, copy: Copy) -> None:
         lake = copy.open()
@@ -241,7 +243,7 @@ class CopyWorld:
         operations.plan_expiration(lake, keeping(1)).execute()
         self.clock.later(DAY_MS)
         operations.plan_purge(lake).execute()
-        self._note(copy, self._latest(copy))
+        self._record_versions(copy, self._latest(copy))
         copy.versions = {version: copy.versions[version] for version in _live(lake) & copy.versions.keys()}
 
     def _expire_and_undelete(self, copy: Copy) -> None:
@@ -251,16 +253,16 @@ class CopyWorld:
         expired = sorted(info.version for info in lake.history() if info.state == "expired")
         if expired:
             operations.undelete(lake, ",".join(map(str, expired)))
-        self._note(copy, self._latest(copy))
+        self._record_versions(copy, self._latest(copy))
 
     def _remove_orphans(self, copy: Copy) -> None:
         self.clock.later(DAY_MS)
         operations.plan_orphan_removal(copy.open()).execute()
-        self._note(copy, self._latest(copy))
+        self._record_versions(copy, self._latest(copy))
 
     def _relocate(self, copy: Copy) -> None:
         operations.plan_relocation(copy.open()).execute()
-        self._note(copy, self._latest(copy))
+        self._record_versions(copy, self._latest(copy))
 
     # Steps that create copies
 
@@ -268,45 +270,45 @@ class CopyWorld:
         level, definitions = self.rng.choice(
             [("minimal", False), ("partial", False), ("partial", True), ("full", False)]
         )
-        name = f"e{self.n_made}"
+        name = f"e{self.n_roots}"
         version = self.rng.choice(sorted(_live(copy.open()) & copy.versions.keys()))
         target = self._new_root()
         plan = operations.plan_export(copy.open(), name, level, version=version, target=target, definitions=definitions)
         plan.execute()
         self.journal.append(f"  {level} of version {version} to {target}")
-        self._note(copy, self._latest(copy))
+        self._record_versions(copy, self._latest(copy))
         copy.exports[name] = level
         needs = frozenset() if level == "full" else copy.needs | {copy.root}
         origin = Origin(copy.root, level, definitions, 0)
         copy_at_target = Copy(target, {0: copy.versions[version]}, needs, origin=origin)
         self.copies.append(copy_at_target)
         if "n" not in copy_at_target.open().snapshot().namespaces():
-            self._namespace(copy_at_target)
+            self._create_namespace(copy_at_target)
 
     def _export_again(self, copy: Copy) -> None:
         """Export into a lakehouse that an export created and that has had no other commits since."""
-        made = [
-            other
-            for other in self.copies
-            if other.origin and other.origin.root == copy.root and other.origin.version == max(other.versions)
+        targets = [
+            target
+            for target in self.copies
+            if target.origin and target.origin.root == copy.root and target.origin.version == max(target.versions)
         ]
-        if not made:
+        if not targets:
             return
-        other = self.rng.choice(made)
-        assert other.origin is not None
-        level, name = other.origin.level, f"again{self.next_row}-{len(self.journal)}"
+        target = self.rng.choice(targets)
+        assert target.origin is not None
+        level, name = target.origin.level, f"again{self.next_row}-{len(self.journal)}"
         version = self.rng.choice(sorted(_live(copy.open()) & copy.versions.keys()))
         if "n" not in copy.open().snapshot(version).namespaces():
             return
         plan = operations.plan_export(
-            copy.open(), name, level, version=version, target=other.root, definitions=other.origin.definitions
+            copy.open(), name, level, version=version, target=target.root, definitions=target.origin.definitions
         )
         plan.execute()
-        self.journal.append(f"  {level} of version {version} to {other.root} once more")
-        self._note(copy, self._latest(copy))
+        self.journal.append(f"  {level} of version {version} to {target.root} again")
+        self._record_versions(copy, self._latest(copy))
         copy.exports[name] = level
-        self._note(other, copy.versions[version])
-        other.origin = replace(other.origin, version=max(other.versions))
+        self._record_versions(target, copy.versions[version])
+        target.origin = replace(target.origin, version=max(target.versions))
 
     def _drop_export(self, copy: Copy) -> None:
         """Drop an export, unless another lakehouse needs its files."""
@@ -317,7 +319,7 @@ class CopyWorld:
             operations.drop_export(copy.open(), name)
             self.journal.append(f"  {name}")
             del copy.exports[name]
-            self._note(copy, self._latest(copy))
+            self._record_versions(copy, self._latest(copy))
 
     def _copy_files(self, copy: Copy) -> None:
         root = self._new_root()
@@ -338,14 +340,14 @@ class CopyWorld:
     # Helpers
 
     def _new_root(self) -> str:
-        self.n_made += 1
-        return f"{self.name}-{self.n_made - 1}/"
+        self.n_roots += 1
+        return f"{self.name}-{self.n_roots - 1}/"
 
     def _latest(self, copy: Copy) -> Content:
         return copy.versions[max(copy.versions)]
 
-    def _note(self, copy: Copy, content: Content, contents: list[Content] | None = None) -> None:
-        """Record the content of the versions that a step created: all the same, or one by one from ``contents``."""
+    def _record_versions(self, copy: Copy, content: Content, contents: list[Content] | None = None) -> None:
+        """Record the content of the versions that a step created: ``content`` for all, or the items of ``contents``."""
         latest = copy.open().latest_version()
         new = range(max(copy.versions) + 1, latest + 1)
         contents = contents[-len(new) :] if contents and new else [content] * len(new)

@@ -32,12 +32,12 @@ def vector_blob(*positions: int) -> bytes:
 
 
 def puffin(*blobs: tuple[str, bytes]) -> tuple[bytes, list[int]]:
-    """Return a Puffin file of deletion vectors, given with their data files, and the offsets of the blobs."""
-    body, starts, listed = _MAGIC, [], []
+    """Return a Puffin file of (data file, deletion vector) pairs, and the offsets of its blobs."""
+    body, offsets, entries = _MAGIC, [], []
     for data_file, blob in blobs:
-        starts.append(len(body))
+        offsets.append(len(body))
         properties = {"referenced-data-file": data_file, "cardinality": "1"}
-        listed.append(
+        entries.append(
             {
                 "type": "deletion-vector-v1",
                 "fields": [2147483546],
@@ -49,13 +49,13 @@ def puffin(*blobs: tuple[str, bytes]) -> tuple[bytes, list[int]]:
             }
         )
         body += blob
-    footer = json.dumps({"blobs": listed, "properties": {}}).encode()
-    return body + _MAGIC + footer + struct.pack("<i", len(footer)) + bytes(4) + _MAGIC, starts
+    footer = json.dumps({"blobs": entries, "properties": {}}).encode()
+    return body + _MAGIC + footer + struct.pack("<i", len(footer)) + bytes(4) + _MAGIC, offsets
 
 
 @dataclass(frozen=True)
 class FormatV3Table:
-    """A table ``ns.<name>`` of format version 3; paths are relative to the root."""
+    """A table ``ns.<name>`` of format version 3; paths are relative to the lakehouse's root."""
 
     lake: Lakehouse
     name: str
@@ -68,7 +68,7 @@ class FormatV3Table:
         return catalog_at(self.lake).load_table(("ns", self.name))
 
     def ids(self, version: int | str | None = None) -> list[int]:
-        """Return the ids that a reader sees."""
+        """Return the ids of the rows that a reader sees."""
         with catalog_at(self.lake, version) as catalog:
             result = catalog.load_table(("ns", self.name)).scan().to_arrow()["id"].to_pylist()
         return sorted(result)
@@ -77,14 +77,14 @@ class FormatV3Table:
 def make_format_v3_table(lake: Lakehouse, name: str, *, with_vectors: bool) -> FormatV3Table:
     """Append twice to a managed table, then upgrade it to version 3 and delete the first row of each append.
 
-    Without vectors it only has row lineage. The rows of each append are 1, 2 and 3.
+    Without vectors, no row is deleted and the table only has row lineage. Each append adds the rows 1, 2 and 3.
     """
     append_rows(lake, f"ns.{name}")
     append_rows(lake, f"ns.{name}")
-    return _Writing(lake, name).commit(with_vectors=with_vectors)
+    return _FormatV3Writer(lake, name).commit(with_vectors=with_vectors)
 
 
-class _Writing:
+class _FormatV3Writer:
     def __init__(self, lake: Lakehouse, name: str):
         self.lake = lake
         self.name = name
@@ -92,11 +92,11 @@ class _Writing:
         self.prefix = f"tables/{self.definition.id}/"
         path = self.definition.format_properties[METADATA_LOCATION]
         self.metadata: dict[str, Any] = json.loads(lake.storage.read(path))
-        self.shot = self.metadata["snapshots"][-1]
-        self.snapshot_id = self.shot["snapshot-id"] + 1
+        self.snapshot = self.metadata["snapshots"][-1]
+        self.snapshot_id = self.snapshot["snapshot-id"] + 1
 
     def commit(self, *, with_vectors: bool) -> FormatV3Table:
-        schema, manifests, header = self._read(self.shot["manifest-list"])
+        schema, manifests, header = self._read(self.snapshot["manifest-list"])
         schema["fields"].append({"name": "first_row_id", "type": _NULL_LONG, "default": None, "field-id": 520})
         for number, manifest in enumerate(manifests):
             manifest["first_row_id"] = 3 * number
@@ -116,18 +116,18 @@ class _Writing:
         return {
             "format-version": "3",
             "snapshot-id": str(self.snapshot_id),
-            "parent-snapshot-id": str(self.shot["snapshot-id"]),
+            "parent-snapshot-id": str(self.snapshot["snapshot-id"]),
             "sequence-number": str(self.metadata["last-sequence-number"] + 1),
         }
 
     def _add_vectors(self, manifests: list[dict[str, Any]]) -> str:
-        """Write vectors of all data files into one file, and a manifest of them."""
+        """Write a Puffin file with a vector for each data file, and a manifest that lists the vectors."""
         entries: list[dict[str, Any]] = []
         for manifest in manifests:
             schema, records, header = self._read(manifest["manifest_path"])
             entries += records
         data_files = [entry["data_file"]["file_path"] for entry in entries]
-        data, starts = puffin(*((path, vector_blob(0)) for path in data_files))
+        data, offsets = puffin(*((path, vector_blob(0)) for path in data_files))
         path = f"{self.prefix}data/{uuid.uuid4()}.puffin"
         self.lake.storage.create(path, data)
         fields = next(field for field in schema["fields"] if field["name"] == "data_file")["type"]["fields"]
@@ -138,7 +138,7 @@ class _Writing:
             {"name": "content_size_in_bytes", "type": _NULL_LONG, "default": None, "field-id": 145},
         ]
         vectors = []
-        for data_file, start in zip(data_files, starts, strict=True):
+        for data_file, offset in zip(data_files, offsets, strict=True):
             file = {
                 **dict.fromkeys(entries[0]["data_file"]),
                 "content": 1,
@@ -148,19 +148,19 @@ class _Writing:
                 "record_count": 1,
                 "file_size_in_bytes": len(data),
                 "referenced_data_file": data_file,
-                "content_offset": start,
+                "content_offset": offset,
                 "content_size_in_bytes": len(vector_blob(0)),
             }
             vectors.append({**entries[0], "status": 1, "snapshot_id": self.snapshot_id, "data_file": file})
             vectors[-1] |= {"sequence_number": None, "file_sequence_number": None}
         manifest_path = f"{self.prefix}metadata/{uuid.uuid4()}-m1.avro"
         header = {**header, "content": "deletes", "format-version": "3"}
-        size = self._write(manifest_path, schema, vectors, header)
+        size_bytes = self._write(manifest_path, schema, vectors, header)
         manifests.append(
             {
                 **manifests[0],
                 "manifest_path": self.lake.root + manifest_path,
-                "manifest_length": size,
+                "manifest_length": size_bytes,
                 "content": 1,
                 "sequence_number": self.metadata["last-sequence-number"] + 1,
                 "min_sequence_number": self.metadata["last-sequence-number"] + 1,
@@ -178,12 +178,12 @@ class _Writing:
 
     def _write_metadata(self, list_path: str) -> str:
         sequence_number = self.metadata["last-sequence-number"] + 1
-        shot = {
-            **self.shot,
+        snapshot = {
+            **self.snapshot,
             "snapshot-id": self.snapshot_id,
-            "parent-snapshot-id": self.shot["snapshot-id"],
+            "parent-snapshot-id": self.snapshot["snapshot-id"],
             "sequence-number": sequence_number,
-            "timestamp-ms": self.shot["timestamp-ms"] + 1,
+            "timestamp-ms": self.snapshot["timestamp-ms"] + 1,
             "manifest-list": self.lake.root + list_path,
             "first-row-id": 6,
             "added-rows": 0,
@@ -195,14 +195,14 @@ class _Writing:
             "next-row-id": 6,
             "encryption-keys": [{"key-id": "k", "encrypted-key-metadata": "AA==", "properties": {}}],
             "last-sequence-number": sequence_number,
-            "last-updated-ms": shot["timestamp-ms"],
+            "last-updated-ms": snapshot["timestamp-ms"],
             "current-snapshot-id": self.snapshot_id,
-            "snapshots": [*self.metadata["snapshots"], shot],
+            "snapshots": [*self.metadata["snapshots"], snapshot],
             "refs": {"main": {"snapshot-id": self.snapshot_id, "type": "branch"}},
         }
         metadata_json["snapshot-log"] = [
             *self.metadata["snapshot-log"],
-            {"snapshot-id": self.snapshot_id, "timestamp-ms": shot["timestamp-ms"]},
+            {"snapshot-id": self.snapshot_id, "timestamp-ms": snapshot["timestamp-ms"]},
         ]
         path = f"{self.prefix}metadata/00099-{uuid.uuid4()}.metadata.json"
         self.lake.storage.create(path, json.dumps(metadata_json).encode())

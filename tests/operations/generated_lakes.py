@@ -1,4 +1,4 @@
-"""Random lakehouses, and the kinds of their files."""
+"""Random lakehouses, and lists of their nodes and definitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = "memory://generated/"
 
 
 def random_step(lake: Lakehouse, rng: random.Random) -> None:
-    """Run a random operation, which leaves the lakehouse intact."""
+    """Run a random operation that leaves the lakehouse intact."""
     snapshot = lake.snapshot()
     names = snapshot.namespaces()
     tables = [(ns, name) for ns in names for name in snapshot.tables(ns)]
@@ -51,7 +51,7 @@ def random_step(lake: Lakehouse, rng: random.Random) -> None:
 
 
 @functools.cache
-def generated(seed: int) -> dict[str, bytes]:
+def generated_files(seed: int) -> dict[str, bytes]:
     """Return path -> bytes of all files after a few random steps, with a managed table of two snapshots."""
     rng = random.Random(seed)
     order = rng.choice([3, 4, 5, 8])

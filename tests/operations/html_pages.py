@@ -13,13 +13,24 @@ from trinitylake_ops.operations.gc.unreached import ReclaimedFiles
 from trinitylake_ops.operations.retention import Verdict
 from trinitylake_ops.operations.version_records import VersionRecord
 
-VOID = {"meta", "br", "link", "img", "input", "hr"}
+VOID_ELEMENTS = {"meta", "br", "link", "img", "input", "hr"}
 #: Attributes that refer to other resources, which reports must not contain.
-REFERRING = {"src", "href", "xlink:href", "srcset", "action", "formaction", "poster", "data", "background", "ping"}
+RESOURCE_ATTRIBUTES = {
+    "src",
+    "href",
+    "xlink:href",
+    "srcset",
+    "action",
+    "formaction",
+    "poster",
+    "data",
+    "background",
+    "ping",
+}
 
 
 @dataclass
-class Parsed:
+class ParsedPage:
     """The content of a page: texts, elements with their attributes, and tables."""
 
     texts: list[str] = field(default_factory=list)
@@ -40,7 +51,7 @@ class Parsed:
                 is_drawing = "swatch" not in (attributes.get("class") or "")
             elif tag == "rect" and is_drawing:
                 counts[attributes["class"] or ""] += 1
-        del counts["ground-expiring"], counts["ground-expired"]  # elements of patterns
+        del counts["ground-expiring"], counts["ground-expired"]  # elements of fill patterns
         return counts
 
     def rows(self, *header: str) -> list[list[str]]:
@@ -49,22 +60,22 @@ class Parsed:
         return table[1:]
 
 
-class _Parser(HTMLParser):
-    """Asserts that elements are closed in order, and that the page refers to no other resource."""
+class _PageParser(HTMLParser):
+    """A parser that checks that elements are closed in order and that the page refers to no other resource."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.parsed = Parsed()
+        self.parsed = ParsedPage()
         self._open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = dict(attrs)
         assert len(attributes) == len(attrs), f"duplicate attribute: {attrs}"
-        assert not REFERRING & attributes.keys(), attrs
+        assert not RESOURCE_ATTRIBUTES & attributes.keys(), attrs
         assert not any(name.startswith("on") for name in attributes), attrs
         assert tag not in {"script", "iframe", "object", "embed", "link", "base", "form", "img", "a"}
         self.parsed.elements.append((tag, attributes))
-        if tag not in VOID:
+        if tag not in VOID_ELEMENTS:
             self._open.append(tag)
         if tag == "table":
             self.parsed.tables.append([])
@@ -90,13 +101,13 @@ class _Parser(HTMLParser):
         if {"td", "th"} & set(self._open):
             self.parsed.tables[-1][-1][-1] += data
 
-    def finish(self) -> Parsed:
+    def finish(self) -> ParsedPage:
         self.close()
         assert self._open == []
         return self.parsed
 
 
-def parse_page(page: str) -> Parsed:
+def parse_page(page: str) -> ParsedPage:
     """Parse a page, which must be well-formed and self-contained."""
     assert page.startswith("<!DOCTYPE html>\n")
     styles = "".join(re.findall(r"<style>(.*?)</style>", page, re.DOTALL))
@@ -104,7 +115,7 @@ def parse_page(page: str) -> Parsed:
     assert set(re.findall(r"url\(([^)]*)\)", styles)) in (set(), {"#hatch-expiring", "#hatch-expired"})
     assert "http:" not in page
     assert "https:" not in page
-    parser = _Parser()
+    parser = _PageParser()
     parser.feed(page)
     return parser.finish()
 
@@ -112,12 +123,12 @@ def parse_page(page: str) -> Parsed:
 def enlarge(plan: ExpirationPlan, versions: int) -> ExpirationPlan:
     """Return a plan with many versions over 90 days, of which the first fifth is purged and the first half expires.
 
-    Some are rollbacks or versions of other programs. Expired versions reclaim some bytes each.
+    Some versions are rollbacks or were committed by other programs. Each expiring version reclaims some bytes.
     """
-    chance = random.Random(versions)
+    rng = random.Random(versions)
     spacing_ms = 90 * 86_400_000 // versions
     records, verdicts = [], []
-    sizes: dict[str, int] = {}
+    sizes_bytes: dict[str, int] = {}
     writers: dict[str, int] = {}
     for version in range(versions):
         is_purged = version < versions // 5
@@ -130,17 +141,17 @@ def enlarge(plan: ExpirationPlan, versions: int) -> ExpirationPlan:
                 message=f"publish {version:,}",
                 commit_id=None if version % max(3, versions // 7) == 2 else f"commit {version}",
                 rollback_from=rollback_from,
-                rollback_to=None if rollback_from is None else chance.randrange(version),
+                rollback_to=None if rollback_from is None else rng.randrange(version),
                 is_sealed=is_purged,
             )
         )
         if not is_purged:
-            expires = version < versions // 2
-            verdicts.append(Verdict(version=version, expires=expires, reason="superseded 9 d 2 h ago, and so on"))
-            if expires:
-                sizes[f"file-{version}"] = chance.randrange(1, 10_000)
+            is_expiring = version < versions // 2
+            verdicts.append(Verdict(version=version, expires=is_expiring, reason="superseded 9 d 2 h ago, and so on"))
+            if is_expiring:
+                sizes_bytes[f"file-{version}"] = rng.randrange(1, 10_000)
                 writers[f"file-{version}"] = version
-    freed = ReclaimedFiles(sizes, dict.fromkeys(sizes, "data"), writers)
+    freed = ReclaimedFiles(sizes_bytes, dict.fromkeys(sizes_bytes, "data"), writers)
     return replace(
         plan,
         base_version=versions - 1,

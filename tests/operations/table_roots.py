@@ -1,4 +1,4 @@
-"""Lakehouses whose tables are below a table root with the same simulated clock."""
+"""Lakehouses with table roots, whose storages share a simulated clock."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from trinitylake_ops.storage import Storage, open_storage
 NEW_ID = "00000000-0000-4000-8000-00000000000a"
 
 
-class _SameClock(AgingStorage):
-    """Use the clock of another storage."""
+class _SharedClockStorage(AgingStorage):
+    """A storage that uses the clock of another storage."""
 
     def __init__(self, inner: Storage, clock: AgingStorage, written_ms: dict[str, int]):
         self._clock = clock
@@ -58,8 +58,12 @@ class TableRoots:
         return self.aging(self.lakes.storage(name), table_root=table_root)
 
     def aging(self, storage: Storage, options: Mapping[str, str] | None = None, **fields: Any) -> Aging:
-        first = self.clocks[0] if self.clocks else None
-        clock = AgingStorage(storage, storage.now_ms()) if first is None else _SameClock(storage, first, {})
+        shared_clock = self.clocks[0] if self.clocks else None
+        clock = (
+            AgingStorage(storage, storage.now_ms())
+            if shared_clock is None
+            else _SharedClockStorage(storage, shared_clock, {})
+        )
         self.clocks.append(clock)
         return Aging(Lakehouse.create(storage.root, options, storage=clock, **fields), clock)
 
@@ -70,15 +74,15 @@ def table_roots(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> TableRoots:
     factory = TableRoots(lakes, [])
     written_ms: dict[str, dict[str, int]] = {}
 
-    def opened(root: str, options: Mapping[str, str] | None = None) -> Storage:
-        return _SameClock(open_storage(root, options), factory.clocks[0], written_ms.setdefault(root, {}))
+    def open_with_shared_clock(root: str, options: Mapping[str, str] | None = None) -> Storage:
+        return _SharedClockStorage(open_storage(root, options), factory.clocks[0], written_ms.setdefault(root, {}))
 
-    monkeypatch.setattr(external_files, "open_storage", opened)
+    monkeypatch.setattr(external_files, "open_storage", open_with_shared_clock)
     return factory
 
 
 def put_orphans(aging: Aging, root: str) -> set[str]:
-    """Create the files that killed writers leave: a table file, and a table without any version. Return their paths."""
+    """Create files as a killed writer leaves them, in a table and in a new table. Return their paths."""
     table_id = aging.lake.snapshot().table("ns", "t").id
     storage = aging.lake.external_storages.storage_of(FileAddress(root, ""))
     claim_folder(storage, NEW_ID, aging.lake.snapshot().definition.id)
@@ -89,7 +93,7 @@ def put_orphans(aging: Aging, root: str) -> set[str]:
 
 
 def paths_under(table_root: str) -> set[str]:
-    """Return the paths of all files under a table root in this process's memory or on this machine."""
+    """Return the paths of all files under a table root in memory or on the local disk."""
     return listed(open_storage(table_root))
 
 
@@ -98,7 +102,7 @@ def needed_paths(lake: Lakehouse, table_root: str) -> set[str]:
     base = lake.snapshot()
     io = reading_io(lake)
     tables = [base.table(namespace, name) for namespace in base.namespaces() for name in base.tables(namespace)]
-    results = {file.location for table in tables for file in files_of(table, io) if file.live}
-    results |= {f"{table_root}{owner_path(table.id)}" for table in tables}
+    uris = {file.location for table in tables for file in files_of(table, io) if file.live}
+    uris |= {f"{table_root}{owner_path(table.id)}" for table in tables}
     user_path = TableUser(base.definition.id, lake.root).path
-    return {uri.removeprefix(table_root) for uri in results if uri.startswith(table_root)} | {user_path}
+    return {uri.removeprefix(table_root) for uri in uris if uri.startswith(table_root)} | {user_path}

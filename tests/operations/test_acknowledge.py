@@ -1,4 +1,4 @@
-"""Roots with inconsistent times or predecessors can be acknowledged, and are then reported as past."""
+"""Versions with an inconsistent time or predecessor can be acknowledged; ``verify`` then reports them as "past"."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from trinitylake_ops.operations.gc.listing import ACKNOWLEDGED
 from trinitylake_ops.reports import verification_page
 
 
-def literal_root(lake: Lakehouse, to: int) -> int:
-    """Commit an old version like a program that keeps its time and predecessor."""
+def commit_with_old_time(lake: Lakehouse, to: int) -> int:
+    """Commit the content of an old version with its time and predecessor, as a faulty program may do."""
     latest, target = lake.snapshot(), lake.snapshot(to)
     system = {**target.root.system, "rollback_from_root": latest.location}
     system.pop(COMMIT_ID, None)
@@ -32,18 +32,18 @@ def literal_root(lake: Lakehouse, to: int) -> int:
 def findings_of(lake: Lakehouse) -> set[tuple[str, str, int | None]]:
     report = operations.verify(Lakehouse(lake.storage))
     assert verification_page(report, 0)
-    chain = {"chain-broken", "time-not-rising"}
-    return {(finding.severity, finding.code, finding.version) for finding in report.findings if finding.code in chain}
+    codes = {"chain-broken", "time-not-rising"}
+    return {(finding.severity, finding.code, finding.version) for finding in report.findings if finding.code in codes}
 
 
-def copied_root(lake: Lakehouse, to: int) -> int:
-    """Commit an old version by copying its file, including checksums."""
+def commit_copied_root(lake: Lakehouse, to: int) -> int:
+    """Commit a copy of an old root file, including its checksums."""
     return ForeignLake(lake.storage).rollback_by_copy(to)
 
 
-@pytest.fixture(params=[literal_root, copied_root])
-def literal(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Lakehouse, int]:
-    lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})  # not checked for increasing times
+@pytest.fixture(params=[commit_with_old_time, commit_copied_root])
+def lake_with_faulty_version(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Lakehouse, int]:
+    lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})  # the fixture would check that times increase
     create(lake, "a")
     create(lake, "b")
     version = request.param(lake, 1)
@@ -51,8 +51,8 @@ def literal(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Lakehouse, 
     return lake, version
 
 
-def test_acknowledged_version_is_reported_as_past(literal: tuple[Lakehouse, int]) -> None:
-    lake, version = literal
+def test_acknowledged_version_is_reported_as_past(lake_with_faulty_version: tuple[Lakehouse, int]) -> None:
+    lake, version = lake_with_faulty_version
     assert findings_of(lake) == {("error", "chain-broken", version), ("error", "time-not-rising", version)}
     assert not operations.verify(lake).is_clean
     report = operations.reconcile(lake, acknowledge=str(version))
@@ -61,60 +61,64 @@ def test_acknowledged_version_is_reported_as_past(literal: tuple[Lakehouse, int]
     verified = operations.verify(lake)
     assert verified.is_clean
     assert operations.plan_repair(lake, verified).remaining == ()
-    assert operations.reconcile(lake, acknowledge=str(version)).version is None, "it is recorded already"
-    another = literal_root(lake, 1)
-    operations.reconcile(lake, acknowledge=str(another))
-    assert lake.snapshot().definition.properties[ACKNOWLEDGED] == f"{version},{another}"
+    assert operations.reconcile(lake, acknowledge=str(version)).version is None, "already acknowledged"
+    second_version = commit_with_old_time(lake, 1)
+    operations.reconcile(lake, acknowledge=str(second_version))
+    assert lake.snapshot().definition.properties[ACKNOWLEDGED] == f"{version},{second_version}"
 
 
-def test_sealed_version_is_reported_as_past(literal: tuple[Lakehouse, int]) -> None:
-    lake, version = literal
+def test_sealed_version_is_reported_as_past(lake_with_faulty_version: tuple[Lakehouse, int]) -> None:
+    lake, version = lake_with_faulty_version
     seal(lake, version)
     assert {severity for severity, _, _ in findings_of(lake)} == {"past"}
 
 
 @pytest.mark.parametrize("versions", ["0", "1-2", "999", "x", "-1", "0-4294967295", ","])
-def test_only_faulty_versions_can_be_acknowledged(literal: tuple[Lakehouse, int], versions: str) -> None:
-    lake, _ = literal
+def test_only_faulty_versions_can_be_acknowledged(
+    lake_with_faulty_version: tuple[Lakehouse, int], versions: str
+) -> None:
+    lake, _ = lake_with_faulty_version
     latest = lake.latest_version()
     with pytest.raises(InvalidInputError):
         operations.reconcile(lake, acknowledge=versions)
     assert lake.latest_version() == latest
 
 
-def test_external_export_does_not_copy_acknowledgements(literal: tuple[Lakehouse, int]) -> None:
-    lake, version = literal
+def test_external_export_does_not_copy_acknowledgements(lake_with_faulty_version: tuple[Lakehouse, int]) -> None:
+    lake, version = lake_with_faulty_version
     operations.reconcile(lake, acknowledge=str(version))
     target = f"{lake.root.rstrip('/')}-target/"
     operations.plan_export(lake, "copy", target=target, level="full").execute()
     assert ACKNOWLEDGED not in Lakehouse.open(target).snapshot().definition.properties
 
 
-def test_sealed_version_with_any_time_is_reported_as_past(literal: tuple[Lakehouse, int]) -> None:
-    """This includes times in the future. Such a time of a live version remains a warning."""
-    lake, version = literal
+def test_sealed_version_with_any_time_is_reported_as_past(lake_with_faulty_version: tuple[Lakehouse, int]) -> None:
+    """A time in the future is a warning while the version is live."""
+    lake, version = lake_with_faulty_version
     ahead_ms = lake.storage.now_ms() + 10**9
-    for later in (version, version + 1):
-        path = root_path(later)
+    for number in (version, version + 1):
+        path = root_path(number)
         node = decode_node(lake.storage.read(path), path)
-        node.system = {**node.system, CREATED_AT_MILLIS: str(ahead_ms + later)}
+        node.system = {**node.system, CREATED_AT_MILLIS: str(ahead_ms + number)}
         lake.storage.write(path, encode_node(node, order=128))
 
-    def future() -> list[tuple[str, int | None]]:
+    def findings_about_future_times() -> list[tuple[str, int | None]]:
         report = operations.verify(Lakehouse(lake.storage))
         return [(finding.severity, finding.version) for finding in report.findings if finding.code == "time-in-future"]
 
-    assert future() == [("warning", version)]
+    assert findings_about_future_times() == [("warning", version)]
     seal(lake, version)
-    assert future() == [("past", version), ("warning", version + 1)]
+    assert findings_about_future_times() == [("past", version), ("warning", version + 1)]
 
 
-def test_current_faults_are_not_reported_as_past(literal: tuple[Lakehouse, int]) -> None:
-    """An unreadable root of a purged version is reported, because readers need it to find the latest version."""
-    lake, version = literal
+def test_current_faults_are_not_reported_as_past(lake_with_faulty_version: tuple[Lakehouse, int]) -> None:
+    """An unreadable root of a purged version is reported, because readers need all roots to find the latest version."""
+    lake, version = lake_with_faulty_version
     seal(lake, version)
     lake.storage.write(root_path(version), b"flipped")
     report = operations.verify(Lakehouse(lake.storage))
-    assert ("error", "root-corrupt", version) in {(f.severity, f.code, f.version) for f in report.findings}
+    assert ("error", "root-corrupt", version) in {
+        (finding.severity, finding.code, finding.version) for finding in report.findings
+    }
     with pytest.raises(CorruptFileError):
         operations.reconcile(lake, acknowledge=str(version))

@@ -1,4 +1,4 @@
-"""The chart of versions: each version is shown once, and texts do not overlap."""
+"""The chart of versions: each version is shown once, and labels do not overlap."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from trinitylake_ops.reports.timeline import VersionState, timeline
     states=st.lists(st.booleans(), min_size=1, max_size=2_000),
     spacing_ms=st.sampled_from([0, 1, 1_000, 60_000, 3_600_000, 86_400_000, 40 * 86_400_000]),
 )
-def test_chart_shows_every_version_once_without_overlapping_texts(
+def test_chart_shows_every_version_once_without_overlapping_labels(
     first: int, states: list[bool], spacing_ms: int
 ) -> None:
     records = [
-        VersionRecord(version=first + at, created_at_ms=at * spacing_ms, commit_id=str(at), is_sealed=sealed)
-        for at, sealed in enumerate(states)
+        VersionRecord(
+            version=first + index, created_at_ms=index * spacing_ms, commit_id=str(index), is_sealed=is_sealed
+        )
+        for index, is_sealed in enumerate(states)
     ]
     versions = timeline(records, None)
     chart = draw(versions, bytes_by_version={first: 7, first + len(states) - 1: 3})
@@ -52,7 +54,8 @@ def _box(tick: charts.Tick) -> tuple[float, float]:
 
 def test_every_state_is_visible_in_bars_of_many_versions() -> None:
     records = [
-        VersionRecord(version=at, created_at_ms=at, commit_id=str(at), is_readable=at != 19_000) for at in range(20_000)
+        VersionRecord(version=index, created_at_ms=index, commit_id=str(index), is_readable=index != 19_000)
+        for index in range(20_000)
     ]
     chart = draw(timeline(records, None), findings_by_version={19_000: 3})
     heights = {segment.state: segment.height for bar in chart.bars for segment in bar.segments}
@@ -62,7 +65,7 @@ def test_every_state_is_visible_in_bars_of_many_versions() -> None:
     assert mark.title == "versions 19,000 to 19,199: 3 findings"
 
 
-def test_ranges_times_and_texts_are_formatted() -> None:
+def test_ranges_ages_and_labels_are_formatted() -> None:
     assert ranges([5, 4, 3, 9]) == "9, 3–5"
     assert ranges(range(0, 40, 2)) == "38, 36, 34, 32, 30, 28, 26, 24 and 12 ranges more"
     assert [ago(seconds * 1000) for seconds in (0, 59, 60, 119, 120, 7_200, 172_800)] == [

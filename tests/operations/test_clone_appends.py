@@ -14,7 +14,7 @@ from trinitylake_ops.errors import CommitConflictError
 from trinitylake_ops.iceberg.catalog import catalog_at
 
 NAME = "feature"
-THREE = [1, 2, 3]
+INITIAL_ROWS = [1, 2, 3]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def clone(parent: Aging, lakes: Lakes) -> Lakehouse:
 
 
 def root_of(lakes: Lakes) -> str:
-    return lakes.named_root("clone")  # dropped at the end of the test
+    return lakes.named_root("clone")  # deleted at the end of the test
 
 
 def append(lake: Lakehouse, *ids: int) -> None:
@@ -59,14 +59,14 @@ def test_promotion_combines_appends_of_both_sides_once(parent: Aging, clone: Lak
     assert [(str(appends.name), len(appends.files), appends.rows) for appends in plan.appended] == [("ns.t", 2, 2)]
     assert plan.files == 2, "the data files of the clone"
     assert "2 files of the clone are appended" in str(plan.table())
-    assert rows(lake) == [*THREE, 10, 20, 21]
+    assert rows(lake) == [*INITIAL_ROWS, 10, 20, 21]
     assert len(catalog_at(lake).load_table("ns.t").history()) == 3  # one snapshot for the combined files
     assert promote(lake).is_empty
     # Later promotions combine only new files.
     append(clone, 22)
     append(lake, 11)
     assert [len(item.files) for item in promote(lake).appended] == [1]
-    assert rows(lake) == [*THREE, 10, 11, 20, 21, 22]
+    assert rows(lake) == [*INITIAL_ROWS, 10, 11, 20, 21, 22]
     # The refresh takes the parent's table, which contains all rows of the clone.
     assert refresh(lake).appended == ()
     assert rows(clone) == rows(lake)
@@ -75,7 +75,7 @@ def test_promotion_combines_appends_of_both_sides_once(parent: Aging, clone: Lak
         assert operations.verify(side, deep=True).is_clean
     operations.drop_clone(lake, NAME, delete_files=True)
     parent.clean_up()
-    assert rows(lake) == [*THREE, 10, 11, 20, 21, 22]
+    assert rows(lake) == [*INITIAL_ROWS, 10, 11, 20, 21, 22]
     assert operations.verify(lake, deep=True).is_clean
 
 
@@ -83,45 +83,45 @@ def test_refresh_combines_appends_of_both_sides_once(parent: Aging, clone: Lakeh
     lake = parent.lake
     append(lake, 10)
     append(clone, 20)
-    own = {path for path in files(clone) if path.endswith(".parquet")}
+    data_files = {path for path in files(clone) if path.endswith(".parquet")}
     plan = refresh(lake)
     assert [(len(appends.files), appends.rows) for appends in plan.appended] == [(1, 1)]
-    assert rows(clone) == [*THREE, 10, 20]
-    assert {path for path in files(clone) if path.endswith(".parquet")} == own, "no data file is copied"
-    assert rows(lake) == [*THREE, 10]
+    assert rows(clone) == [*INITIAL_ROWS, 10, 20]
+    assert {path for path in files(clone) if path.endswith(".parquet")} == data_files, "no data file is copied"
+    assert rows(lake) == [*INITIAL_ROWS, 10]
     append(clone, 21)
     before = [snapshot.snapshot_id for snapshot in catalog_at(lake).load_table("ns.t").history()]
     promote(lake)
     after = [entry.snapshot_id for entry in catalog_at(lake).load_table("ns.t").history()]
     assert after[: len(before)] == before, "the parent's history is kept"
-    assert rows(lake) == [*THREE, 10, 20, 21]
+    assert rows(lake) == [*INITIAL_ROWS, 10, 20, 21]
     append(lake, 11)
     append(clone, 22)
     refresh(lake)
     promote(lake)
-    assert rows(lake) == rows(clone) == [*THREE, 10, 11, 20, 21, 22]
+    assert rows(lake) == rows(clone) == [*INITIAL_ROWS, 10, 11, 20, 21, 22]
     for side in (lake, clone):
         assert operations.verify(side, deep=True).is_clean
 
 
-def test_plan_is_executed_as_shown_after_appends_in_parent(parent: Aging, clone: Lakehouse) -> None:
+def test_refresh_executes_shown_plan_after_appends_in_parent(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append(lake, 10)
     append(clone, 20)
     plan = operations.plan_refresh(lake, NAME)
     append(lake, 11)
     plan.execute()
-    assert rows(clone) == [*THREE, 10, 20]
+    assert rows(clone) == [*INITIAL_ROWS, 10, 20]
     refresh(lake)
-    assert rows(clone) == [*THREE, 10, 11, 20]
+    assert rows(clone) == [*INITIAL_ROWS, 10, 11, 20]
     append(clone, 21)
     append(lake, 12)
-    plan_2 = operations.plan_promotion(lake, NAME)
+    promotion = operations.plan_promotion(lake, NAME)
     append(lake, 13)
     with pytest.raises(CommitConflictError):
-        plan_2.execute()
+        promotion.execute()
     promote(lake)
-    assert rows(lake) == [*THREE, 10, 11, 12, 13, 20, 21]
+    assert rows(lake) == [*INITIAL_ROWS, 10, 11, 12, 13, 20, 21]
     for side in (lake, clone):
         assert operations.verify(side, deep=True).is_clean
 
@@ -134,7 +134,7 @@ def test_compaction_in_parent_does_not_conflict_with_appends(parent: Aging, clon
     operations.plan_compact_tables(lake, min_input_files=2).execute()
     append(clone, 21)
     promote(lake)
-    assert rows(lake) == [*THREE, 10, 20, 21]
+    assert rows(lake) == [*INITIAL_ROWS, 10, 20, 21]
     assert operations.verify(lake, deep=True).is_clean
 
 
@@ -188,8 +188,8 @@ def test_other_changes_conflict_with_appends(parent: Aging, clone: Lakehouse, ch
     append(ours, 10)
     CHANGES[change](ours)
     append(theirs, 20)
-    for planned in (operations.plan_promotion, operations.plan_refresh):
-        (conflict,) = planned(parent.lake, NAME).conflicts
+    for make_plan in (operations.plan_promotion, operations.plan_refresh):
+        (conflict,) = make_plan(parent.lake, NAME).conflicts
         assert conflict.name == "ns.t"
         assert REASONS[change].replace("SIDE", side) in conflict.reason
 
@@ -208,7 +208,7 @@ def test_rolled_back_table_conflicts_with_appends(aging: Aging, lakes: Lakes) ->
 
 
 def test_trim_does_not_hide_appends(aging: Aging, lakes: Lakes) -> None:
-    """The table was empty when it was cloned, so no common snapshot shows that some are missing."""
+    """The table was empty when it was cloned, so no common snapshot shows that some appends are missing."""
     lake = aging.lake
     catalog_at(lake).create_namespace_if_not_exists("ns")
     catalog_at(lake).create_table("ns.t", ROWS.schema)
@@ -227,7 +227,7 @@ def test_chosen_side_replaces_combined_appends(parent: Aging, clone: Lakehouse) 
     append(parent.lake, 10)
     append(clone, 20)
     operations.plan_promotion(parent.lake, NAME, theirs=["ns.t"]).execute()
-    assert rows(parent.lake) == [*THREE, 20]
+    assert rows(parent.lake) == [*INITIAL_ROWS, 20]
 
 
 def test_plan_lists_steps(parent: Aging, clone: Lakehouse) -> None:
@@ -237,7 +237,7 @@ def test_plan_lists_steps(parent: Aging, clone: Lakehouse) -> None:
     before = files(parent.lake), files(clone)
     promotion = [row[0] for row in operations.plan_promotion(parent.lake, NAME).steps().rows]
     assert promotion.count("copy") == 2, "a data file of each table"
-    assert promotion.count("rewrite") == 3, "manifest, list and metadata of the new table"
+    assert promotion.count("rewrite") == 3, "manifest, manifest list and metadata of the new table"
     assert promotion[-4:] == ["append", "added", "added", "changed"]
     steps = [row[0] for row in operations.plan_refresh(parent.lake, NAME).steps().rows]
     assert steps == ["keep", "append", "changed"]
@@ -253,11 +253,11 @@ def test_concurrent_refresh_and_promotion_add_each_row_once(parent: Aging, clone
     plans = [operations.plan_refresh(lake, NAME), operations.plan_promotion(lake, NAME)]
     for plan in plans if first == "refresh" else plans[::-1]:
         plan.execute()
-    assert rows(lake) == rows(clone) == [*THREE, 10, 20]
+    assert rows(lake) == rows(clone) == [*INITIAL_ROWS, 10, 20]
     append(clone, 21)
     for step in (promote, refresh, promote, refresh):
         step(lake)
-        assert rows(lake) == [*THREE, 10, 20, 21]
+        assert rows(lake) == [*INITIAL_ROWS, 10, 20, 21]
     assert rows(clone) == rows(lake)
     for side in (lake, clone):
         assert operations.verify(side, deep=True).is_clean
@@ -269,11 +269,11 @@ def test_append_between_refresh_and_promotion_is_a_conflict(parent: Aging, clone
     append(clone, 20)
     promotion = operations.plan_promotion(lake, NAME)
     append(clone, 21)
-    refreshed = operations.plan_refresh(lake, NAME)
+    refresh_plan = operations.plan_refresh(lake, NAME)
     promotion.execute()
-    assert rows(lake) == [*THREE, 10, 20]
-    refreshed.execute()
-    assert rows(clone) == [*THREE, 10, 20, 21]
+    assert rows(lake) == [*INITIAL_ROWS, 10, 20]
+    refresh_plan.execute()
+    assert rows(clone) == [*INITIAL_ROWS, 10, 20, 21]
     for plan in (operations.plan_promotion(lake, NAME), operations.plan_refresh(lake, NAME)):
         (conflict,) = plan.conflicts
         assert "refreshed and promoted at the same time" in conflict.reason
@@ -296,5 +296,5 @@ def test_refresh_record_gets_unused_name(parent: Aging, clone: Lakehouse, lakes:
     operations.drop_clone(lake, NAME, delete_files=True)
     parent.clean_up()
     assert [record.name for record in lake.snapshot().definition.exports] == [name]
-    assert rows(Lakehouse.open(other) if used_name == "clone" else lake) == [*THREE, 10]
+    assert rows(Lakehouse.open(other) if used_name == "clone" else lake) == [*INITIAL_ROWS, 10]
     assert operations.verify(lake, deep=True).is_clean

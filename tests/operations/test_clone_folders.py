@@ -49,24 +49,24 @@ def clone(lake: Lakehouse, folder: Path) -> Lakehouse:
 def test_clone_to_a_file_fails_before_it_is_recorded(lake: Lakehouse, folder: Path, below: str) -> None:
     folder.write_bytes(b"a file")
     before = lake.latest_version()
-    for planned in (
+    for execute in (
         lambda: operations.plan_clone(lake, f"{folder}{below}", "feature").execute(),
         lambda: operations.plan_export(lake, "kept", "full", target=f"{folder}{below}").execute(),
     ):
         with pytest.raises(InvalidInputError):
-            planned()
+            execute()
     assert (lake.latest_version(), lake.snapshot().definition.exports) == (before, ())
     assert folder.read_bytes() == b"a file"
 
 
 def test_clone_to_read_only_folder_fails_before_it_is_recorded() -> None:
-    with tempfile.TemporaryDirectory(prefix="trinitylake-test-") as open_folder:  # every user can enter it
-        os.chmod(open_folder, 0o755)
-        lake = Lakehouse.create(f"file://{open_folder}/lake/", {"fsync": "false"})
-        closed = Path(open_folder) / "closed"
-        closed.mkdir()
-        with read_only_modes(closed), pytest.raises(StoragePermissionError):
-            operations.plan_clone(lake, f"{closed}/new", "feature")
+    with tempfile.TemporaryDirectory(prefix="trinitylake-test-") as folder:  # every user can enter it
+        os.chmod(folder, 0o755)
+        lake = Lakehouse.create(f"file://{folder}/lake/", {"fsync": "false"})
+        read_only_folder = Path(folder) / "closed"
+        read_only_folder.mkdir()
+        with read_only_modes(read_only_folder), pytest.raises(StoragePermissionError):
+            operations.plan_clone(lake, f"{read_only_folder}/new", "feature")
         assert lake.latest_version() == 0
 
 
@@ -74,21 +74,21 @@ def test_clone_target_is_checked_after_resolving_links(lake: Lakehouse, lakes: L
     root = Path(lake.root.removeprefix("file://"))
     (tmp_path / "link").symlink_to(root)
     (root / "out").symlink_to(tmp_path / "outside")
-    above = tmp_path / "above"
-    above.symlink_to(tmp_path)
-    for target in (f"{tmp_path}/link/clone", f"{tmp_path}/link", str(above)):
+    link_to_parent_folder = tmp_path / "above"
+    link_to_parent_folder.symlink_to(tmp_path)
+    for target in (f"{tmp_path}/link/clone", f"{tmp_path}/link", str(link_to_parent_folder)):
         with pytest.raises(InvalidInputError):
             operations.plan_clone(lake, target, "feature")
     with pytest.raises(InvalidInputError):
         operations.plan_clone(lake, f"{root}/out", "feature")
-    operations.plan_clone(lake, f"{above}/sibling", "feature").execute()
+    operations.plan_clone(lake, f"{link_to_parent_folder}/sibling", "feature").execute()
     assert rows(Lakehouse.open(f"{tmp_path}/sibling")) == [1, 2, 3]
 
 
-def replace_by_link(clone: Lakehouse, kind: str, secret: Path) -> None:
-    """Replace a file of the clone, or its folder, by a link, as any user with write access can do."""
-    path_of_clone = Path(clone.root.removeprefix("file://"))
-    (table,) = (path_of_clone / "tables").iterdir()
+def replace_with_link(clone: Lakehouse, kind: str, secret: Path) -> None:
+    """Replace a file of the clone, or its folder, with a link, as any user with write access can do."""
+    clone_folder = Path(clone.root.removeprefix("file://"))
+    (table,) = (clone_folder / "tables").iterdir()
     if kind == "data":
         (file,) = table.glob("data/*.parquet")
         secret.write_bytes(file.read_bytes())
@@ -110,7 +110,7 @@ def test_promotion_does_not_follow_links_out_of_the_clone(
     lake: Lakehouse, clone: Lakehouse, tmp_path: Path, kind: str
 ) -> None:
     append_rows(clone)
-    replace_by_link(clone, kind, tmp_path / "secret")
+    replace_with_link(clone, kind, tmp_path / "secret")
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     version = lake.latest_version()
     with pytest.raises(StoragePermissionError if kind in ("data", "folder") else LocationNotAllowedError):
@@ -128,19 +128,19 @@ def test_drop_does_not_follow_link_created_after_its_plan(
     append_rows(clone)
     plan = operations.plan_drop_clone(lake, "feature", delete_files=True)
     (table,) = (folder / "tables").iterdir()
-    precious = tmp_path / "precious"
-    (table / "data").rename(precious)
-    (table / "data").symlink_to(precious)
-    before = {path: path.read_bytes() for path in precious.iterdir()}
+    linked_folder = tmp_path / "precious"
+    (table / "data").rename(linked_folder)
+    (table / "data").symlink_to(linked_folder)
+    before = {path: path.read_bytes() for path in linked_folder.iterdir()}
     report = plan.execute()
     assert (report.version, report.is_complete) == (None, False)
-    assert {path: path.read_bytes() for path in precious.iterdir()} == before
+    assert {path: path.read_bytes() for path in linked_folder.iterdir()} == before
     (table / "data").unlink()
     operations.drop_clone(lake, "feature", delete_files=True)
     assert not folder.exists()
 
 
-def test_links_to_the_root_of_a_clone_are_followed(lake: Lakehouse, tmp_path: Path) -> None:
+def test_link_to_the_root_of_a_clone_is_followed(lake: Lakehouse, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "linked").symlink_to(tmp_path / "disk")
     operations.plan_clone(lake, f"{tmp_path}/linked/feature").execute()
@@ -175,8 +175,8 @@ def test_drop_fails_while_parent_has_registered_tables_of_the_clone(
     append_rows(clone, "ns.made")
     definition = clone.snapshot().table("ns", "made")
     metadata = to_uri(clone.root, str(definition.format_properties[METADATA_LOCATION]))
-    reading = allowing(lake, folder)
-    operations.register_table(reading, "ns", "registered", metadata)
+    lake_with_access = allowing(lake, folder)
+    operations.register_table(lake_with_access, "ns", "registered", metadata)
     with pytest.raises(MaintenanceBlockedError, match=r"ns\.registered"):
         operations.plan_drop_clone(lake, "feature", delete_files=True)
     operations.plan_drop_clone(lake, "feature")
@@ -187,7 +187,7 @@ def test_drop_fails_while_parent_has_registered_tables_of_the_clone(
     assert not folder.exists()
 
 
-def test_drop_without_files_reports_that_they_stay(lake: Lakehouse, clone: Lakehouse, folder: Path) -> None:
+def test_drop_without_files_reports_that_files_remain(lake: Lakehouse, clone: Lakehouse, folder: Path) -> None:
     plan = operations.plan_drop_clone(lake, "feature")
     assert "own files are not deleted" in str(plan)
     report = plan.execute()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from tests.conftest import SUMMARY_PROPERTY
-from tests.operations.clone_faults import Event, table_of
+from tests.operations.clone_faults import Event, format_counts
 from tests.operations.clone_world import MAINTENANCE, SIDES, CloneWorld
 from tests.operations.copy_world import Clock
 from trinitylake_ops.operations.gc import delete
@@ -18,11 +18,11 @@ from trinitylake_ops.storage import MemoryStorage
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 _STEPS = 16
-ORDERS = list(itertools.permutations([f"{side}'s {what}" for side in SIDES for what in MAINTENANCE], 2))
+ORDERS = list(itertools.permutations([f"{side}'s {operation}" for side in SIDES for operation in MAINTENANCE], 2))
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> Counter[Event]:
-    """Run the histories of seeds and return the counts of events. A failure names its seed."""
+    """Run one history per seed, and return the counts of events. A failure reports its seed."""
     clock, counts = Clock(), Counter[Event]()
     monkeypatch.setattr(MemoryStorage, "now_ms", lambda _storage: clock.now_ms)
     monkeypatch.setattr(delete, "_FIRST_PAUSE_SECONDS", 0.0)
@@ -40,9 +40,9 @@ def _run(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> Counter[Event
 
 
 def _summary(counts: Counter[Event]) -> str:
-    lacking = [pair for pair in ORDERS if not counts[Event("order", *pair)]]
-    n_run = len(ORDERS) - len(lacking)
-    return f"{table_of(counts)}\n\n{n_run} of {len(ORDERS)} orders of two maintenance operations were run"
+    missing = [pair for pair in ORDERS if not counts[Event("order", *pair)]]
+    n_run = len(ORDERS) - len(missing)
+    return f"{format_counts(counts)}\n\n{n_run} of {len(ORDERS)} orders of two maintenance operations were run"
 
 
 def test_random_histories_lose_no_needed_file(monkeypatch: pytest.MonkeyPatch) -> None:

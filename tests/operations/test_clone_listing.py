@@ -31,34 +31,34 @@ def get_only_clone(lake: Lakehouse) -> CloneInfo:
     return info
 
 
-def distance(lake: Lakehouse) -> tuple[int | None, int]:
+def version_distance(lake: Lakehouse) -> tuple[int | None, int]:
     info = get_only_clone(lake)
     return info.versions, info.parent_versions
 
 
 def test_only_versions_with_changes_are_counted(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
-    assert distance(lake) == (0, 0), "recording the clone changes no object"
+    assert version_distance(lake) == (0, 0), "recording the clone changes no object"
     operations.plan_export(lake, "kept").execute()
     lake.alter_definition(properties={"a": "b"})
     operations.drop_export(lake, "kept")
     operations.compact(lake)
     operations.plan_export(clone, "kept").execute()
-    assert distance(lake) == (0, 0)
+    assert version_distance(lake) == (0, 0)
     create(lake, "later", "t")
     append_rows(lake)
     append_rows(clone, "ns.own")
-    assert distance(lake) == (2, 2), "a table is created by one version, and filled by another"
+    assert version_distance(lake) == (2, 2), "a table is created by one version, and filled by another"
     parent.later()
     parent.expire()
-    assert distance(lake) == (2, 2)
+    assert version_distance(lake) == (2, 2)
     operations.plan_promotion(lake, "feature").execute()
-    assert distance(lake) == (2, 2), "the clone already has promoted changes"
+    assert version_distance(lake) == (2, 2), "the clone already has promoted changes"
     operations.plan_refresh(lake, "feature").execute()
-    assert distance(lake) == (2, 0)
+    assert version_distance(lake) == (2, 0)
     overwrite_rows(lake, "ns.t")
     parent.clean_up()
-    assert distance(lake) == (2, 3), "purged versions keep their operation"
+    assert version_distance(lake) == (2, 3), "purged versions keep their operation"
 
 
 def test_list_shows_version_of_last_refresh(parent: Aging, clone: Lakehouse) -> None:
@@ -78,9 +78,9 @@ def test_partial_clone_counts_parent_changes_of_its_namespaces(parent: Aging, la
     operations.plan_clone(lake, lakes.named_root("clone"), "some", namespaces=["n1"]).execute()
     create(lake, "later", "t")
     append_rows(lake)
-    assert distance(lake) == (0, 0)
+    assert version_distance(lake) == (0, 0)
     alter(lake, "n1", "a")
-    assert distance(lake) == (0, 1)
+    assert version_distance(lake) == (0, 1)
 
 
 def test_log_names_clone_operations(parent: Aging, clone: Lakehouse) -> None:
@@ -88,8 +88,8 @@ def test_log_names_clone_operations(parent: Aging, clone: Lakehouse) -> None:
     append_rows(lake)
     operations.plan_refresh(lake, "feature").execute()
     operations.drop_clone(lake, "feature")
-    logged = [info.operation for info in lake.history(20) if "feature" in (info.message or "")]
-    assert logged == ["drop-clone", "refresh", "clone", "clone"]
+    logged_operations = [info.operation for info in lake.history(20) if "feature" in (info.message or "")]
+    assert logged_operations == ["drop-clone", "refresh", "clone", "clone"]
 
 
 def test_verify_distinguishes_clones_from_exports(parent: Aging, clone: Lakehouse) -> None:
@@ -102,10 +102,10 @@ def test_verify_distinguishes_clones_from_exports(parent: Aging, clone: Lakehous
     parent.lake.alter_definition(exported_snapshots={})
     errors = [finding for finding in operations.verify(parent.lake).findings if finding.severity == "error"]
     assert {error.fix for error in errors} == {"drop-clone"}
-    assert {result.message.partition("'")[0] for result in errors} == {"clone "}
+    assert {error.message.partition("'")[0] for error in errors} == {"clone "}
     damaged_exports = tuple(replace(export, manifest_path=f"{export.manifest_path}x") for export in definition.exports)
     parent.lake.alter_definition(exports=damaged_exports, exported_snapshots=definition.exported_snapshots)
-    errors = [item for item in operations.verify(parent.lake).findings if item.severity == "error"]
+    errors = [finding for finding in operations.verify(parent.lake).findings if finding.severity == "error"]
     assert {finding.fix for finding in errors} == {"drop-clone"}
     assert {finding.message.partition("'")[0] for finding in errors} == {"clone "}
 
@@ -117,7 +117,7 @@ def test_verify_reports_duplicate_record_names(parent: Aging, clone: Lakehouse) 
     other = next(export for export in lake.snapshot().definition.exports if export.name == "kept")
     lake.alter_definition(exports=(record, replace(other, name="feature")))
     findings = [finding for finding in operations.verify(lake).findings if finding.code == "name-taken-twice"]
-    assert [(item.severity, item.fix) for item in findings] == [("error", "drop-clone")]
+    assert [(finding.severity, finding.fix) for finding in findings] == [("error", "drop-clone")]
     assert "2 exports or clones have the name 'feature'" in findings[0].message
 
 
@@ -149,7 +149,7 @@ def test_error_explains_how_to_name_parent_versions(parent: Aging, clone: Lakeho
 
 
 def test_refreshed_clone_is_listed_once(parent: Aging, clone: Lakehouse) -> None:
-    """The parent keeps another version for the clone. That record is not another clone."""
+    """The parent keeps a second version for the clone, but the record of that version is not another clone."""
     for _ in range(2):
         append_rows(parent.lake)
         operations.plan_refresh(parent.lake, "feature").execute()

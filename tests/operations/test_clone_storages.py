@@ -1,4 +1,4 @@
-"""Test clones in another bucket and on another storage than their parent."""
+"""Test clones in another bucket or on another storage than their parent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def buckets(moto: Any) -> Iterator[list[str]]:
         moto.drop_bucket(bucket)
 
 
-def work_in(lake: Lakehouse, root: str, options: dict[str, str], target_options: dict[str, str] | None) -> None:
+def run_clone_operations(
+    lake: Lakehouse, root: str, options: dict[str, str], target_options: dict[str, str] | None
+) -> None:
     """Create a clone and run all operations on it."""
     operations.plan_clone(lake, root, "feature", target_options=target_options).execute()
     clone = Lakehouse.open(root, options)
@@ -35,9 +37,9 @@ def work_in(lake: Lakehouse, root: str, options: dict[str, str], target_options:
     assert operations.verify(clone, deep=True).is_clean
     (info,) = operations.list_clones(lake, target_options)
     assert (info.state, info.versions) == (CloneState.ACTIVE, 1)
-    assert [
-        compared.name for compared in operations.compare(lake, "feature", target_options=target_options).objects
-    ] == ["ns.t"]
+    assert [item.name for item in operations.compare(lake, "feature", target_options=target_options).objects] == [
+        "ns.t"
+    ]
     operations.plan_promotion(lake, "feature", target_options=target_options).execute()
     assert rows(lake) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     operations.plan_refresh(lake, "feature", target_options=target_options).execute()
@@ -52,14 +54,14 @@ def test_clone_in_another_bucket_uses_storage_options_of_its_parent(moto: Any, b
     lake = Lakehouse.create(f"s3://{buckets[0]}/lake/", moto.storage_options)
     append_rows(lake)
     root = f"s3://{buckets[1]}/feature/"
-    work_in(lake, root, moto.storage_options, None)
+    run_clone_operations(lake, root, moto.storage_options, None)
 
 
 def test_clone_of_local_lakehouse_in_a_bucket(moto: Any, buckets: list[str], tmp_path: Path) -> None:
     lake = Lakehouse.create(f"{tmp_path}/lake", {"fsync": "false", **moto_options(moto)})
     append_rows(lake)
     options = {**moto.storage_options, "allowed_roots": lake.root}
-    work_in(lake, f"s3://{buckets[1]}/feature/", options, moto.storage_options)
+    run_clone_operations(lake, f"s3://{buckets[1]}/feature/", options, moto.storage_options)
 
 
 def moto_options(moto: Any) -> dict[str, str]:

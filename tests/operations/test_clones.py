@@ -37,19 +37,19 @@ NAMES = ("clone-a", "clone-b", "clone-c")
 @pytest.fixture
 def targets(lakes: Lakes) -> None:
     for name in NAMES:
-        lakes.named_root(name)  # dropped at the end of the test
+        lakes.named_root(name)  # deleted at the end of the test
 
 
 def root_of(lakes: Lakes, name: str = "clone-a") -> str:
     return lakes.named_root(name)
 
 
-def cloned(lakes: Lakes, lake: Lakehouse, name: str = "clone-a", **options: object) -> Lakehouse:
+def create_clone(lakes: Lakes, lake: Lakehouse, name: str = "clone-a", **options: object) -> Lakehouse:
     operations.plan_clone(lake, root_of(lakes, name), **options).execute()  # type: ignore[arg-type]
     return Lakehouse.open(root_of(lakes, name))
 
 
-def aged(clone: Lakehouse, parent: Aging) -> Lakehouse:
+def with_parent_clock(clone: Lakehouse, parent: Aging) -> Lakehouse:
     """Return a clone whose storage uses the parent's clock."""
     return Lakehouse(AgingStorage(clone.storage, parent.clock.time_ms))
 
@@ -67,7 +67,7 @@ def parent(aging: Aging) -> Aging:
 
 def test_clone_has_all_objects_and_writes_below_its_root(parent: Aging, lakes: Lakes) -> None:
     before = files(parent.lake)
-    clone = cloned(lakes, parent.lake)
+    clone = create_clone(lakes, parent.lake)
     after = files(parent.lake)
     assert not [path for path in after - before if path.startswith("tables/")]
     assert not [path for path in files(clone) if path.startswith("tables/")]
@@ -101,7 +101,7 @@ def test_clone_sends_constant_number_of_requests(parent: Aging, lakes: Lakes) ->
 
 def test_parent_keeps_cloned_version_until_clone_is_dropped(parent: Aging, lakes: Lakes) -> None:
     version = parent.lake.latest_version()
-    clone = cloned(lakes, parent.lake)
+    clone = create_clone(lakes, parent.lake)
     overwrite_rows(parent.lake, "ns.t")
     drop(parent.lake, "n1")
     operations.compact(parent.lake)
@@ -123,7 +123,7 @@ def test_parent_keeps_cloned_version_until_clone_is_dropped(parent: Aging, lakes
 
 
 def test_clone_deletes_only_its_own_files(parent: Aging, lakes: Lakes) -> None:
-    clock = AgingStorage(cloned(lakes, parent.lake).storage, parent.clock.time_ms)
+    clock = AgingStorage(create_clone(lakes, parent.lake).storage, parent.clock.time_ms)
     clone = Aging(Lakehouse(clock), clock)
     contents = {path: parent.lake.storage.read(path) for path in files(parent.lake)}
     for _ in range(2):
@@ -143,13 +143,13 @@ def test_time_travel_before_the_clone_reads_the_parent(parent: Aging, lakes: Lak
     parent.clock.time_ms += 10
     create(parent.lake, "later")
     parent.clock.time_ms += 10
-    clone = cloned(lakes, parent.lake, version=before.version)
-    create(aged(clone, parent), "own")
+    clone = create_clone(lakes, parent.lake, version=before.version)
+    create(with_parent_clock(clone, parent), "own")
     assert clone.snapshot(timestamp=before.created_at_ms).version == before.version
     assert clone.snapshot("parent@2").version == 2
     # Later commits of the parent are not part of the clone's history.
-    began_ms = clone.snapshot(0).created_at_ms
-    snapshot = clone.snapshot(timestamp=began_ms - 1)
+    cloned_at_ms = clone.snapshot(0).created_at_ms
+    snapshot = clone.snapshot(timestamp=cloned_at_ms - 1)
     assert not snapshot.has_namespace("later")
     with pytest.raises(VersionNotFoundError):
         clone.snapshot(f"parent@{before.version + 1}")
@@ -164,16 +164,19 @@ def test_rollback_to_version_before_the_clone_fails(parent: Aging, lakes: Lakes)
     before = lake.latest_version()
     create(lake, "later", "t")
     drop(lake, "n0")
-    clone = cloned(lakes, lake)
-    create(aged(clone, parent), "own")
-    for back, expected in ((0, {("added", "later", None), ("added", "later", "t")}), (1, {("added", "own", None)})):
-        change = clone.diff(f"parent@{before}", back)
+    clone = create_clone(lakes, lake)
+    create(with_parent_clock(clone, parent), "own")
+    for clone_version, expected in (
+        (0, {("added", "later", None), ("added", "later", "t")}),
+        (1, {("added", "own", None)}),
+    ):
+        change = clone.diff(f"parent@{before}", clone_version)
         changes = {(item.kind, item.namespace, item.table) for item in change}
         assert expected <= changes
         assert {result[1] for result in changes if result[0] == "removed"} == {"n0"}
-        assert len(changes) == len(lake.diff(before, before + 2)) + back
-        opposite = clone.diff(back, f"parent@{before}")
-        assert {change.namespace for change in opposite if change.kind == "added"} == {"n0"}
+        assert len(changes) == len(lake.diff(before, before + 2)) + clone_version
+        reverse_changes = clone.diff(clone_version, f"parent@{before}")
+        assert {change.namespace for change in reverse_changes if change.kind == "added"} == {"n0"}
     assert clone.diff(f"parent@{before}", f"parent@{before + 1}") == lake.diff(before, before + 1)
     assert clone.diff(f"parent@{before + 2}", 0) == []
     for target in ({"to": f"parent@{before}"}, {"timestamp": lake.snapshot(before).created_at_ms}):
@@ -185,7 +188,7 @@ def test_clone_reads_no_parent_that_does_not_record_it(parent: Aging, lakes: Lak
     """A lakehouse that claims to be a clone must not read other roots, whose names can be guessed."""
     while lakes.storage("clone").now_ms() <= parent.lake.snapshot(1).created_at_ms:
         time.sleep(0.05)  # some storages have a clock with a resolution of seconds
-    clone = cloned(lakes, parent.lake)
+    clone = create_clone(lakes, parent.lake)
     forged = lakes.memory("forged")
     forged.alter_definition(parent=clone.snapshot().definition.parent)
     copy = copy_lakehouse(clone, lakes.storage("clone-b"))
@@ -207,7 +210,7 @@ def test_clone_record_gives_no_access_to_another_lakehouse(parent: Aging, lakes:
     other = lakes.memory("other")
     create(other, "precious", "t")
     other_files = files(other)
-    cloned(lakes, parent.lake)
+    create_clone(lakes, parent.lake)
     definition = parent.lake.snapshot().definition
     records = tuple(
         replace(export, target_uri=other.root) if export.clone_id else export for export in definition.exports
@@ -221,7 +224,7 @@ def test_clone_record_gives_no_access_to_another_lakehouse(parent: Aging, lakes:
 
 
 def test_drop_with_files_deletes_all_files_of_the_clone(parent: Aging, lakes: Lakes) -> None:
-    clone = cloned(lakes, parent.lake)
+    clone = create_clone(lakes, parent.lake)
     append_rows(clone)
     operations.verify(clone, incremental=True)
     operations.plan_export(clone, "kept").execute()
@@ -242,7 +245,7 @@ def test_drop_with_files_deletes_all_files_of_the_clone(parent: Aging, lakes: La
 
 
 def test_drop_fails_after_a_commit_in_the_clone(parent: Aging, lakes: Lakes) -> None:
-    clone = cloned(lakes, parent.lake)
+    clone = create_clone(lakes, parent.lake)
     plan = operations.plan_drop_clone(parent.lake, get_only_clone(parent.lake).name, delete_files=True)
     append_rows(clone)
     with pytest.raises(PlanChangedError):
@@ -253,7 +256,7 @@ def test_drop_fails_after_a_commit_in_the_clone(parent: Aging, lakes: Lakes) -> 
 
 
 def test_missing_clone_is_listed_and_can_be_dropped(parent: Aging, lakes: Lakes) -> None:
-    clone = cloned(lakes, parent.lake)
+    clone = create_clone(lakes, parent.lake)
     lakes.drop(clone.root)
     assert get_only_clone(parent.lake).state == CloneState.MISSING
     plan = operations.plan_drop_clone(parent.lake, get_only_clone(parent.lake).name, delete_files=True)
@@ -264,10 +267,10 @@ def test_missing_clone_is_listed_and_can_be_dropped(parent: Aging, lakes: Lakes)
 
 def test_drop_deletes_definition_of_clone_without_roots(parent: Aging, lakes: Lakes) -> None:
     """The definition is deleted last, after the latest root: a drop can be interrupted in between."""
-    clone = cloned(lakes, parent.lake)
+    clone = create_clone(lakes, parent.lake)
     other = lakes.memory("other").snapshot()
-    last = clone.snapshot().definition_location
-    for path in files(clone) - {last}:
+    definition_path = clone.snapshot().definition_location
+    for path in files(clone) - {definition_path}:
         clone.storage.delete(path)
     clone.storage.create(other.definition_location, other.files.storage.read(other.definition_location))
     plan = operations.plan_drop_clone(parent.lake, get_only_clone(parent.lake).name, delete_files=True)
@@ -277,7 +280,7 @@ def test_drop_deletes_definition_of_clone_without_roots(parent: Aging, lakes: La
 
 
 def test_overdue_clone_is_kept_until_it_is_dropped(parent: Aging, lakes: Lakes) -> None:
-    clone = cloned(lakes, parent.lake, retain_for=DAY_MS)
+    clone = create_clone(lakes, parent.lake, retain_for=DAY_MS)
     append_rows(clone)
     assert get_only_clone(parent.lake).state == CloneState.ACTIVE
     overwrite_rows(parent.lake, "ns.t")
@@ -303,7 +306,7 @@ def test_overdue_clone_is_kept_until_it_is_dropped(parent: Aging, lakes: Lakes) 
 
 
 def test_clone_of_some_namespaces(parent: Aging, lakes: Lakes) -> None:
-    clone = cloned(lakes, parent.lake, namespaces=["ns", "n1"])
+    clone = create_clone(lakes, parent.lake, namespaces=["ns", "n1"])
     assert clone.snapshot().namespaces() == ["n1", "ns"]
     assert rows(clone) == [1, 2, 3]
     append_rows(clone)
@@ -312,37 +315,37 @@ def test_clone_of_some_namespaces(parent: Aging, lakes: Lakes) -> None:
         operations.plan_clone(parent.lake, root_of(lakes, "clone-b"), namespaces=["nowhere"])
 
 
-def test_clone_of_an_export_or_a_time(parent: Aging, lakes: Lakes) -> None:
+def test_clone_of_an_export_or_a_timestamp(parent: Aging, lakes: Lakes) -> None:
     version = parent.lake.latest_version()
     operations.plan_export(parent.lake, "kept", "full").execute()
     create(parent.lake, "later")
-    clone = cloned(lakes, parent.lake, version="kept")
+    clone = create_clone(lakes, parent.lake, version="kept")
     assert not clone.snapshot().has_namespace("later")
     operations.drop_export(parent.lake, "kept")
     parent.clean_up()
     assert rows(Lakehouse.open(clone.root)) == [1, 2, 3]
-    when_ms = parent.lake.snapshot(version).created_at_ms
-    second = cloned(lakes, parent.lake, "clone-b", timestamp=when_ms)
-    assert not second.snapshot().has_namespace("later")
+    created_at_ms = parent.lake.snapshot(version).created_at_ms
+    other_clone = create_clone(lakes, parent.lake, "clone-b", timestamp=created_at_ms)
+    assert not other_clone.snapshot().has_namespace("later")
     expire(parent.lake, "2")
     with pytest.raises(VersionExpiredError):
         operations.plan_clone(parent.lake, root_of(lakes, "clone-c"), version=2)
 
 
 def test_clone_can_be_exported_in_full(parent: Aging, lakes: Lakes) -> None:
-    clone = cloned(lakes, parent.lake)
+    clone = create_clone(lakes, parent.lake)
     append_rows(clone)
     operations.plan_export(clone, "kept").execute()
     operations.plan_export(clone, "away", "full", target=root_of(lakes, "clone-b")).execute()
-    away = Lakehouse.open(root_of(lakes, "clone-b"))
-    assert away.snapshot().definition.parent is None
+    exported_lake = Lakehouse.open(root_of(lakes, "clone-b"))
+    assert exported_lake.snapshot().definition.parent is None
     lakes.drop(clone.root)
     operations.drop_clone(parent.lake, get_only_clone(parent.lake).name)
-    assert rows(away) == [1, 1, 2, 2, 3, 3]
+    assert rows(exported_lake) == [1, 1, 2, 2, 3, 3]
 
 
 def test_drop_fails_while_another_lakehouse_reads_the_clone(parent: Aging, lakes: Lakes) -> None:
-    clone = cloned(lakes, parent.lake)
+    clone = create_clone(lakes, parent.lake)
     operations.plan_export(clone, "more", target=root_of(lakes, "clone-b")).execute()
     with pytest.raises(MaintenanceBlockedError):
         operations.plan_drop_clone(parent.lake, get_only_clone(parent.lake).name)
@@ -350,7 +353,7 @@ def test_drop_fails_while_another_lakehouse_reads_the_clone(parent: Aging, lakes
 
 def test_clone_rejects_invalid_sources_and_targets(parent: Aging, lakes: Lakes) -> None:
     lake = parent.lake
-    clone = cloned(lakes, lake, name="clone-a")
+    clone = create_clone(lakes, lake, name="clone-a")
     target = root_of(lakes, "clone-b")
     with pytest.raises(InvalidInputError):
         operations.plan_clone(clone, target)
@@ -379,7 +382,7 @@ def test_clone_keeps_lakehouse_created_concurrently_at_its_target(parent: Aging,
 
 
 def test_export_operations_reject_clones(parent: Aging, lakes: Lakes) -> None:
-    cloned(lakes, parent.lake)
+    create_clone(lakes, parent.lake)
     name = get_only_clone(parent.lake).name
     for operation in (operations.drop_export, operations.restore_export, operations.verify_export):
         with pytest.raises(InvalidInputError):
@@ -392,7 +395,7 @@ def test_export_operations_reject_clones(parent: Aging, lakes: Lakes) -> None:
 
 
 def test_unreadable_clone_is_listed(parent: Aging, lakes: Lakes) -> None:
-    clone = cloned(lakes, parent.lake)
+    clone = create_clone(lakes, parent.lake)
     path = clone.snapshot().definition_location
     clone.storage.write(path, b"damaged")
     info = get_only_clone(parent.lake)
@@ -401,15 +404,15 @@ def test_unreadable_clone_is_listed(parent: Aging, lakes: Lakes) -> None:
 
 
 def test_clone_reads_and_writes_no_table_files(parent: Aging, lakes: Lakes) -> None:
-    logged = FaultyStorage(parent.lake.storage, [])
-    operations.plan_clone(Lakehouse(logged), root_of(lakes)).execute()
-    assert logged.log
-    assert not [request for request in logged.log if request.path.startswith("tables/")]
+    logged_storage = FaultyStorage(parent.lake.storage, [])
+    operations.plan_clone(Lakehouse(logged_storage), root_of(lakes)).execute()
+    assert logged_storage.log
+    assert not [request for request in logged_storage.log if request.path.startswith("tables/")]
 
 
 def test_lakehouse_with_table_root_cannot_be_cloned(lakes: Lakes, parent: Aging) -> None:
     lake, table_root_uri = parent.lake, root_of(lakes, "clone-b")
-    cloned(lakes, lake)
+    create_clone(lakes, lake)
     empty = Lakehouse.create(root_of(lakes, "clone-c"), table_root=table_root_uri)
     with pytest.raises(InvalidInputError):
         operations.plan_clone(empty, f"{table_root_uri}clone/", name="of-empty")
@@ -417,6 +420,6 @@ def test_lakehouse_with_table_root_cannot_be_cloned(lakes: Lakes, parent: Aging)
         for namespace in txn.namespaces():
             txn.drop_namespace(namespace, cascade=True)
     lake.alter_definition(table_root=table_root_uri)
-    for refused in (operations.compare, operations.plan_promotion, operations.plan_refresh):
+    for operation in (operations.compare, operations.plan_promotion, operations.plan_refresh):
         with pytest.raises(InvalidInputError):
-            refused(lake, get_only_clone(lake).name)  # type: ignore[operator]
+            operation(lake, get_only_clone(lake).name)  # type: ignore[operator]

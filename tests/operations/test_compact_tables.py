@@ -1,4 +1,4 @@
-"""Compaction of tables: fewer files with the same rows in every version, despite concurrent commits and crashes."""
+"""Compaction of tables reduces the number of files and keeps the rows of every version, also after conflicts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from trinitylake_ops.iceberg.write.rewrite import Rewriting, rewrite_in_process
 
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
-Written = list[list[DataFile]]
+RewrittenFiles = list[list[DataFile]]
 TTL_MS = 60_000
 Groups = Sequence[tuple[Rewriting, FileGroup]]
 
@@ -43,20 +43,20 @@ def rows(*ids: int | None, place: str | None = "a") -> pa.Table:
     return pa.table({"id": pa.array(ids, pa.int64()), "place": pa.array([place] * len(ids), pa.string())})
 
 
-def fill(lake: Lakehouse, name: str, *parts: pa.Table, partitioned: bool = True) -> Table:
+def fill(lake: Lakehouse, name: str, *batches: pa.Table, partitioned: bool = True) -> Table:
     catalog = catalog_at(lake)
     catalog.create_namespace_if_not_exists("ns")
-    iceberg_table = catalog.create_table_if_not_exists(("ns", name), parts[0].schema)
+    iceberg_table = catalog.create_table_if_not_exists(("ns", name), batches[0].schema)
     if partitioned and iceberg_table.spec().is_unpartitioned():
         with iceberg_table.update_spec() as update:
             update.add_identity("place")
-    for part in parts:
-        iceberg_table.append(part)
+    for batch in batches:
+        iceberg_table.append(batch)
     return iceberg_table
 
 
 def create_with_small_files(lake: Lakehouse, name: str = "t", times: int = 6) -> Table:
-    """Create a table with two partitions, one of them null, and a number of files in each."""
+    """Create a table with two partitions, one of them null, and ``times`` files in each."""
     return fill(lake, name, *(rows(number, None, place=place) for number in range(times) for place in ("a", None)))
 
 
@@ -70,8 +70,8 @@ def load(lake: Lakehouse, name: str = "t", version: int | None = None) -> Table:
 
 
 def content(lake: Lakehouse, name: str = "t", version: int | None = None) -> list[tuple[object, ...]]:
-    found = load(lake, name, version).scan().to_arrow()
-    return sorted(map(tuple, (row.values() for row in found.to_pylist())), key=repr)
+    rows = load(lake, name, version).scan().to_arrow()
+    return sorted(map(tuple, (row.values() for row in rows.to_pylist())), key=repr)
 
 
 def n_files(lake: Lakehouse, name: str = "t", version: int | None = None) -> int:
@@ -120,7 +120,7 @@ def test_compact_tables_commits_nothing_if_not_needed(lake: Lakehouse) -> None:
     assert (plan.is_empty, report.version, report.tables, lake.latest_version()) == (True, version, (), version)
 
 
-def test_compact_tables_rejects_invalid_rules(lake: Lakehouse) -> None:
+def test_compact_tables_rejects_invalid_options(lake: Lakehouse) -> None:
     create_with_small_files(lake)
     create(lake, "other", "x")
     plan = operations.plan_compact_tables(lake)
@@ -151,11 +151,11 @@ def test_compact_tables_executes_the_approved_plan(lake: Lakehouse) -> None:
 
 
 def test_compact_tables_keeps_concurrent_appends(lake: Lakehouse) -> None:
-    """This includes appends between two attempts."""
+    """Appends between two attempts are kept as well."""
     iceberg_table = create_with_small_files(lake)
     plan = operations.plan_compact_tables(lake)
 
-    def write(groups: Groups) -> Written:
+    def write(groups: Groups) -> RewrittenFiles:
         new_files = rewrite_in_process(groups)
         iceberg_table.append(rows(100, 101))
         with iceberg_table.update_schema() as update:
@@ -176,7 +176,7 @@ def test_compact_tables_skips_tables_rewritten_concurrently(lake: Lakehouse) -> 
     plan = operations.plan_compact_tables(lake)
     before = data_paths(lake)
 
-    def write(groups: Groups) -> Written:
+    def write(groups: Groups) -> RewrittenFiles:
         new_files = rewrite_in_process(groups)
         iceberg_table.overwrite(rows(7))
         return new_files
@@ -185,16 +185,16 @@ def test_compact_tables_skips_tables_rewritten_concurrently(lake: Lakehouse) -> 
     assert [table.table for table in report.tables] == ["ns.u"]
     assert list(report.left) == ["ns.t"] and "some of its files were removed" in report.left["ns.t"]
     assert content(lake) == [(7, "a")]
-    assert len(data_paths(lake)) == len(before) + 2 + 1, "the files that were written for it in vain are gone"
+    assert len(data_paths(lake)) == len(before) + 2 + 1, "the new files of the skipped table are deleted"
     assert "ns.t" in str(report)
 
 
-def test_compact_tables_discards_files_that_no_longer_fit(lake: Lakehouse) -> None:
+def test_compact_tables_fails_after_a_concurrent_delete(lake: Lakehouse) -> None:
     iceberg_table = create_with_small_files(lake)
     plan = operations.plan_compact_tables(lake)
     before = data_paths(lake)
 
-    def write(groups: Groups) -> Written:
+    def write(groups: Groups) -> RewrittenFiles:
         new_files = rewrite_in_process(groups)
         iceberg_table.delete("id = 3")
         return new_files
@@ -211,8 +211,8 @@ def test_compact_tables_follows_schema_and_partition_changes(lake: Lakehouse) ->
     with iceberg_table.update_schema() as update:
         update.rename_column("id", "number")
         update.add_column("note", iceberg_table.schema().find_field("place").field_type)
-    with iceberg_table.update_spec() as change:
-        change.add_identity("place")
+    with iceberg_table.update_spec() as spec_update:
+        spec_update.add_identity("place")
     all_columns = pa.table({"number": [10], "place": ["b"], "note": ["new"]})
     for _ in range(5):
         iceberg_table.append(all_columns)
@@ -244,26 +244,26 @@ def test_compact_tables_commits_once_per_run(lake: Lakehouse) -> None:
     assert repeated.execute(run_id="another").version == version + 1
 
 
-def test_compact_tables_reports_the_version_of_a_faster_worker(lake: Lakehouse) -> None:
+def test_compact_tables_reports_the_version_of_a_faster_run(lake: Lakehouse) -> None:
     create_with_small_files(lake)
     plan = operations.plan_compact_tables(lake)
-    other = operations.plan_compact_tables(lake)
-    found: list[int] = []
+    faster_plan = operations.plan_compact_tables(lake)
+    committed_versions: list[int] = []
 
-    def write(groups: Groups) -> Written:
+    def write(groups: Groups) -> RewrittenFiles:
         new_files = rewrite_in_process(groups)
-        found.append(other.execute(run_id="r").version)
+        committed_versions.append(faster_plan.execute(run_id="r").version)
         return new_files
 
     before = content(lake)
     report = plan.execute(write, run_id="r")
-    assert (report.version, report.was_done) == (found[0], True)
-    assert (content(lake), lake.latest_version()) == (before, found[0])
+    assert (report.version, report.was_done) == (committed_versions[0], True)
+    assert (content(lake), lake.latest_version()) == (before, committed_versions[0])
     paths = {task.file.file_path.removeprefix(lake.root) for task in load(lake).scan().plan_files()}
-    assert len(data_paths(lake) - paths) == 12, "the old ones alone"
+    assert len(data_paths(lake) - paths) == 12, "only the old files are unused"
 
 
-def test_compact_tables_finds_a_commit_whose_response_was_lost(lakes: Lakes) -> None:
+def test_compact_tables_detects_its_commit_after_a_lost_response(lakes: Lakes) -> None:
     lake = lakes.memory()
     create_with_small_files(lake)
     version, before = lake.latest_version(), content(lake)
@@ -280,7 +280,7 @@ def test_compact_tables_rejects_lost_rows(lake: Lakehouse) -> None:
     plan = operations.plan_compact_tables(lake)
     version, before = lake.latest_version(), data_paths(lake)
 
-    def write(groups: Groups) -> Written:
+    def write(groups: Groups) -> RewrittenFiles:
         new_files = rewrite_in_process(groups)
         return [new_files[0], []]
 
@@ -303,8 +303,10 @@ def test_compact_tables_skips_unreadable_tables(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize(("written_ms", "is_committed"), [(1_000, True), (TTL_MS + 1, False)])
-def test_compact_tables_ages_from_the_first_new_file(lakes: Lakes, written_ms: int, is_committed: bool) -> None:
-    """Reading the rows may take longer than the time to live, which starts at the first new file."""
+def test_compact_tables_expires_relative_to_its_first_new_file(
+    lakes: Lakes, written_ms: int, is_committed: bool
+) -> None:
+    """Reading the rows may take longer than the time to live, because only new files age."""
     lakehouse = lakes.memory(txn_ttl_millis=TTL_MS)
     clock = AgingStorage(lakehouse.storage, lakehouse.storage.now_ms())
     lake = Lakehouse(clock)
@@ -312,7 +314,7 @@ def test_compact_tables_ages_from_the_first_new_file(lakes: Lakes, written_ms: i
     before, version, files = content(lake), lake.latest_version(), data_paths(lake)
     plan = operations.plan_compact_tables(lake)
 
-    def write(groups: Groups) -> Written:
+    def write(groups: Groups) -> RewrittenFiles:
         clock.time_ms += 2 * TTL_MS
         new_files = rewrite_in_process(groups)
         clock.written_ms |= dict.fromkeys(data_paths(lake) - files, clock.time_ms)
@@ -338,7 +340,7 @@ def test_compact_tables_fails_if_a_new_file_was_deleted(lakes: Lakes) -> None:
     version, files = lake.latest_version(), data_paths(lake)
     plan = operations.plan_compact_tables(lake)
 
-    def write(groups: Groups) -> Written:
+    def write(groups: Groups) -> RewrittenFiles:
         new_files = rewrite_in_process(groups)
         clock.time_ms += 2 * TTL_MS
         lake.storage.delete(min(data_paths(lake) - files))
@@ -349,20 +351,27 @@ def test_compact_tables_fails_if_a_new_file_was_deleted(lakes: Lakes) -> None:
     assert (lake.latest_version(), data_paths(lake)) == (version, files)
 
 
-def test_compact_tables_rejects_changed_rows(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library that reads rows has a fault that turns null lists into empty ones."""
-    kind = pa.list_(pa.struct([("k", pa.int32())]))
-    fill(lake, "t", *(pa.table({"id": [at], "l": pa.array([None], kind)}) for at in range(6)), partitioned=False)
+def test_compact_tables_detects_changed_rows(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in the library that reads the rows turns null lists into empty lists."""
+    list_type = pa.list_(pa.struct([("k", pa.int32())]))
+    fill(
+        lake,
+        "t",
+        *(pa.table({"id": [number], "l": pa.array([None], list_type)}) for number in range(6)),
+        partitioned=False,
+    )
     before, files, project = lake.latest_version(), data_paths(lake), iceberg_arrow._to_requested_schema
 
-    def faulty(requested: object, stored: object, batch: pa.RecordBatch, *args: object, **kind: object) -> object:
-        projected = project(requested, stored, batch, *args, **kind)
+    def project_with_fault(
+        requested: object, stored: object, batch: pa.RecordBatch, *args: object, **options: object
+    ) -> object:
+        projected = project(requested, stored, batch, *args, **options)
         column = projected.column("l")
         empty = pa.array([[] if value is None else value for value in column.to_pylist()], column.type)
         return projected.set_column(1, projected.schema.field("l"), empty)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(iceberg_arrow, "_to_requested_schema", faulty)
+    with monkeypatch.context() as patch:
+        patch.setattr(iceberg_arrow, "_to_requested_schema", project_with_fault)
         with pytest.raises(ContentChangedError, match=r"'ns\.t'"):
             operations.plan_compact_tables(lake).execute()
     assert (lake.latest_version(), data_paths(lake)) == (before, files)
@@ -374,7 +383,7 @@ def test_compact_tables_rejects_changed_rows(lake: Lakehouse, monkeypatch: pytes
 @pytest.mark.parametrize("seed", [11, 12])
 def test_compact_tables_keeps_nested_rows(lake: Lakehouse, seed: int) -> None:
     rows = nested_rows(seed)
-    fill(lake, "t", *(rows.slice(4 * at, 4) for at in range(7)), partitioned=False)
+    fill(lake, "t", *(rows.slice(4 * number, 4) for number in range(7)), partitioned=False)
     with load(lake).update_schema() as update:
         update.rename_column("n0", "renamed")
         update.add_column("added", StringType())

@@ -67,7 +67,7 @@ def test_copied_lakehouse_reads_and_writes_at_its_own_root(
 
 def test_relocation_leaves_no_reference_to_former_root(source: Aging, copy_storage: AgingStorage) -> None:
     copy = copy_lakehouse(source.lake, copy_storage)
-    former = source.lake.root
+    former_root = source.lake.root
     append_rows(copy)
     delete_all_files(source.lake)
     report = operations.verify(copy)
@@ -84,7 +84,7 @@ def test_relocation_leaves_no_reference_to_former_root(source: Aging, copy_stora
     assert not [finding for finding in operations.verify(copy, deep=True).findings if finding.code == "moved"]
     table = catalog_at(copy).load_table("ns.t")
     assert table.location().startswith(copy.root)
-    assert former not in table.metadata.model_dump_json()
+    assert former_root not in table.metadata.model_dump_json()
     assert all(task.file.file_path.startswith(copy.root) for task in table.scan().plan_files())
     assert rows(copy) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     clean_up(Aging(copy, copy_storage))
@@ -101,36 +101,36 @@ def test_relocation_is_planned_again_after_a_conflict(source: Aging, copy_storag
     assert operations.plan_relocation(copy).is_empty
 
 
-@pytest.mark.parametrize("is_ever_won", [True, False])
-def test_commit_during_relocation_is_kept(source: Aging, copy_storage: AgingStorage, is_ever_won: bool) -> None:
-    races = iter(range(1) if is_ever_won else range(MAX_ATTEMPTS))
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_commit_during_relocation_is_kept(source: Aging, copy_storage: AgingStorage, succeeds: bool) -> None:
+    remaining_appends = iter(range(1) if succeeds else range(MAX_ATTEMPTS))
 
-    class Racing(StorageWrapper):
+    class RacingStorage(StorageWrapper):
         def create(self, path: str, data: bytes) -> None:
             super().create(path, data)
-            if path.endswith(".metadata.json") and next(races, None) is not None:
+            if path.endswith(".metadata.json") and next(remaining_appends, None) is not None:
                 append_rows(Lakehouse(copy_storage))
 
     copy_lakehouse(source.lake, copy_storage)
-    copy = Lakehouse(Racing(copy_storage))
+    copy = Lakehouse(RacingStorage(copy_storage))
     before = files(copy)
     plan = operations.plan_relocation(copy)
-    if is_ever_won:
+    if succeeds:
         assert plan.execute().version == copy.latest_version()
         assert rows(copy) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     else:
         with pytest.raises(CommitConflictError):
             plan.execute()
         assert len(rows(copy)) == 6 + 3 * MAX_ATTEMPTS
-    assert operations.plan_relocation(copy).is_empty == is_ever_won
-    assert {finding.code for finding in operations.verify(copy).findings} <= {"moved"}, "no file remains"
+    assert operations.plan_relocation(copy).is_empty == succeeds
+    assert {finding.code for finding in operations.verify(copy).findings} <= {"moved"}, "no orphans remain"
     assert before <= files(copy)
 
 
 @pytest.mark.parametrize("level", ["minimal", "partial", "definitions", "full"])
-@pytest.mark.parametrize("source_first", [True, False])
-def test_source_and_copy_delete_no_files_of_each_other(
-    source: Aging, copy_storage: AgingStorage, level: str, source_first: bool
+@pytest.mark.parametrize("is_source_first", [True, False])
+def test_source_and_copy_keep_files_of_each_other(
+    source: Aging, copy_storage: AgingStorage, level: str, is_source_first: bool
 ) -> None:
     export_level, definitions = ("partial", True) if level == "definitions" else (level, False)
     operations.plan_export(
@@ -142,7 +142,7 @@ def test_source_and_copy_delete_no_files_of_each_other(
     assert files(source.lake) == before, "a copy writes only below its own root"
     table_id = copy.lake.snapshot().table("ns", "t").id
     assert owner_path(table_id) in files(copy.lake)
-    for aging in [source, copy] if source_first else [copy, source]:
+    for aging in [source, copy] if is_source_first else [copy, source]:
         clean_up(aging)
         assert len(rows(source.lake)) >= len(ROWS) * 2
         assert len(rows(copy.lake)) >= len(ROWS) * 3
@@ -202,22 +202,26 @@ def test_location_of_moved_file_is_requested_once(lakes: Lakes, source: Aging, c
     (task, *_) = catalog_at(Lakehouse(copy_storage)).load_table("ns.t").scan().plan_files()
     assert task.file.file_path.startswith(source.lake.root)
     before = metered.snapshot().requests.get("stat", 0)
-    results = [io.location(task.file.file_path) for _ in range(3)]
-    assert set(results) == {task.file.file_path.replace(source.lake.root, moved.root)}
+    locations = [io.location(task.file.file_path) for _ in range(3)]
+    assert set(locations) == {task.file.file_path.replace(source.lake.root, moved.root)}
     assert metered.snapshot().requests.get("stat", 0) - before == 1
-    assert {pickle.loads(pickle.dumps(io)).location(result) for result in results} == set(results)
+    assert {pickle.loads(pickle.dumps(io)).location(location) for location in locations} == set(locations)
 
 
 def test_further_copies_refer_to_definitions_in_the_first_source(
     lakes: Lakes, source: Aging, copy_storage: AgingStorage
 ) -> None:
-    further = lakes.storage("further")
+    second_copy = lakes.storage("further")
     operations.plan_export(source.lake, "one", "partial", target=copy_storage.root).execute()
-    operations.plan_export(Lakehouse(copy_storage), "two", "partial", target=further.root, definitions=True).execute()
-    assert rows(Lakehouse(further)) == [1, 1, 2, 2, 3, 3]
+    operations.plan_export(
+        Lakehouse(copy_storage), "two", "partial", target=second_copy.root, definitions=True
+    ).execute()
+    assert rows(Lakehouse(second_copy)) == [1, 1, 2, 2, 3, 3]
 
 
-def test_failed_first_write_leaves_folder_with_owner_file(source: Aging, copy_storage: AgingStorage) -> None:
+def test_folder_of_unfinished_first_write_has_owner_file_and_is_removed(
+    source: Aging, copy_storage: AgingStorage
+) -> None:
     operations.plan_export(source.lake, "dev", "partial", target=copy_storage.root).execute()
     copy = Aging(Lakehouse(copy_storage), copy_storage)
     transaction = catalog_at(copy.lake).load_table("ns.t").transaction()
@@ -233,8 +237,8 @@ def test_failed_first_write_leaves_folder_with_owner_file(source: Aging, copy_st
 def test_copied_position_deletes_and_vectors_refer_to_copied_files(source: Aging, copy_storage: AgingStorage) -> None:
     make_format_v3_table(source.lake, "dv", with_vectors=True)
     positions = make_table(source.lake, "pos")
-    first = positions.append(engine_rows(1, 2, 3))
-    positions.delete_positions({first: [1]})
+    data_file = positions.append(engine_rows(1, 2, 3))
+    positions.delete_positions({data_file: [1]})
     copy = copy_lakehouse(source.lake, copy_storage)
     delete_all_files(source.lake)
     report = operations.plan_relocation(copy).execute()
@@ -256,11 +260,11 @@ def test_relocation_skips_position_deletes_and_suggests_a_remedy(source: Aging, 
     assert (report.tables, report.refused) == (plan.tables, plan.refused)
 
 
-@pytest.mark.parametrize("is_source_gone", [False, True], ids=["copied", "moved"])
+@pytest.mark.parametrize("is_source_deleted", [False, True], ids=["copied", "moved"])
 def test_relocation_stops_using_former_root_as_table_root(
-    source: Aging, copy_storage: AgingStorage, is_source_gone: bool
+    source: Aging, copy_storage: AgingStorage, is_source_deleted: bool
 ) -> None:
-    """A definition can name its own root as table root, where two copies with the same id would clean up."""
+    """A definition can name its own root as table root; copies with the same id would then clean up the same root."""
     lake = source.lake
     with lake.transaction() as transaction:
         transaction.alter_definition(replace(transaction.definition, table_root=lake.root))
@@ -268,16 +272,16 @@ def test_relocation_stops_using_former_root_as_table_root(
     n_rows = len(rows(lake))
     copy = copy_lakehouse(lake, copy_storage)
     before = files(lake)
-    if is_source_gone:
+    if is_source_deleted:
         delete_all_files(lake)
     append_rows(copy)
     assert len(rows(copy)) == n_rows + 3
-    if not is_source_gone:
+    if not is_source_deleted:
         with pytest.raises(LocationNotAllowedError):
             catalog_at(copy).create_table("ns.new", ROWS.schema)
         assert files(lake) == before
-    results = [finding.code for finding in operations.verify(copy).findings if finding.fix == "relocate"]
-    assert results == (["moved"] if is_source_gone else ["table-root-kept", "moved"])
+    codes = [finding.code for finding in operations.verify(copy).findings if finding.fix == "relocate"]
+    assert codes == (["moved"] if is_source_deleted else ["table-root-kept", "moved"])
     with pytest.raises((InvalidInputError, LocationNotAllowedError)):
         operations.plan_relocation(copy, lake.root)
     plan = operations.plan_relocation(copy)
@@ -287,13 +291,13 @@ def test_relocation_stops_using_former_root_as_table_root(
     assert operations.plan_relocation(copy).is_empty
     catalog_at(copy).create_table("ns.new", ROWS.schema).append(ROWS)
     assert catalog_at(copy).load_table("ns.new").location().startswith(copy.root)
-    clean_up(Aging(copy, copy_storage) if is_source_gone else source)  # appends again
-    assert len(rows(copy)) == n_rows + (6 if is_source_gone else 3)
+    clean_up(Aging(copy, copy_storage) if is_source_deleted else source)  # appends again
+    assert len(rows(copy)) == n_rows + (6 if is_source_deleted else 3)
     assert operations.verify(copy, deep=True).is_clean
 
 
 def test_relocation_plan_reads_table_metadata_once(source: Aging, copy_storage: AgingStorage) -> None:
-    class ReadsNoted(StorageWrapper):
+    class ReadCountingStorage(StorageWrapper):
         def read(self, path: str, **kwargs: Any) -> bytes:
             n_reads[path] += 1
             return self.inner.read(path, **kwargs)
@@ -303,7 +307,7 @@ def test_relocation_plan_reads_table_metadata_once(source: Aging, copy_storage: 
     append_rows(source.lake)
     copy = copy_lakehouse(source.lake, copy_storage)
     n_reads: Counter[str] = Counter()
-    plan = operations.plan_relocation(Lakehouse(ReadsNoted(copy_storage)))
+    plan = operations.plan_relocation(Lakehouse(ReadCountingStorage(copy_storage)))
     assert (plan.left_table_root, len(plan.moved)) == (source.lake.root, 1)
     assert n_reads[plan.moved[0].files.metadata] == 1
     assert copy.latest_version() == plan.base_version
@@ -331,12 +335,12 @@ def grow_lake(storage: Storage) -> Aging:
     return aging
 
 
-def aging_at(storage: Storage, source: Aging) -> Aging:
+def copy_with_clock_of(storage: Storage, source: Aging) -> Aging:
     clock = AgingStorage(storage, source.clock.now_ms())
     return Aging(Lakehouse(clock), clock)
 
 
-def check_maintenance(moved: Aging, former: str) -> None:
+def check_maintenance(moved: Aging, former_root: str) -> None:
     """Run all maintenance operations before and after a relocation."""
     assert rows(moved.lake) == sorted([1, 2, 3] * 2)
     clean_up(moved)
@@ -347,15 +351,15 @@ def check_maintenance(moved: Aging, former: str) -> None:
     assert rows(moved.lake) == sorted([1, 2, 3] * 4)
     report = operations.verify(moved.lake, deep=True)
     assert [finding.code for finding in report.findings] == []
-    named = [info.path for info in moved.clock.list("tables/") if former.encode() in moved.clock.read(info.path)]
-    assert named == [], "after older versions are purged, no file refers to the former root"
+    paths = [info.path for info in moved.clock.list("tables/") if former_root.encode() in moved.clock.read(info.path)]
+    assert paths == [], "no remaining file refers to the former root"
 
 
 def test_moved_folder_is_maintained_at_its_new_location(tmp_path: Path) -> None:
     source = grow_lake(local_storage(tmp_path / "before"))
     source.lake.close()
     shutil.move(tmp_path / "before", tmp_path / "after")
-    check_maintenance(aging_at(local_storage(tmp_path / "after"), source), source.lake.root)
+    check_maintenance(copy_with_clock_of(local_storage(tmp_path / "after"), source), source.lake.root)
     assert not (tmp_path / "before").exists()
 
 
@@ -365,5 +369,5 @@ def test_copied_bucket_is_maintained_at_its_new_location(radosgw: S3Server, buck
     target = open_storage(f"{bucket}after/", radosgw.storage_options)
     copy_lakehouse(source.lake, target)
     delete_all_files(source.lake)
-    check_maintenance(aging_at(target, source), source.lake.root)
+    check_maintenance(copy_with_clock_of(target, source), source.lake.root)
     assert list(source.clock.list()) == []

@@ -13,7 +13,7 @@ pytestmark = [
 ]
 
 _STEPS = 25
-_SEEDS_EACH = 5
+_SEEDS_PER_TEST = 5
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
@@ -31,7 +31,8 @@ def _run(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.soak) for first in range(_SEEDS_EACH, 220, _SEEDS_EACH))]
+    "first",
+    [0, *(pytest.param(first, marks=pytest.mark.soak) for first in range(_SEEDS_PER_TEST, 220, _SEEDS_PER_TEST))],
 )
 def test_random_histories_lose_no_needed_file(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    _run(monkeypatch, range(first, first + _SEEDS_EACH))
+    _run(monkeypatch, range(first, first + _SEEDS_PER_TEST))

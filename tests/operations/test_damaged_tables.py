@@ -1,4 +1,4 @@
-"""Test maintenance of lakehouses with a damaged table: other tables are maintained, and its files are kept."""
+"""Test maintenance of lakehouses with a damaged table: its files are kept, and other tables are maintained."""
 
 from __future__ import annotations
 
@@ -30,78 +30,78 @@ from trinitylake_ops.storage import StorageWrapper
 EXISTING = ManifestEntryStatus.EXISTING
 
 
-class RefusingStorage(StorageWrapper):
-    """List some files but fail to return them."""
+class FailingReadStorage(StorageWrapper):
+    """A storage that lists all files but fails to read some of them."""
 
-    refused: Mapping[str, type[StorageError]] = {}
+    read_errors: Mapping[str, type[StorageError]] = {}
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
-        if path in self.refused:
-            raise self.refused[path]("the file is not returned", path=path)
+        if path in self.read_errors:
+            raise self.read_errors[path]("injected: unreadable", path=path)
         return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
-def refusing_storage(lake: Lakehouse) -> RefusingStorage:
+def failing_storage(lake: Lakehouse) -> FailingReadStorage:
     storage = lake.storage
-    while not isinstance(storage, RefusingStorage):
+    while not isinstance(storage, FailingReadStorage):
         assert isinstance(storage, StorageWrapper)
         storage = storage.inner
     return storage
 
 
-def refuse(lake: Lakehouse, path: str, error: type[StorageError]) -> None:
-    refusing_storage(lake).refused = {path: error}
+def fail_reads(lake: Lakehouse, path: str, error: type[StorageError]) -> None:
+    failing_storage(lake).read_errors = {path: error}
 
 
 def folder_of(lake: Lakehouse, name: str) -> str:
     return catalog_at(lake).load_table(name).location().removeprefix(lake.root) + "/"
 
 
-def below(lake: Lakehouse, folder: str) -> set[str]:
+def paths_below(lake: Lakehouse, folder: str) -> set[str]:
     return {info.path for info in lake.storage.list(folder)}
 
 
-def path_of(lake: Lakehouse, manifest: ManifestFile) -> str:
+def manifest_path(lake: Lakehouse, manifest: ManifestFile) -> str:
     return manifest.manifest_path.removeprefix(lake.root)
 
 
-def without_manifest(lake: Lakehouse) -> None:
-    lake.storage.delete(path_of(lake, manifests_of(lake, "ns.t")[0]))
+def delete_manifest(lake: Lakehouse) -> None:
+    lake.storage.delete(manifest_path(lake, manifests_of(lake, "ns.t")[0]))
 
 
-def with_garbage(lake: Lakehouse) -> None:
-    lake.storage.write(path_of(lake, manifests_of(lake, "ns.t")[0]), b"no Avro")
+def write_garbage_manifest(lake: Lakehouse) -> None:
+    lake.storage.write(manifest_path(lake, manifests_of(lake, "ns.t")[0]), b"not Avro")
 
 
-def with_a_forbidden_manifest(lake: Lakehouse) -> None:
-    refuse(lake, path_of(lake, manifests_of(lake, "ns.t")[0]), StoragePermissionError)
+def forbid_manifest(lake: Lakehouse) -> None:
+    fail_reads(lake, manifest_path(lake, manifests_of(lake, "ns.t")[0]), StoragePermissionError)
 
 
-def with_an_archived_manifest(lake: Lakehouse) -> None:
-    refuse(lake, path_of(lake, manifests_of(lake, "ns.t")[0]), StorageError)
+def archive_manifest(lake: Lakehouse) -> None:
+    fail_reads(lake, manifest_path(lake, manifests_of(lake, "ns.t")[0]), StorageError)
 
 
-def with_forbidden_metadata(lake: Lakehouse) -> None:
+def forbid_metadata(lake: Lakehouse) -> None:
     location = lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
-    refuse(lake, location, StoragePermissionError)
+    fail_reads(lake, location, StoragePermissionError)
 
 
-def with_garbage_metadata(lake: Lakehouse) -> None:
+def write_garbage_metadata(lake: Lakehouse) -> None:
     location = lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
     lake.storage.write(location, b'{"format-version": 2')
 
 
-def with_missing_manifest(lake: Lakehouse) -> None:
+def commit_missing_manifest(lake: Lakehouse) -> None:
     manifest = write_manifest_of(lake, catalog_at(lake).load_table("ns.t"), data_files_of(lake, "ns.t"), EXISTING, 5)
     commit_unchecked(lake, "ns.t", [manifest], 5)
-    lake.storage.delete(path_of(lake, manifest))
+    lake.storage.delete(manifest_path(lake, manifest))
 
 
-def with_a_foreign_manifest(lake: Lakehouse) -> None:
+def commit_manifest_of_another_table(lake: Lakehouse) -> None:
     commit_unchecked(lake, "ns.t", manifests_of(lake, "other.o"), 5)
 
 
-def with_external_file(lake: Lakehouse) -> None:
+def commit_external_file(lake: Lakehouse) -> None:
     (file, *_) = data_files_of(lake, "ns.t")
     file._data[1] = "s3://other/file.parquet"
     commit_unchecked(
@@ -110,15 +110,15 @@ def with_external_file(lake: Lakehouse) -> None:
 
 
 DAMAGES = (
-    without_manifest,
-    with_garbage,
-    with_garbage_metadata,
-    with_a_forbidden_manifest,
-    with_an_archived_manifest,
-    with_forbidden_metadata,
-    with_missing_manifest,
-    with_a_foreign_manifest,
-    with_external_file,
+    delete_manifest,
+    write_garbage_manifest,
+    write_garbage_metadata,
+    forbid_manifest,
+    archive_manifest,
+    forbid_metadata,
+    commit_missing_manifest,
+    commit_manifest_of_another_table,
+    commit_external_file,
 )
 
 
@@ -129,20 +129,20 @@ def damage(request: pytest.FixtureRequest) -> Callable[[Lakehouse], None]:
 
 
 def test_damaged_table_does_not_block_deletions_for_others(lakes: Lakes, damage: Callable[[Lakehouse], None]) -> None:
-    aging = Aging.on(RefusingStorage(lakes.storage()))
+    aging = Aging.on(FailingReadStorage(lakes.storage()))
     lake = aging.lake
     append_rows(lake, "ns.t")
     append_rows(lake, "other.o")
     overwrite_rows(lake, "other.o")
     damage(lake)
-    folder, other = lake.snapshot().table("ns", "t").id, folder_of(lake, "other.o")
-    own_paths = below(lake, f"tables/{folder}/")
-    other_paths = below(lake, other)
-    aging.clock.create(f"tables/{folder}/data/stray.parquet", b"")
-    aging.clock.create(f"{other}data/stray.parquet", b"")
+    table_id, other_folder = lake.snapshot().table("ns", "t").id, folder_of(lake, "other.o")
+    kept_paths = paths_below(lake, f"tables/{table_id}/")
+    other_paths = paths_below(lake, other_folder)
+    aging.clock.create(f"tables/{table_id}/data/stray.parquet", b"")
+    aging.clock.create(f"{other_folder}data/stray.parquet", b"")
     aging.later()
-    expired = operations.plan_expiration(lake, keeping(1)).execute()
-    assert expired.version is not None
+    expiration = operations.plan_expiration(lake, keeping(1)).execute()
+    assert expiration.version is not None
     aging.later()
     purged = aging.purge()
     removed = aging.remove_orphans()
@@ -151,18 +151,18 @@ def test_damaged_table_does_not_block_deletions_for_others(lakes: Lakes, damage:
     for report in (purged, removed):
         assert len(report.damaged) == 1
         assert report.to_dict()["damaged"] == report.damaged
-    remaining = below(lake, other)
-    assert remaining < other_paths, "files of other tables were deleted"
-    assert f"{other}data/stray.parquet" not in remaining
+    remaining = paths_below(lake, other_folder)
+    assert remaining < other_paths, "files of other tables are deleted"
+    assert f"{other_folder}data/stray.parquet" not in remaining
     assert catalog_at(lake).load_table("other.o").scan().to_arrow().num_rows == ROWS.num_rows
-    assert below(lake, f"tables/{folder}/") == own_paths | {f"tables/{folder}/data/stray.parquet"}
+    assert paths_below(lake, f"tables/{table_id}/") == kept_paths | {f"tables/{table_id}/data/stray.parquet"}
     assert not operations.verify(lake).is_clean
 
 
 def test_damaged_table_does_not_block_trim_and_compaction_of_others(
     lakes: Lakes, damage: Callable[[Lakehouse], None]
 ) -> None:
-    aging = Aging.on(RefusingStorage(lakes.storage()))
+    aging = Aging.on(FailingReadStorage(lakes.storage()))
     lake = aging.lake
     for name in ("ns.t", "other.o"):
         append_rows(lake, name)
@@ -176,35 +176,35 @@ def test_damaged_table_does_not_block_trim_and_compaction_of_others(
     assert "other.o" in trimmed.tables
 
 
-def with_a_garbage_data_file(lake: Lakehouse) -> None:
-    lake.storage.write(data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root), b"no Parquet")
+def write_garbage_data_file(lake: Lakehouse) -> None:
+    lake.storage.write(data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root), b"not Parquet")
 
 
-def with_a_forbidden_data_file(lake: Lakehouse) -> None:
-    refuse(lake, data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root), StoragePermissionError)
+def forbid_data_file(lake: Lakehouse) -> None:
+    fail_reads(lake, data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root), StoragePermissionError)
 
 
-def with_an_archived_data_file(lake: Lakehouse) -> None:
-    refuse(lake, data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root), StorageError)
+def archive_data_file(lake: Lakehouse) -> None:
+    fail_reads(lake, data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root), StorageError)
 
 
-DATA_DAMAGES = (with_a_garbage_data_file, with_a_forbidden_data_file, with_an_archived_data_file)
+DATA_DAMAGES = (write_garbage_data_file, forbid_data_file, archive_data_file)
 
 
 @pytest.mark.parametrize("damage", DATA_DAMAGES, ids=lambda damage: damage.__name__)
 def test_damaged_data_file_does_not_block_compaction_of_others(
     lakes: Lakes, damage: Callable[[Lakehouse], None]
 ) -> None:
-    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
+    lake = Lakehouse.create(lakes.storage().root, storage=FailingReadStorage(lakes.storage()))
     for name in ("ns.t", "other.o"):
         append_rows(lake, name)
         append_rows(lake, name)
     damage(lake)
-    before = below(lake, folder_of(lake, "ns.t"))
+    before = paths_below(lake, folder_of(lake, "ns.t"))
     report = operations.plan_compact_tables(lake, min_input_files=2).execute()
     assert [table.table for table in report.tables] == ["other.o"]
     assert list(report.left) == ["ns.t"]
-    assert below(lake, folder_of(lake, "ns.t")) == before
+    assert paths_below(lake, folder_of(lake, "ns.t")) == before
     assert catalog_at(lake).load_table("other.o").scan().to_arrow().num_rows == 2 * ROWS.num_rows
 
 
@@ -235,53 +235,53 @@ def test_compaction_does_not_read_data_file_larger_than_listed(lakes: Lakes) -> 
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "options",
     [{"compression-codec": "lzo"}, {"compression-codec": "gzip", "compression-level": "99"}],
     ids=["codec", "level"],
 )
-def test_unwritable_rows_do_not_block_compaction_of_others(lakes: Lakes, settings: dict[str, str]) -> None:
+def test_unwritable_rows_do_not_block_compaction_of_others(lakes: Lakes, options: dict[str, str]) -> None:
     lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
     for name in ("ns.t", "other.o"):
         append_rows(lake, name)
         append_rows(lake, name)
-    with catalog_at(lake).load_table("ns.t").transaction() as change:
-        change.set_properties({f"write.parquet.{name}": value for name, value in settings.items()})
-    before = below(lake, folder_of(lake, "ns.t"))
+    with catalog_at(lake).load_table("ns.t").transaction() as transaction:
+        transaction.set_properties({f"write.parquet.{name}": value for name, value in options.items()})
+    before = paths_below(lake, folder_of(lake, "ns.t"))
     report = operations.plan_compact_tables(lake, min_input_files=2).execute()
     assert [table.table for table in report.tables] == ["other.o"]
     assert list(report.left) == ["ns.t"]
-    assert below(lake, folder_of(lake, "ns.t")) == before
+    assert paths_below(lake, folder_of(lake, "ns.t")) == before
 
 
 def test_damaged_registered_table_does_not_block_deletions_for_others(lakes: Lakes) -> None:
-    aging = Aging.on(RefusingStorage(lakes.storage()))
+    aging = Aging.on(FailingReadStorage(lakes.storage()))
     lake = aging.lake
     append_rows(lake, "ns.t")
     append_rows(lake, "other.o")
     with lake.transaction() as txn:
         txn.create_table("ns", "theirs", replace(txn.table("ns", "t"), table_type="EXTERNAL"))
         txn.drop_table("ns", "t")
-    own_paths = below(lake, f"tables/{lake.snapshot().table('ns', 'theirs').id}/")
-    manifest = next(path for path in own_paths if path.endswith("-m0.avro"))
-    lake.storage.write(manifest, b"no Avro")
+    kept_paths = paths_below(lake, f"tables/{lake.snapshot().table('ns', 'theirs').id}/")
+    manifest = next(path for path in kept_paths if path.endswith("-m0.avro"))
+    lake.storage.write(manifest, b"not Avro")
     aging.clock.create(f"{folder_of(lake, 'other.o')}data/stray.parquet", b"")
     aging.later()
     removed = aging.remove_orphans()
     assert removed.damaged
     assert removed.files >= 1
-    assert below(lake, next(iter(own_paths)).rpartition("/")[0].rpartition("/")[0]) >= own_paths
+    assert paths_below(lake, next(iter(kept_paths)).rpartition("/")[0].rpartition("/")[0]) >= kept_paths
 
 
 def test_forbidden_metadata_of_registered_table_blocks_deletions(lakes: Lakes) -> None:
-    aging = Aging.on(RefusingStorage(lakes.storage()))
+    aging = Aging.on(FailingReadStorage(lakes.storage()))
     lake = aging.lake
     append_rows(lake, "ns.t")
     with lake.transaction() as txn:
         txn.create_table("ns", "theirs", replace(txn.table("ns", "t"), table_type="EXTERNAL"))
         txn.drop_table("ns", "t")
-    aging.clean_up()  # no kept version has the table as MANAGED
+    aging.clean_up()  # removes versions in which the table is MANAGED
     location = lake.snapshot().table("ns", "theirs").format_properties[METADATA_LOCATION]
-    refuse(lake, location, StoragePermissionError)
+    fail_reads(lake, location, StoragePermissionError)
     stray = f"{location.rpartition('/')[0]}/stray.avro"
     aging.clock.create(stray, b"")
     aging.later()
@@ -290,19 +290,19 @@ def test_forbidden_metadata_of_registered_table_blocks_deletions(lakes: Lakes) -
     assert lake.storage.exists(stray)
 
 
-def without_data_file(lake: Lakehouse) -> None:
+def delete_data_file(lake: Lakehouse) -> None:
     lake.storage.delete(data_files_of(lake, "ns.t")[0].file_path.removeprefix(lake.root))
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES, without_data_file, *DATA_DAMAGES[1:]], ids=lambda damage: damage.__name__)
-@pytest.mark.parametrize("where", ["here", "away"])
+@pytest.mark.parametrize("damage", [*DAMAGES, delete_data_file, *DATA_DAMAGES[1:]], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("location", ["same-lakehouse", "another-root"])
 def test_full_export_skips_and_reports_damaged_table(
-    lakes: Lakes, damage: Callable[[Lakehouse], None], where: str
+    lakes: Lakes, damage: Callable[[Lakehouse], None], location: str
 ) -> None:
-    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
+    lake = Lakehouse.create(lakes.storage().root, storage=FailingReadStorage(lakes.storage()))
     for name in ("ns.t", "ns.whole", "other.o"):
         append_rows(lake, name)
-    target = lakes.storage("target") if where == "away" else None
+    target = lakes.storage("target") if location == "another-root" else None
     damage(lake)
     for name in ("first", "second"):
         plan = operations.plan_export(lake, name, "full", target=None if target is None else target.root)
@@ -311,38 +311,38 @@ def test_full_export_skips_and_reports_damaged_table(
         assert not report.is_complete
         exported = catalog_at(lake, name) if target is None else catalog_at(Lakehouse(target))
         assert exported.list_tables("ns") == [("ns", "whole")]
-        for whole in ("ns.whole", "other.o"):
-            assert exported.load_table(whole).scan().to_arrow().num_rows == ROWS.num_rows
+        for table in ("ns.whole", "other.o"):
+            assert exported.load_table(table).scan().to_arrow().num_rows == ROWS.num_rows
         assert operations.verify_export(lake, name, deep=True).is_clean
     if target is not None:
         assert operations.verify(Lakehouse(target), deep=True).is_clean
 
 
-def changed_since(lake: Lakehouse, whole: str) -> int:
-    """Change the properties of the damaged table and the rows of another. Returns the version before."""
+def change_tables(lake: Lakehouse, name: str) -> int:
+    """Change the properties of the damaged table and the rows of another. Return the version before both changes."""
     before = lake.latest_version()
     with lake.transaction() as txn:
         txn.alter_table("ns", "t", replace(txn.table("ns", "t"), properties={"changed": "later"}))
-    overwrite_rows(lake, whole)
+    overwrite_rows(lake, name)
     return before
 
 
-@pytest.mark.parametrize("choice", [{}, {"namespaces": ["ns", "other"]}], ids=["all", "namespaces"])
-@pytest.mark.parametrize("damage", [*DAMAGES, without_data_file], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("selection", [{}, {"namespaces": ["ns", "other"]}], ids=["all", "namespaces"])
+@pytest.mark.parametrize("damage", [*DAMAGES, delete_data_file], ids=lambda damage: damage.__name__)
 def test_approved_rollback_restores_damaged_table_and_reports_it(
-    lakes: Lakes, damage: Callable[[Lakehouse], None], choice: dict[str, list[str]]
+    lakes: Lakes, damage: Callable[[Lakehouse], None], selection: dict[str, list[str]]
 ) -> None:
-    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
+    lake = Lakehouse.create(lakes.storage().root, storage=FailingReadStorage(lakes.storage()))
     for name in ("ns.t", "other.o"):
         append_rows(lake, name)
     damage(lake)
-    target = changed_since(lake, "other.o")
+    target = change_tables(lake, "other.o")
     latest = lake.latest_version()
-    plan = operations.plan_rollback(lake, target, **choice)
+    plan = operations.plan_rollback(lake, target, **selection)
     assert list(plan.damaged) == ["ns.t"]
-    for unapproved in (plan.execute, lambda: operations.rollback(lake, target, **choice)):
+    for execute in (plan.execute, lambda: operations.rollback(lake, target, **selection)):
         with pytest.raises(DAMAGE):
-            unapproved()
+            execute()
     with pytest.raises(DAMAGE):
         operations.plan_rollback(lake, target, tables=["ns.t"])
     assert lake.latest_version() == latest
@@ -355,25 +355,25 @@ def test_approved_rollback_restores_damaged_table_and_reports_it(
 
 
 def test_rollback_of_other_tables_needs_no_approval(lakes: Lakes) -> None:
-    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
+    lake = Lakehouse.create(lakes.storage().root, storage=FailingReadStorage(lakes.storage()))
     for name in ("ns.t", "ns.whole"):
         append_rows(lake, name)
-    with_garbage(lake)
-    target = changed_since(lake, "ns.whole")
+    write_garbage_manifest(lake)
+    target = change_tables(lake, "ns.whole")
     operations.rollback(lake, target, tables=["ns.whole"])
     assert lake.snapshot().table("ns", "t").properties["changed"] == "later"
     assert lake.snapshot().table("ns", "whole") == lake.snapshot(target).table("ns", "whole")
 
 
-@pytest.mark.parametrize("choice", [{}, {"namespaces": ["ns"]}], ids=["all", "namespaces"])
-def test_rollback_fails_for_damage_missing_from_approved_plan(lakes: Lakes, choice: dict[str, list[str]]) -> None:
-    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
+@pytest.mark.parametrize("selection", [{}, {"namespaces": ["ns"]}], ids=["all", "namespaces"])
+def test_rollback_fails_for_damage_missing_from_approved_plan(lakes: Lakes, selection: dict[str, list[str]]) -> None:
+    lake = Lakehouse.create(lakes.storage().root, storage=FailingReadStorage(lakes.storage()))
     for name in ("ns.t", "ns.whole"):
         append_rows(lake, name)
     target = lake.latest_version()
     for name in ("ns.t", "ns.whole"):
         overwrite_rows(lake, name)
-    plan = operations.plan_rollback(lake, target, **choice)
+    plan = operations.plan_rollback(lake, target, **selection)
     assert not plan.damaged
     lake.storage.delete(lake.snapshot(target).table("ns", "t").format_properties[METADATA_LOCATION])
     latest = lake.latest_version()
@@ -385,36 +385,36 @@ def test_rollback_fails_for_damage_missing_from_approved_plan(lakes: Lakes, choi
 
 
 def test_full_export_fails_without_permission_to_read_any_table(lakes: Lakes) -> None:
-    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
+    lake = Lakehouse.create(lakes.storage().root, storage=FailingReadStorage(lakes.storage()))
     append_rows(lake, "ns.t")
-    with_a_forbidden_manifest(lake)
+    forbid_manifest(lake)
     with pytest.raises(StoragePermissionError):
         operations.plan_export(lake, "first", "full", target=lakes.storage("target").root).execute()
 
 
 @pytest.mark.parametrize("error", [StoragePermissionError, StorageError])
 def test_unreadable_owner_file_does_not_block_deletions_for_others(lakes: Lakes, error: type[StorageError]) -> None:
-    aging = Aging.on(RefusingStorage(lakes.storage()))
+    aging = Aging.on(FailingReadStorage(lakes.storage()))
     lake = aging.lake
     append_rows(lake, "ns.t")
     append_rows(lake, "other.o")
-    refuse(lake, owner_path(lake.snapshot().table("ns", "t").id), error)
-    strays = [f"{folder_of(lake, name)}data/stray.parquet" for name in ("ns.t", "other.o")]
-    for stray in strays:
-        aging.clock.create(stray, b"")
+    fail_reads(lake, owner_path(lake.snapshot().table("ns", "t").id), error)
+    stray_paths = [f"{folder_of(lake, name)}data/stray.parquet" for name in ("ns.t", "other.o")]
+    for path in stray_paths:
+        aging.clock.create(path, b"")
     aging.later()
     assert aging.remove_orphans().is_complete
-    assert [lake.storage.exists(stray) for stray in strays] == [True, False]
+    assert [lake.storage.exists(path) for path in stray_paths] == [True, False]
 
 
 def test_damaged_table_does_not_block_relocation_of_others(lakes: Lakes, damage: Callable[[Lakehouse], None]) -> None:
-    lake = Lakehouse.create(lakes.storage().root, storage=RefusingStorage(lakes.storage()))
+    lake = Lakehouse.create(lakes.storage().root, storage=FailingReadStorage(lakes.storage()))
     append_rows(lake, "ns.t")
     append_rows(lake, "other.o")
     damage(lake)
-    copy_lakehouse(Lakehouse(refusing_storage(lake).inner), lakes.storage("moved"))
-    moved = Lakehouse(RefusingStorage(lakes.storage("moved")))
-    refusing_storage(moved).refused = refusing_storage(lake).refused
+    copy_lakehouse(Lakehouse(failing_storage(lake).inner), lakes.storage("moved"))
+    moved = Lakehouse(FailingReadStorage(lakes.storage("moved")))
+    failing_storage(moved).read_errors = failing_storage(lake).read_errors
     report = operations.plan_relocation(moved).execute()
     assert report.tables == ("other.o",)
     assert list(report.refused) == ["ns.t"]
@@ -427,7 +427,7 @@ def test_restore_keeps_current_state_of_damaged_table(lakes: Lakes) -> None:
         append_rows(lake, name)
     target = Lakehouse(lakes.storage("target"))
     operations.plan_export(lake, "away", "full", target=target.root).execute()
-    with_garbage(target)
+    write_garbage_manifest(target)
     overwrite_rows(lake, "ns.whole")
     overwrite_rows(lake, "ns.t")
     with lake.transaction() as txn:
@@ -437,9 +437,9 @@ def test_restore_keeps_current_state_of_damaged_table(lakes: Lakes) -> None:
     renamed = lake.snapshot().table("later", "renamed")
     plan = operations.plan_restore(lake, "away")
     assert list(plan.damaged) == ["ns.t"]
-    for named in (None, ["ns.t"]):
+    for tables in (None, ["ns.t"]):
         with pytest.raises(DAMAGE):
-            operations.restore_export(lake, "away", tables=named)
+            operations.restore_export(lake, "away", tables=tables)
     assert lake.latest_version() == latest
     report = plan.execute(plan.digest)
     assert report.version == latest + 1
@@ -466,11 +466,11 @@ def test_export_continues_with_damaged_table_at_target(lakes: Lakes) -> None:
         assert catalog_at(target).load_table(name).scan().to_arrow().num_rows == 2 * ROWS.num_rows
 
 
-def with_garbage_in(clone: Lakehouse) -> None:
+def write_garbage_manifest_list(clone: Lakehouse) -> None:
     table = catalog_at(clone).load_table("ns.t")
     snapshot = table.current_snapshot()
     assert snapshot is not None
-    clone.storage.write(snapshot.manifest_list.removeprefix(clone.root), b"no Avro")
+    clone.storage.write(snapshot.manifest_list.removeprefix(clone.root), b"not Avro")
 
 
 def test_damaged_table_of_clone_does_not_block_merging_of_others(lakes: Lakes) -> None:
@@ -483,7 +483,7 @@ def test_damaged_table_of_clone_does_not_block_merging_of_others(lakes: Lakes) -
     append_rows(lake, "ns.t")
     append_rows(clone, "ns.t")
     append_rows(clone, "other.o")
-    with_garbage_in(clone)
+    write_garbage_manifest_list(clone)
     for plan in (operations.plan_refresh(lake, "copy"), operations.plan_promotion(lake, "copy")):
         assert [conflict.name for conflict in plan.conflicts] == ["ns.t"]
     operations.plan_promotion(lake, "copy", ours=["ns.t"]).execute()
@@ -502,7 +502,7 @@ def test_table_damaged_only_in_clone_does_not_block_promotion_of_selected_tables
     clone = Lakehouse(clone_storage)
     for name in ("ns.t", "other.o"):
         append_rows(clone, name)
-    with_garbage_in(clone)
+    write_garbage_manifest_list(clone)
     with pytest.raises(CorruptFileError):
         operations.plan_promotion(lake, "copy")
     operations.plan_promotion(lake, "copy", namespaces=["other"]).execute()

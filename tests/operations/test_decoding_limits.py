@@ -1,4 +1,4 @@
-"""Records of verified files and inventories whose declared or decompressed content is too large."""
+"""Reject inventories and records of verified files whose declared or decompressed content is too large."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_record_with_excessive_content_is_damaged(lake: Lakehouse) -> None:
     assert (records.files, list(records.damaged)) == ({}, [path])
 
 
-def test_written_record_is_read(lake: Lakehouse) -> None:
+def test_record_is_read_as_written(lake: Lakehouse) -> None:
     files = {f"tables/{number}": VerifiedFile(RecordedPart.CHECKSUM, 7, 8, bytes(32)) for number in range(5000)}
     path = write_record(lake.storage, files)
     assert read_records(lake.storage, [lake.storage.stat(path)]).files == files
@@ -43,7 +43,7 @@ def test_written_record_is_read(lake: Lakehouse) -> None:
 @pytest.mark.parametrize(
     "data", [b"abc", b"\xff" * 8, encode_record(b"x")[:-40], encode_record(b"x")[4:]], ids=range(4)
 )
-def test_stream_with_references_outside_is_rejected(data: bytes) -> None:
+def test_stream_with_invalid_references_is_rejected(data: bytes) -> None:
     with pytest.raises(ValueError, match="it"):
         check_stream(data, 1 << 30)
 

@@ -1,4 +1,4 @@
-"""Conditions that must block deletions: interrupted marks, outages, other spellings of a path, other owners."""
+"""Conditions that must block deletions: interrupted marks, outages, other spellings of a path, and other owners."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ ROWS = pa.table({"id": pa.array([1], pa.int64())})
 pytestmark = pytest.mark.usefixtures("manual_clock")
 
 
-class RunsAction(StorageWrapper):
-    """Runs an action after the first deletion of a table file, then fails some requests."""
+class ActionStorage(StorageWrapper):
+    """A storage that runs an action after the first deletion of a table file, and then fails some requests."""
 
-    def __init__(self, inner: Storage, action: Callable[[], object] = int, *, part: str = "", n_failures: int = 0):
+    def __init__(self, inner: Storage, action: Callable[[], object] = int, *, path_part: str = "", n_failures: int = 0):
         super().__init__(inner)
         self.delete_batch_size = self.concurrency = 1
         self._action = action
-        self._part = part
+        self._path_part = path_part
         self._n_failures = n_failures
         self._has_begun = False
 
@@ -56,13 +56,13 @@ class RunsAction(StorageWrapper):
         return super().list(prefix)
 
     def _fail(self, path: str) -> None:
-        if self._has_begun and self._n_failures and self._part in path:
+        if self._has_begun and self._n_failures and self._path_part in path:
             self._n_failures -= 1
             raise ThrottledError("injected: slow down", path=path)
 
 
 def create_with_dropped_table(lakes: Lakes) -> tuple[Aging, TableDef]:
-    """Return a lakehouse whose only table was dropped, with its definition. The versions with the table are expired."""
+    """Return a lakehouse whose only table was dropped and whose older versions expired, and the table's definition."""
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
     definition = aging.lake.snapshot().table("ns", "t")
@@ -75,26 +75,26 @@ def create_with_dropped_table(lakes: Lakes) -> tuple[Aging, TableDef]:
     return aging, definition
 
 
-def table_files(lake: Lakehouse) -> set[str]:
+def table_paths(lake: Lakehouse) -> set[str]:
     return {info.path for info in lake.storage.list("tables/")}
 
 
-def test_interrupted_mark_starts_over(lakes: Lakes) -> None:
-    """A version that is committed during a purge needs its files, and their first check is throttled."""
+def test_interrupted_mark_is_repeated(lakes: Lakes) -> None:
+    """A commit during a purge needs files that the purge would delete, and their first check is throttled."""
     aging, definition = create_with_dropped_table(lakes)
     metadata = definition.format_properties["metadata_location"]
 
-    def commit() -> None:  # like another program, without a registration
+    def commit() -> None:  # commits as another program would, without registering the table
         with aging.lake.transaction() as txn:
-            txn.create_table("ns", "back", definition)
+            txn.create_table("ns", "restored", definition)
 
-    storage = RunsAction(aging.clock, commit, part=".metadata.json", n_failures=1)
+    storage = ActionStorage(aging.clock, commit, path_part=".metadata.json", n_failures=1)
     plan = operations.plan_purge(Lakehouse(storage))
     report = plan.execute()
     assert report.is_complete
     assert report.still_needed > 0
     assert report.files + report.still_needed == plan.files
-    assert metadata in table_files(aging.lake)
+    assert metadata in table_paths(aging.lake)
 
 
 @pytest.mark.parametrize("operation", ["purge", "orphans"])
@@ -104,26 +104,26 @@ def test_outage_during_checks_leaves_files_and_is_reported(lakes: Lakes, operati
         aging.clock.delete(aging.lake.snapshot().definition.expirations[0].plan_path)
         aging.purge()
         aging.later()
-    lake = Lakehouse(RunsAction(aging.clock, part="_ops/lease", n_failures=20))
+    lake = Lakehouse(ActionStorage(aging.clock, path_part="_ops/lease", n_failures=20))
     plan = operations.plan_purge(lake) if operation == "purge" else operations.plan_orphan_removal(lake)
     report = plan.execute()
     assert not report.is_complete
     assert report.stopped is not None
     assert "slow down" in report.stopped
     assert 0 < report.files < (plan.files if isinstance(plan.files, int) else len(plan.paths))
-    assert owner_paths(aging.lake), "the owner file goes last"
+    assert owner_paths(aging.lake), "the owner file is deleted last"
     report = aging.purge() if operation == "purge" else aging.remove_orphans()
     assert report.is_complete
     aging.later()
     aging.remove_orphans()
-    assert table_files(aging.lake) == set()
+    assert table_paths(aging.lake) == set()
 
 
 def owner_paths(lake: Lakehouse) -> list[str]:
-    return [path for path in table_files(lake) if path.endswith("_owner.json")]
+    return [path for path in table_paths(lake) if path.endswith("_owner.json")]
 
 
-# Other spellings
+# Other spellings of paths
 
 
 @pytest.fixture
@@ -135,15 +135,15 @@ def external(tmp_path: Path) -> Table:
     return catalog.create_table("e.t", ROWS.schema)
 
 
-@pytest.mark.local_only("gives folders other names")
+@pytest.mark.local_only("creates links to folders")
 @pytest.mark.parametrize("spelling", ["itself", "hadoop", "link", "link to the table"])
 def test_external_table_files_are_kept_in_any_spelling(tmp_path: Path, external: Table, spelling: str) -> None:
-    folder = tmp_path / "tables" / "lake"  # a root whose path resembles that of a table
+    folder = tmp_path / "tables" / "lake"  # a root whose path looks like that of a table
     folder.mkdir(parents=True)
     aging = Aging.on(LocalStorage(f"file://{folder}/", fsync=False))
     aging = replace(aging, lake=allowing(aging.lake, tmp_path))
     append_rows(aging.lake)
-    path = next(path for path in table_files(aging.lake) if path.endswith(".parquet"))
+    path = next(path for path in table_paths(aging.lake) if path.endswith(".parquet"))
     table_folder, _, name = path.partition("/data/")
     os.symlink(folder, tmp_path / "tables" / "alias")
     os.symlink(folder / table_folder, tmp_path / "sales")
@@ -175,7 +175,7 @@ def test_missing_files_of_another_catalog_do_not_block_deletion(lakes: Lakes, ex
     operations.register_table(aging.lake, "ns", "ext", external.metadata_location)
     Path(external.metadata.snapshots[0].manifest_list.removeprefix("file://")).unlink()
     aging.clean_up()
-    assert table_files(aging.lake) == set()
+    assert table_paths(aging.lake) == set()
 
 
 @pytest.mark.local_only("the other catalog keeps its files in a folder")
@@ -188,14 +188,14 @@ def test_empty_path_segments_do_not_block_deletion(lakes: Lakes, external: Table
     other.add_files([uri.replace("/data/", "//data/")])
     operations.register_table(aging.lake, "ns", "ext", other.metadata_location)
     aging.clean_up()
-    assert table_files(aging.lake) == set()
+    assert table_paths(aging.lake) == set()
 
 
 def test_missing_manifest_of_a_managed_table_keeps_its_folder(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
-    aging.clock.delete(next(path for path in table_files(aging.lake) if path.endswith("-m0.avro")))
-    before = table_files(aging.lake)
+    aging.clock.delete(next(path for path in table_paths(aging.lake) if path.endswith("-m0.avro")))
+    before = table_paths(aging.lake)
     aging.later()
     plan = operations.plan_orphan_removal(aging.lake)
     assert len(plan.damaged) == 1
@@ -209,12 +209,12 @@ def test_files_in_a_folder_of_another_lakehouse_are_not_purged(lakes: Lakes) -> 
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
     definition = aging.lake.snapshot().table("ns", "t")
-    aging.clock.write(owner_path(definition.id), b'{"lakehouse_id": "somebody else"}')
+    aging.clock.write(owner_path(definition.id), b'{"lakehouse_id": "another lakehouse"}')
     with aging.lake.transaction() as txn:
         txn.drop_table("ns", "t")
-    before = table_files(aging.lake)
+    before = table_paths(aging.lake)
     aging.clean_up()
-    assert table_files(aging.lake) == before
+    assert table_paths(aging.lake) == before
 
 
 def test_owner_file_of_a_restored_table_is_kept(lakes: Lakes) -> None:
@@ -226,10 +226,10 @@ def test_owner_file_of_a_restored_table_is_kept(lakes: Lakes) -> None:
     plan = operations.plan_orphan_removal(aging.lake)
     assert owner_path(definition.id) in plan.paths
     with aging.lake.transaction() as txn:
-        txn.create_table("ns", "back", definition)
+        txn.create_table("ns", "restored", definition)
     report = plan.execute()
     assert (report.files, report.still_needed) == (len(plan.paths) - report.still_needed, report.still_needed)
-    assert owner_path(definition.id) in table_files(aging.lake)
+    assert owner_path(definition.id) in table_paths(aging.lake)
 
 
 # Leases
@@ -240,27 +240,27 @@ def test_impossible_lease_is_reported(lakes: Lakes) -> None:
     aging.clock.create(lease_path(999_999_999_999_999), b"{}")
     aging.later()
     with pytest.raises(MaintenanceBlockedError), lease(aging.clock, "purge"):
-        raise AssertionError("two could have it")
+        raise AssertionError("the lease was acquired twice")
 
 
-@pytest.mark.parametrize("plan", [operations.plan_purge, operations.plan_orphan_removal])
-def test_invalid_durations_and_numbers_are_rejected(lakes: Lakes, plan: Callable[..., object]) -> None:
+@pytest.mark.parametrize("make_plan", [operations.plan_purge, operations.plan_orphan_removal])
+def test_invalid_durations_and_numbers_are_rejected(lakes: Lakes, make_plan: Callable[..., object]) -> None:
     aging = Aging.on(lakes.storage())
-    for wrong in ("7d", float("nan"), True, -1):
+    for invalid_value in ("7d", float("nan"), True, -1):
         with pytest.raises(InvalidInputError):
-            plan(aging.lake, wrong)
-    for wrong in ("a", float("nan"), False, 0):
+            make_plan(aging.lake, invalid_value)
+    for invalid_value in ("a", float("nan"), False, 0):
         with pytest.raises(InvalidInputError):
-            operations.Budget(max_requests=wrong)
+            operations.Budget(max_requests=invalid_value)
 
 
-def test_registration_that_outlives_its_lease_fails(lakes: Lakes) -> None:
-    """The search for the table's version takes longer than its lease, and a purge runs meanwhile."""
+def test_registration_fails_after_its_lease_expires(lakes: Lakes) -> None:
+    """Reading the table's metadata takes longer than the lease of the registration, and a purge runs meanwhile."""
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
     metadata = aging.lake.snapshot().table("ns", "t").format_properties["metadata_location"]
 
-    class Slow(StorageWrapper):
+    class SlowStorage(StorageWrapper):
         def read(
             self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
         ) -> bytes:
@@ -271,12 +271,12 @@ def test_registration_that_outlives_its_lease_fails(lakes: Lakes) -> None:
             return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     with pytest.raises(MaintenanceBlockedError):
-        operations.register_table(Lakehouse(Slow(aging.clock)), "ns", "too", metadata)
+        operations.register_table(Lakehouse(SlowStorage(aging.clock)), "ns", "registered", metadata)
     assert aging.lake.snapshot().tables("ns") == ["t"]
 
 
-class LeaseTakenOverAtRead(StorageWrapper):
-    """At the next read after ``arm``, the lease expires and another operation acquires it."""
+class LeaseTakeoverStorage(StorageWrapper):
+    """A storage that lets the lease expire at the next read while ``is_armed``; another operation then acquires it."""
 
     def __init__(self, aging: Aging):
         super().__init__(aging.lake.storage)
@@ -295,14 +295,14 @@ class LeaseTakenOverAtRead(StorageWrapper):
 def test_deletion_stops_if_the_lease_ends_while_marking(lakes: Lakes) -> None:
     aging = Aging.on(lakes.storage())
     orphan = new_node_path()
-    aging.lake.storage.create(orphan, b"left")
-    storage = LeaseTakenOverAtRead(aging)
+    aging.lake.storage.create(orphan, b"orphan")
+    storage = LeaseTakeoverStorage(aging)
     lake = Lakehouse(storage, cache="off")
     mark = Mark(survey_versions(lake, lake.snapshot()))
-    with lease(storage, "orphans") as held:
+    with lease(storage, "orphans") as acquired_lease:
         create(aging.lake, "new", "t")
         storage.is_armed = True
         with pytest.raises(MaintenanceBlockedError):
-            delete_unreached(storage, {orphan: 4}, mark, held)
+            delete_unreached(storage, {orphan: 6}, mark, acquired_lease)
     assert not storage.is_armed
     assert storage.exists(orphan)

@@ -26,7 +26,7 @@ def test_drop_of_an_empty_namespace(lake: Lakehouse) -> None:
     assert (plan.base_version, plan.tables) == (version, ())
     assert plan.execute(plan.digest).version == version + 1
     assert lake.snapshot().namespaces() == ["b"]
-    assert lake.snapshot(version).has_namespace("a"), "older versions keep it"
+    assert lake.snapshot(version).has_namespace("a"), "older versions keep the namespace"
     assert next(iter(lake.history())).operation == "drop-namespace"
 
 
@@ -64,16 +64,16 @@ def test_drop_rejects_changed_tables(lake: Lakehouse) -> None:
 
 def test_drop_conflicts_with_a_concurrent_commit(lake: Lakehouse) -> None:
     create(lake, "a", "t")
-    slow = with_interference(lake, lambda: drop(lake, "a", "t"))
+    lake_with_interference = with_interference(lake, lambda: drop(lake, "a", "t"))
     with pytest.raises(CommitConflictError):
-        operations.plan_drop_namespace(slow, "a", cascade=True).execute()
-    slow = with_interference(lake, lambda: create(lake, "b"))
-    operations.plan_drop_namespace(slow, "a").execute()
-    assert lake.snapshot().namespaces() == ["b"], "commits elsewhere do not matter"
+        operations.plan_drop_namespace(lake_with_interference, "a", cascade=True).execute()
+    lake_with_interference = with_interference(lake, lambda: create(lake, "b"))
+    operations.plan_drop_namespace(lake_with_interference, "a").execute()
+    assert lake.snapshot().namespaces() == ["b"], "commits to other namespaces do not conflict"
 
 
 def test_drop_rejects_invalid_names(lake: Lakehouse) -> None:
-    assert_rejected(lake, NamespaceNotFoundError, lambda: operations.plan_drop_namespace(lake, "nowhere"))
+    assert_rejected(lake, NamespaceNotFoundError, lambda: operations.plan_drop_namespace(lake, "missing"))
     for name in ("", "with space", "n" * 17):
         assert_rejected(lake, InvalidNameError, lambda name=name: operations.plan_drop_namespace(lake, name))
 
@@ -90,9 +90,9 @@ def test_namespace_with_long_name_can_be_dropped(lakes: Lakes) -> None:
         namespace_name_max_size_bytes=6000, table_name_max_size_bytes=6000, node_file_max_size_bytes=10_000_000
     )
     name = "q" * 5000
-    create_only = lake.transaction()
-    create_only.create_namespace(name)
-    create_only.create_table(name, "t" * 5000, table())
-    create_only.commit()
+    txn = lake.transaction()
+    txn.create_namespace(name)
+    txn.create_table(name, "t" * 5000, table())
+    txn.commit()
     operations.plan_drop_namespace(lake, name, cascade=True).execute()
     assert lake.snapshot().namespaces() == []

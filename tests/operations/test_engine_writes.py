@@ -49,7 +49,7 @@ def lake(lakes: Lakes) -> Lakehouse:
     return lakes.local()
 
 
-def read_by_duckdb(table: EngineTable) -> list[tuple[Any, ...]]:
+def read_with_duckdb(table: EngineTable) -> list[tuple[Any, ...]]:
     """Return the rows that DuckDB's Iceberg extension reads from a local metadata file."""
     metadata = table.loaded.metadata_location.removeprefix("file://")
     with duckdb_with_iceberg() as connection:
@@ -66,16 +66,16 @@ def read_like_spark(table: EngineTable) -> list[tuple[Any, ...]]:
     return sorted((row["id"], row["place"]) for row in table_rows)
 
 
-def named_files(lake: Lakehouse, name: str) -> set[str]:
+def live_files(lake: Lakehouse, name: str) -> set[str]:
     """Return all live files in a table's metadata, without using this package's readers."""
     location = lake.snapshot().table("ns", name).format_properties[METADATA_LOCATION]
     metadata = json.loads(lake.storage.read(location))
     uris = {lake.root + location}
     for kind in ("statistics", "partition-statistics"):
         uris |= {file["statistics-path"] for file in metadata.get(kind) or ()}
-    for shot in metadata["snapshots"]:
-        uris.add(shot["manifest-list"])
-        for manifest in read_avro(lake, shot["manifest-list"])[1]:
+    for snapshot in metadata["snapshots"]:
+        uris.add(snapshot["manifest-list"])
+        for manifest in read_avro(lake, snapshot["manifest-list"])[1]:
             uris.add(manifest["manifest_path"])
             entries = read_avro(lake, manifest["manifest_path"])[1]
             uris |= {entry["data_file"]["file_path"] for entry in entries if entry["status"] != 2}
@@ -91,10 +91,10 @@ def summary_of(table: EngineTable, *names: str) -> list[str]:
 
 @pytest.mark.local_only("DuckDB reads local files")
 def test_duckdb_reads_the_same_rows_of_test_tables(lake: Lakehouse) -> None:
-    """The tables of these tests follow the specification, and other engines interpret them in the same way."""
-    assert read_by_duckdb(with_positions(lake)) == POSITIONS
-    assert read_by_duckdb(with_equality(lake)) == EQUALITY
-    # DuckDB 1.5 crashes on equality deletes by a column that was dropped later
+    """The test tables follow the specification, so other engines read the same rows."""
+    assert read_with_duckdb(with_positions(lake)) == POSITIONS
+    assert read_with_duckdb(with_equality(lake)) == EQUALITY
+    # DuckDB 1.5 crashes on equality deletes by a column that was dropped later.
     assert read_like_spark(with_evolution(lake)) == EVOLVED
 
 
@@ -106,18 +106,18 @@ def test_diff_counts_rows_of_delete_files(lake: Lakehouse) -> None:
     table = with_positions(lake)
     latest = lake.latest_version()
 
-    def rows_of(before: int, after: int) -> tuple[int | None, ...]:
+    def row_counts(before: int, after: int) -> tuple[int | None, ...]:
         (change,) = operations.diff_versions(lake, lake.snapshot(before), lake.snapshot(after)).tables
         assert change.delta is not None and change.after is not None
         return change.delta.rows_added, change.delta.rows_removed, change.after.rows
 
     assert len(table.ids()) == 3
-    assert rows_of(latest - 2, latest - 1) == (0, 2, 4)
-    assert rows_of(latest - 1, latest) == (0, 1, 3)
-    assert rows_of(latest, latest - 1) == (1, 0, 4)
+    assert row_counts(latest - 2, latest - 1) == (0, 2, 4)
+    assert row_counts(latest - 1, latest) == (0, 1, 3)
+    assert row_counts(latest, latest - 1) == (1, 0, 4)
     operations.plan_compact_tables(lake).execute()
-    added, removed, now = rows_of(latest, lake.latest_version())
-    assert (added, now) == (removed, 3)
+    added, removed, n_rows = row_counts(latest, lake.latest_version())
+    assert (added, n_rows) == (removed, 3)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "orc"])
@@ -137,7 +137,7 @@ def test_compaction_applies_equality_deletes(lake: Lakehouse) -> None:
     table = with_equality(lake)
     operations.plan_compact_tables(lake).execute()
     table_rows = table.loaded.scan().to_arrow().to_pylist()
-    assert sorted((row["id"], row["place"]) for row in table_rows) == EQUALITY == read_by_duckdb(table)
+    assert sorted((row["id"], row["place"]) for row in table_rows) == EQUALITY == read_with_duckdb(table)
     assert summary_of(table, "records", "equality-deletes", "delete-files") == ["5", "0", "0"]
 
 
@@ -148,7 +148,7 @@ def test_compaction_applies_deletes_of_older_specs_schemas_and_columns(lake: Lak
     assert dict(plan.older_spec_files) == {}
     plan.execute()
     table_rows = table.loaded.scan().to_arrow().to_pylist()
-    assert sorted((row["id"], row["place"]) for row in table_rows) == EVOLVED == read_by_duckdb(table)
+    assert sorted((row["id"], row["place"]) for row in table_rows) == EVOLVED == read_with_duckdb(table)
     assert summary_of(table, "records", "data-files", "delete-files") == ["3", "2", "0"]
 
 
@@ -182,7 +182,7 @@ def test_compaction_keeps_concurrent_deletes(lake: Lakehouse) -> None:
     assert table.ids() == [3]
 
 
-def test_compaction_conflicts_if_all_tables_changed(lake: Lakehouse) -> None:
+def test_compaction_fails_if_all_tables_changed(lake: Lakehouse) -> None:
     table = with_positions(lake)
     plan = operations.plan_compact_tables(lake)
     before = listed(lake.storage)
@@ -195,7 +195,7 @@ def test_compaction_conflicts_if_all_tables_changed(lake: Lakehouse) -> None:
     with pytest.raises(CommitConflictError):
         plan.execute(write)
     new = {path for path in listed(lake.storage) - before if path.endswith(".parquet")}
-    assert len(new) == 1, "the rewritten files are deleted, the delete file stays"
+    assert len(new) == 1, "the rewritten files are deleted, and the delete file is kept"
 
 
 def test_compaction_rejects_position_deletes_in_avro(lake: Lakehouse) -> None:
@@ -214,7 +214,7 @@ def test_compaction_rejects_position_deletes_in_avro(lake: Lakehouse) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_full_export_preserves_tables_of_engines(lakes: Lakes, lake: Lakehouse, kind: str) -> None:
     table = KINDS[kind](lake)
-    read = read_like_spark if kind == "evolved" else read_by_duckdb
+    read = read_like_spark if kind == "evolved" else read_with_duckdb
     expected = read_like_spark(table)
     root = lakes.root("copy")
     operations.plan_export(lake, "away", "full", target=root).execute()
@@ -231,7 +231,7 @@ def test_full_export_preserves_tables_of_engines(lakes: Lakes, lake: Lakehouse, 
         assert read(table) == expected
     for checked_lake in (lake, copy.lake):
         assert operations.verify(checked_lake, deep=True).findings == ()
-        assert named_files(checked_lake, table.name) <= listed(checked_lake.storage)
+        assert live_files(checked_lake, table.name) <= listed(checked_lake.storage)
 
 
 def check_same_metadata(table: EngineTable, copy: EngineTable) -> None:
@@ -242,7 +242,9 @@ def check_same_metadata(table: EngineTable, copy: EngineTable) -> None:
         copied.sort_orders,
     )
     assert (original.refs, original.current_snapshot_id) == (copied.refs, copied.current_snapshot_id)
-    assert [shot.snapshot_id for shot in original.snapshots] == [shot.snapshot_id for shot in copied.snapshots]
+    assert [snapshot.snapshot_id for snapshot in original.snapshots] == [
+        snapshot.snapshot_id for snapshot in copied.snapshots
+    ]
     for name in ("statistics", "partition_statistics"):
         files = [getattr(metadata, name) for metadata in (original, copied)]
         assert [file.snapshot_id for file in files[0]] == [file.snapshot_id for file in files[1]]
@@ -265,7 +267,9 @@ def test_copied_position_deletes_refer_to_copied_files(lakes: Lakes, lake: Lakeh
     copy = Lakehouse.open(root)
     location = copy.snapshot().table("ns", "positions").format_properties[METADATA_LOCATION]
     metadata = json.loads(copy.storage.read(location))
-    (current,) = [shot for shot in metadata["snapshots"] if shot["snapshot-id"] == metadata["current-snapshot-id"]]
+    (current,) = [
+        snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] == metadata["current-snapshot-id"]
+    ]
     delete_files = []
     for manifest in read_avro(copy, current["manifest-list"])[1]:
         for entry in read_avro(copy, manifest["manifest_path"])[1] if manifest["content"] == 1 else ():
@@ -278,7 +282,7 @@ def test_copied_position_deletes_refer_to_copied_files(lakes: Lakes, lake: Lakeh
     assert lower_bound.decode().startswith(root)
     if suffix == "parquet":
         assert EngineTable(copy, "positions").ids() == [2, 3, 4]
-    # a second export into the same target copies no file again
+    # A second export into the same target copies only metadata.
     report = operations.plan_export(lake, "y", "full", target=root).execute()
     assert report.copied_files <= 2
 
@@ -335,25 +339,25 @@ def test_restore_replaces_lost_files_of_unchanged_table(lakes: Lakes, lake: Lake
     assert operations.plan_restore(lake, "x").is_empty
     lake.storage.delete(path)
     if lost_file == "damaged":
-        lake.storage.create(path, b"Obj\x01 cut off")
+        lake.storage.create(path, b"Obj\x01 truncated")
     plan = operations.plan_restore(lake, "x")
     assert [(change.kind, change.table) for change in plan.changes] == [("changed", "positions")]
     plan.execute()
     assert table.ids() == expected
-    assert named_files(lake, "positions") <= listed(lake.storage)
+    assert live_files(lake, "positions") <= listed(lake.storage)
 
 
 def test_promotion_copies_delete_files_of_clone(lakes: Lakes, lake: Lakehouse) -> None:
-    """They refer to files of the parent and of the clone. The latter get other paths in the parent."""
+    """Delete files refer to data files of both sides. The clone's data files get new paths in the parent."""
     table = make_table(lake, "t")
-    of_parent = table.append(rows(1, 2, 3))
+    parent_file = table.append(rows(1, 2, 3))
     root = lakes.root("clone")
     operations.plan_clone(lake, root, "dev").execute()
-    in_clone = EngineTable(Lakehouse.open(root), "t")
-    of_clone = in_clone.append(rows(4, 5))
-    in_clone.delete_positions({of_parent: [0], of_clone: [1]})
-    in_clone.delete_positions({of_parent: [1]})
-    assert in_clone.ids() == [3, 4]
+    table_in_clone = EngineTable(Lakehouse.open(root), "t")
+    clone_file = table_in_clone.append(rows(4, 5))
+    table_in_clone.delete_positions({parent_file: [0], clone_file: [1]})
+    table_in_clone.delete_positions({parent_file: [1]})
+    assert table_in_clone.ids() == [3, 4]
     operations.plan_promotion(lake, "dev").execute()
     assert table.ids() == [3, 4]
     operations.plan_drop_clone(lake, "dev", delete_files=True).execute()
@@ -389,12 +393,12 @@ def test_cleanup_keeps_files_in_table_metadata(aging: Aging, kind: str) -> None:
     else:
         KINDS[kind](lake)
     for _ in range(2):
-        needed = named_files(lake, name)
+        needed = live_files(lake, name)
         aging.clean_up()
-        assert needed == named_files(lake, name) <= listed(lake.storage)
+        assert needed == live_files(lake, name) <= listed(lake.storage)
         operations.plan_trim_tables(lake).execute()
     aging.clean_up()
-    assert named_files(lake, name) <= listed(lake.storage)
+    assert live_files(lake, name) <= listed(lake.storage)
     assert operations.verify(lake, deep=True).findings == ()
     with lake.transaction() as txn:
         txn.drop_table("ns", name)
@@ -404,7 +408,7 @@ def test_cleanup_keeps_files_in_table_metadata(aging: Aging, kind: str) -> None:
 
 def test_cleanup_deletes_compacted_files_and_applied_deletes(aging: Aging) -> None:
     table = with_positions(aging.lake)
-    before = named_files(aging.lake, "positions")
+    before = live_files(aging.lake, "positions")
     operations.plan_compact_tables(aging.lake).execute()
     operations.plan_trim_tables(aging.lake).execute()
     aging.later()
@@ -416,16 +420,20 @@ def test_cleanup_deletes_compacted_files_and_applied_deletes(aging: Aging) -> No
     assert table.ids() == [2, 3, 4]
 
 
-def test_trim_keeps_branches_tags_and_audits_and_their_statistics(aging: Aging) -> None:
+def test_trim_keeps_branches_tags_audits_and_their_statistics(aging: Aging) -> None:
     table = with_statistics(aging.lake)
     before = table.loaded.metadata
     aging.later()
     aging.expire()
     (trim,) = operations.plan_trim_tables(aging.lake).tables
-    by_id = {shot.snapshot_id: shot for shot in before.snapshots}
-    audit = next(shot for shot in before.snapshots if shot.summary and "wap.id" in shot.summary.additional_properties)
-    assert len(trim.dropped) == 1, "only one snapshot of main, between the others"
-    assert {audit.snapshot_id, before.current_snapshot_id} <= set(trim.kept)
+    snapshots_by_id = {snapshot.snapshot_id: snapshot for snapshot in before.snapshots}
+    audit_snapshot = next(
+        snapshot
+        for snapshot in before.snapshots
+        if snapshot.summary and "wap.id" in snapshot.summary.additional_properties
+    )
+    assert len(trim.dropped) == 1, "only the snapshot of main that no reference needs"
+    assert {audit_snapshot.snapshot_id, before.current_snapshot_id} <= set(trim.kept)
     assert {ref.snapshot_id for ref in before.refs.values()} <= set(trim.kept)
     operations.plan_trim_tables(aging.lake).execute()
     after = table.loaded.metadata
@@ -434,8 +442,8 @@ def test_trim_keeps_branches_tags_and_audits_and_their_statistics(aging: Aging) 
     assert (len(before.partition_statistics), after.partition_statistics) == (2, before.partition_statistics)
     aging.later(5 * 24 * HOUR_MS)
     (trim,) = operations.plan_trim_tables(aging.lake).tables
-    assert trim.dropped == (audit.snapshot_id,), "it was not published within the maximum snapshot age"
-    assert audit.snapshot_id in by_id
+    assert trim.dropped == (audit_snapshot.snapshot_id,), "it was not published within the maximum snapshot age"
+    assert audit_snapshot.snapshot_id in snapshots_by_id
 
 
 def test_commit_rejects_old_statistics_files(aging: Aging) -> None:

@@ -1,4 +1,4 @@
-"""Expire, undelete, purge and orphan removal: deleted files, kept files, and concurrent commits."""
+"""Expire, undelete, purge and orphan removal: which files they delete and keep, also with concurrent commits."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_expire_plan_lists_reasons_and_changes_nothing(aging: Aging, lake: Lakeh
     deleted_paths = {path for version in range(4) for path in needed_files(lake, version)}
     assert set(plan.freed.sizes_bytes) == deleted_paths - kept.keys() - roots(lake.storage)
     assert plan.digest == operations.plan_expiration(lake, keeping(2)).digest
-    shown = json.loads(plan.to_json())
-    assert shown["digest"] == plan.digest
-    assert len(shown["verdicts"]) == 6
+    document = json.loads(plan.to_json())
+    assert document["digest"] == plan.digest
+    assert len(document["verdicts"]) == 6
     assert "superseded 2 d 4 h ago" in str(plan)
     assert listed(lake.storage) == files
     aging.later(1)
@@ -86,9 +86,9 @@ def test_expire_plan_lists_reasons_and_changes_nothing(aging: Aging, lake: Lakeh
 
 
 def test_expire_uses_lakehouse_settings_by_default(aging: Aging, lake: Lakehouse) -> None:
-    assert operations.plan_expiration(lake).is_empty, "younger than 7 days"
+    assert operations.plan_expiration(lake).is_empty, "all versions are younger than 7 days"
     aging.later(6 * DAY_MS)
-    assert operations.plan_expiration(lake).versions == "0-2", "3 versions are kept in any case"
+    assert operations.plan_expiration(lake).versions == "0-2", "at least 3 versions are kept"
     aging.lake.alter_definition(minimum_versions_to_keep=1, maximum_version_age_millis_overrides={1: 90 * DAY_MS})
     aging.later(8 * DAY_MS)
     assert operations.plan_expiration(lake).versions == "0,2-5"
@@ -97,15 +97,15 @@ def test_expire_uses_lakehouse_settings_by_default(aging: Aging, lake: Lakehouse
 def test_expire_protects_versions_of_running_transactions(aging: Aging, lake: Lakehouse) -> None:
     create(lake, "new")
     aging.later(DAY_MS)
-    assert operations.plan_expiration(lake, keeping(1)).versions == "0-4", "5 was the latest a day ago"
+    assert operations.plan_expiration(lake, keeping(1)).versions == "0-4", "version 5 was the latest a day ago"
     aging.later(5 * 60 * 1000 + 1)
     assert operations.plan_expiration(lake, keeping(1)).versions == "0-5"
 
 
-def test_expire_rejects_a_wrong_digest(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_rejects_digests_of_other_plans(aging: Aging, lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(1))
     aging.later(DAY_MS)
-    later = operations.plan_expiration(lake, keeping(1))
+    later_plan = operations.plan_expiration(lake, keeping(1))
     aging.clock.time_ms -= DAY_MS
     digits = plan.digest[-64:]
     for digest, reason in (
@@ -114,7 +114,7 @@ def test_expire_rejects_a_wrong_digest(aging: Aging, lake: Lakehouse) -> None:
         (plan.digest[:-1] + ("1" if plan.digest[-1] == "0" else "0"), "review the new plan"),
         (f"4-{plan.now_ms}-{digits}", "review the new plan"),
         (f"77-{plan.now_ms}-{digits}", "can no longer be read"),
-        (later.digest, "in the future"),
+        (later_plan.digest, "in the future"),
         (operations.plan_expiration(lake, keeping(3)).digest, "review the new plan"),
     ):
         with pytest.raises(PlanChangedError, match=reason):
@@ -145,7 +145,7 @@ def test_expire_rejects_the_plan_of_an_expired_base(aging: Aging, lake: Lakehous
 
 
 def test_expire_rejects_a_plan_with_deleted_files(aging: Aging, lake: Lakehouse) -> None:
-    """A drop was interrupted before it deleted the export's root, so orphan removal deletes the copies, and the root
+    """A drop of an export was interrupted. Orphan removal then deletes the copied files first and the export's root
     last.
     """
     create(lake, "many", *(f"t{number}" for number in range(30)))
@@ -168,7 +168,7 @@ def test_expire_spares_versions_needed_by_newer_commits(aging: Aging, lake: Lake
     lake.alter_definition(maximum_version_age_millis_overrides={1: 90 * DAY_MS})
     operations.plan_export(lake, "kept", version=3).execute()
     report = plan.execute(plan.digest)
-    # A policy given to the plan does not use the ages in the settings.
+    # An explicit policy takes precedence over the ages in the settings.
     assert (report.versions, report.spared) == ("0-2,4", "3")
     assert report.files == len(json.loads(lake.storage.read(report.plan_path or ""))["files"])
 
@@ -182,8 +182,8 @@ def test_expire_respects_settings_changed_since_the_plan(aging: Aging, lake: Lak
     assert (report.versions, report.spared) == ("0", "1-2")
 
 
-class Racing(StorageWrapper):
-    """Runs one of several actions before each root is created."""
+class RacingStorage(StorageWrapper):
+    """A storage that runs the next action before each root is created."""
 
     def __init__(self, inner: Storage, *actions: Callable[[], Any]):
         super().__init__(inner)
@@ -197,11 +197,11 @@ class Racing(StorageWrapper):
 
 def with_conflicts(plan: PlannedT, *actions: Callable[[], Any]) -> PlannedT:
     """Return a plan whose execution conflicts with other commits."""
-    return with_storage(plan, Racing(plan.operation.lake.storage, *actions))
+    return with_storage(plan, RacingStorage(plan.operation.lake.storage, *actions))
 
 
 def with_storage(plan: PlannedT, storage: Storage) -> PlannedT:
-    """Return a plan that is executed on this storage."""
+    """Return a plan that uses another storage when it is executed."""
     return replace(plan, operation=replace(plan.operation, lake=Lakehouse(storage)))
 
 
@@ -212,7 +212,7 @@ def test_export_during_expire_keeps_its_version(lake: Lakehouse) -> None:
     assert len([path for path in listed(lake.storage) if path.startswith("_ops/plan-")]) == 1
 
 
-def test_rollback_during_expire_loses_nothing(aging: Aging, lake: Lakehouse) -> None:
+def test_rollback_during_expire_keeps_its_files(aging: Aging, lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(1))
     report = with_conflicts(plan, lambda: operations.rollback(lake, 2)).execute(plan.digest)
     assert report.version == 7
@@ -224,16 +224,16 @@ def test_rollback_during_expire_loses_nothing(aging: Aging, lake: Lakehouse) -> 
     assert sorted(lake.snapshot().namespaces()) == ["n0", "n1"]
 
 
-def test_expire_during_rollback_and_export_makes_them_fail(lake: Lakehouse) -> None:
+def test_rollback_and_export_fail_if_their_version_expires_meanwhile(lake: Lakehouse) -> None:
     def expire() -> None:
         operations.plan_expiration(lake, keeping(1)).execute()
 
-    racing = Lakehouse(Racing(lake.storage, expire))
+    racing_lake = Lakehouse(RacingStorage(lake.storage, expire))
     with pytest.raises((VersionExpiredError, CommitConflictError)):
-        operations.plan_rollback(racing, 2).execute(reapply=True)
+        operations.plan_rollback(racing_lake, 2).execute(reapply=True)
     operations.undelete(lake, "0-4")
     with pytest.raises((VersionExpiredError, CommitConflictError)):
-        operations.plan_export(Lakehouse(Racing(lake.storage, expire)), "late", version=2).execute()
+        operations.plan_export(Lakehouse(RacingStorage(lake.storage, expire)), "late", version=2).execute()
     assert states(lake) == [("EXPIRED", "0-5")] or states(lake) == [("EXPIRED", "0-4")]
     assert operations.list_exports(lake) == []
 
@@ -262,7 +262,7 @@ def test_expired_version_cannot_be_opened(aging: Aging, lake: Lakehouse) -> None
             operations.rollback(lake, version)
         with pytest.raises(VersionExpiredError):
             operations.plan_export(lake, "x", version=version)
-    assert aging.expire().version is None, "a second run does nothing"
+    assert aging.expire().version is None, "a second run commits nothing"
     assert lake.latest_version() == 6
 
 
@@ -301,7 +301,7 @@ def test_undelete_rejects_versions_that_are_not_expired(aging: Aging, lake: Lake
     assert states(lake) == [("EXPIRED", "0-4")]
 
 
-def test_undelete_and_purge_have_one_winner(aging: Aging, lake: Lakehouse) -> None:
+def test_concurrent_undelete_and_purge_conflict(aging: Aging, lake: Lakehouse) -> None:
     aging.expire()
     aging.later()
     plan = operations.plan_purge(lake)
@@ -310,7 +310,7 @@ def test_undelete_and_purge_have_one_winner(aging: Aging, lake: Lakehouse) -> No
     assert live_versions(lake)[0] == 2
     plan = operations.plan_purge(lake)
     with pytest.raises(VersionExpiredError):
-        operations.undelete(Lakehouse(Racing(lake.storage, plan.execute)), 1)
+        operations.undelete(Lakehouse(RacingStorage(lake.storage, plan.execute)), 1)
     assert states(lake) == [("PURGED", "0-1,3-4")]
 
 
@@ -323,14 +323,14 @@ def test_purge_deletes_unneeded_files_and_seals_roots(aging: Aging, lake: Lakeho
     ids = {version: lake.snapshot(version).root.system[COMMIT_ID] for version in range(5)}
     expired = aging.expire()
     assert operations.plan_purge(lake).is_empty
-    assert aging.purge().version is None, "the grace is not over"
+    assert aging.purge().version is None, "the grace period is not over"
     aging.later(DAY_MS + 5 * 60 * 1000)
     plan = operations.plan_purge(lake)
     assert (plan.versions, plan.files, plan.bytes, plan.still_needed) == ("0-4", expired.files, expired.bytes, 0)
     assert expired.files > 10
     report = plan.execute(plan.digest)
     assert (report.version, report.files, report.bytes, report.is_complete) == (8, expired.files, expired.bytes, True)
-    assert roots(lake.storage) >= {lake.files.roots.path(version) for version in range(9)}, "no name is freed"
+    assert roots(lake.storage) >= {lake.files.roots.path(version) for version in range(9)}, "no root is deleted"
     for version, commit_id in ids.items():
         root = decode_node(lake.storage.read(lake.files.roots.path(version)), lake.files.roots.path(version))
         assert (root.is_sealed, root.system[COMMIT_ID]) == (True, commit_id)
@@ -354,7 +354,7 @@ def test_purge_grace_is_at_least_the_transaction_ttl(aging: Aging, lake: Lakehou
 
 
 def test_purge_deletes_files_shared_by_batches(aging: Aging, lake: Lakehouse) -> None:
-    """A file that two batches need is in the plan of the later one, so no orphan remains."""
+    """A file that two batches need is in the plan of the later batch, so no orphan remains."""
     for namespace in ("n0", "n1", "n2"):
         alter(lake, namespace, "a")
         aging.later()
@@ -363,14 +363,14 @@ def test_purge_deletes_files_shared_by_batches(aging: Aging, lake: Lakehouse) ->
     aging.expire()
     aging.later()
     aging.purge()
-    assert len(states(lake)) == 1, "the records of purged batches become one"
+    assert len(states(lake)) == 1, "the records of purged batches are merged"
     aging.later()
-    stale = operations.plan_orphan_removal(lake)
-    assert stale.paths == []
+    plan = operations.plan_orphan_removal(lake)
+    assert plan.paths == []
 
 
 def test_purge_keeps_files_needed_since_the_expiration(aging: Aging, lake: Lakehouse) -> None:
-    """The older of two batches is partly undeleted, and a rollback uses files of it again."""
+    """The older of two batches is partly undeleted, and a rollback uses its files again."""
     aging.later()
     first = aging.expire(keeping(3))
     assert first.versions == "0-2"
@@ -431,30 +431,30 @@ def test_concurrent_purges_are_safe(aging: Aging, lake: Lakehouse, monkeypatch: 
 # Exports
 
 
-def test_expire_ends_lapsed_exports_only(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_drops_only_exports_past_their_retention(aging: Aging, lake: Lakehouse) -> None:
     append_rows(lake)
-    exported = lake.latest_version()
+    exported_version = lake.latest_version()
     operations.plan_export(lake, "short", version=2, retain_for=DAY_MS).execute()
     operations.plan_export(lake, "long", version=3, retain_for=99 * DAY_MS).execute()
-    operations.plan_export(lake, "forever", version=exported).execute()
+    operations.plan_export(lake, "forever", version=exported_version).execute()
     drop(lake, "ns", "t")
     files = {name: needed_files(lake, name) for name in ("short", "long", "forever")}
-    own = {info.name: {info.location, info.manifest_path} for info in operations.list_exports(lake)}
+    export_files = {info.name: {info.location, info.manifest_path} for info in operations.list_exports(lake)}
     aging.later()
     plan = operations.plan_expiration(lake, keeping(1))
     assert plan.exports == ("short",)
     assert "its retention is over" in str(plan)
     report = plan.execute(plan.digest)
     assert report.exports == ("short",)
-    assert set(VersionRanges.parse(report.versions)) == set(range(lake.latest_version() - 1)) - {3, exported}
+    assert set(VersionRanges.parse(report.versions)) == set(range(lake.latest_version() - 1)) - {3, exported_version}
     assert {info.name for info in operations.list_exports(lake)} == {"long", "forever"}
     aging.later()
     aging.purge()
-    standing = listed(lake.storage)
-    assert not own["short"] & standing
-    assert own["long"] | own["forever"] <= standing
-    still = files["long"].keys() | files["forever"].keys() | needed_files(lake).keys()
-    assert not files["short"].keys() & standing - still
+    remaining = listed(lake.storage)
+    assert not export_files["short"] & remaining
+    assert export_files["long"] | export_files["forever"] <= remaining
+    needed = files["long"].keys() | files["forever"].keys() | needed_files(lake).keys()
+    assert not files["short"].keys() & remaining - needed
     for name in ("long", "forever"):
         assert needed_files(lake, name) == files[name]
     assert operations.verify(lake).is_clean
@@ -464,7 +464,7 @@ def test_expire_ends_lapsed_exports_only(aging: Aging, lake: Lakehouse) -> None:
         assert needed_files(lake, name) == files[name]
 
 
-def test_expire_ends_an_export_without_expiring_versions(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_drops_an_export_without_expiring_versions(aging: Aging, lake: Lakehouse) -> None:
     aging.expire()
     operations.plan_export(lake, "short", retain_for=HOUR_MS).execute()
     location = lake.snapshot().definition.exported_snapshots["short"]
@@ -477,7 +477,7 @@ def test_expire_ends_an_export_without_expiring_versions(aging: Aging, lake: Lak
     assert [state for state, _ in states(lake)] == ["PURGED"]
 
 
-def test_expire_keeps_an_export_prolonged_since_the_plan(aging: Aging, lake: Lakehouse) -> None:
+def test_expire_keeps_an_export_whose_retention_was_extended(aging: Aging, lake: Lakehouse) -> None:
     operations.plan_export(lake, "e", version=2, retain_for=HOUR_MS).execute()
     aging.later()
     plan = operations.plan_expiration(lake, keeping(1))
@@ -510,7 +510,7 @@ def test_lease_allows_one_operation_at_a_time(aging: Aging, lake: Lakehouse) -> 
 def test_lease_of_a_killed_operation_expires(aging: Aging, lake: Lakehouse) -> None:
     storage = FaultyStorage(lake.storage, [fail(1, StoragePermissionError, kind="write", times=9)])
     with lease(storage, "purge"):
-        pass  # it could not be released, as if the process had died
+        pass  # the lease cannot be released, as if the process had been killed
     for content in (None, b"garbage", b"[]", b'{"expires_at_ms": "x", "operation": 1}'):
         if content is not None:
             newest = max(path for path in listed(lake.storage) if "lease" in path)
@@ -522,7 +522,7 @@ def test_lease_of_a_killed_operation_expires(aging: Aging, lake: Lakehouse) -> N
             other_lease.check()
 
 
-def test_lease_holder_that_was_suspended_stops(aging: Aging, lake: Lakehouse) -> None:
+def test_suspended_operation_loses_its_lease(aging: Aging, lake: Lakehouse) -> None:
     with lease(lake.storage, "purge") as lease_guard:
         lease_guard.check()
         aging.later(6 * 60 * 1000)
@@ -537,18 +537,18 @@ def test_lease_holder_that_was_suspended_stops(aging: Aging, lake: Lakehouse) ->
             lease_guard.check()
 
 
-def test_purge_that_was_suspended_deletes_nothing_more(aging: Aging, lake: Lakehouse) -> None:
+def test_suspended_purge_deletes_nothing_after_its_lease_expired(aging: Aging, lake: Lakehouse) -> None:
     aging.expire()
     aging.later()
 
-    class Sleeping(StorageWrapper):
-        """Waits at the first seal, while another purge completes."""
+    class SuspendingStorage(StorageWrapper):
+        """A storage that waits at the first seal until another purge completes."""
 
-        slept = False
+        was_suspended = False
 
         def write(self, path: str, data: bytes) -> None:
-            if path in roots(self.inner) and not self.slept:
-                self.slept = True
+            if path in roots(self.inner) and not self.was_suspended:
+                self.was_suspended = True
                 aging.later(HOUR_MS)
                 operations.plan_purge(lake).execute()
             super().write(path, data)
@@ -556,7 +556,7 @@ def test_purge_that_was_suspended_deletes_nothing_more(aging: Aging, lake: Lakeh
         def delete(self, path: str) -> None:
             raise AssertionError(f"{path} was deleted without a lease")
 
-    plan = with_storage(operations.plan_purge(lake), Sleeping(lake.storage))
+    plan = with_storage(operations.plan_purge(lake), SuspendingStorage(lake.storage))
     with pytest.raises(MaintenanceBlockedError):
         plan.execute()
     assert states(lake) == [("PURGED", "0-4")]
@@ -567,9 +567,9 @@ def test_purge_that_was_suspended_deletes_nothing_more(aging: Aging, lake: Lakeh
 
 
 def test_stalled_writer_finds_a_sealed_root(aging: Aging, lake: Lakehouse) -> None:
-    """The writer stops before it creates its root, and continues after that version was purged."""
+    """The writer pauses before it creates its root, and continues after a purge of that version."""
 
-    def meanwhile() -> None:
+    def commit_and_purge() -> None:
         for number in range(3):
             create(lake, f"faster{number}")
         for _ in range(2):
@@ -578,14 +578,14 @@ def test_stalled_writer_finds_a_sealed_root(aging: Aging, lake: Lakehouse) -> No
             aging.later()
             aging.purge()
 
-    stalled = Lakehouse(Racing(lake.storage, meanwhile))
-    txn = stalled.transaction()
+    stalled_lake = Lakehouse(RacingStorage(lake.storage, commit_and_purge))
+    txn = stalled_lake.transaction()
     txn.create_namespace("late")
     version = txn.base.version + 1
     with pytest.raises(TransactionExpiredError):
         txn.commit()
-    sealed = lake.files.roots.path(version)
-    assert decode_node(lake.storage.read(sealed), sealed).is_sealed
+    sealed_path = lake.files.roots.path(version)
+    assert decode_node(lake.storage.read(sealed_path), sealed_path).is_sealed
     with pytest.raises(VersionExpiredError):
         lake.snapshot(version)
     assert "late" not in lake.snapshot().namespaces()
@@ -593,7 +593,7 @@ def test_stalled_writer_finds_a_sealed_root(aging: Aging, lake: Lakehouse) -> No
 
 
 def test_stalled_writer_without_ttl_finds_a_sealed_root(aging: Aging, lake: Lakehouse) -> None:
-    """Writers of other programs have no time to live, and only create-if-absent rejects them."""
+    """Other programs may have no time to live, so that only create-if-absent rejects their roots."""
     versions = range(lake.latest_version())
     aging.expire()
     aging.later()
@@ -606,7 +606,7 @@ def test_stalled_writer_without_ttl_finds_a_sealed_root(aging: Aging, lake: Lake
 # Budgets, throttling, permissions
 
 
-def purgeable(aging: Aging) -> int:
+def expire_for_purge(aging: Aging) -> int:
     """Expire as many versions as possible, wait, and return the number of files that a purge deletes."""
     append_rows(aging.lake, "ns.t")
     append_rows(aging.lake, "ns.u")
@@ -617,8 +617,8 @@ def purgeable(aging: Aging) -> int:
     return report.files
 
 
-class OneByOne(StorageWrapper):
-    """Deletes one file per request, like most storages."""
+class SingleDeleteStorage(StorageWrapper):
+    """A storage that deletes one file per request."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -626,11 +626,13 @@ class OneByOne(StorageWrapper):
 
 
 def test_purge_with_a_request_budget_continues_in_the_next_run(aging: Aging, lake: Lakehouse) -> None:
-    n_files = purgeable(aging)
+    n_files = expire_for_purge(aging)
     needed = needed_files(lake)
     before = listed(lake.storage)
-    one_by_one = Lakehouse(OneByOne(lake.storage))
-    max_requests, report = with_least_requests(lambda budget: operations.plan_purge(one_by_one).execute(budget=budget))
+    lake_with_single_deletes = Lakehouse(SingleDeleteStorage(lake.storage))
+    max_requests, report = with_least_requests(
+        lambda budget: operations.plan_purge(lake_with_single_deletes).execute(budget=budget)
+    )
     runs = 1
     while not report.is_complete:
         assert report.version is None
@@ -640,18 +642,18 @@ def test_purge_with_a_request_budget_continues_in_the_next_run(aging: Aging, lak
         assert states(lake)[-1][0] == "PURGING"
         with pytest.raises(MaintenanceBlockedError):
             operations.plan_orphan_removal(lake)
-        report = operations.plan_purge(one_by_one).execute(budget=Budget(max_requests=max_requests + 15))
+        report = operations.plan_purge(lake_with_single_deletes).execute(budget=Budget(max_requests=max_requests + 15))
         runs += 1
     assert len([path for path in before - listed(lake.storage) if "_ops/" not in path]) == n_files
-    assert 2 < runs <= n_files + lake.latest_version(), "each gets on"
+    assert 2 < runs <= n_files + lake.latest_version(), "each run makes progress"
     assert needed.items() <= {path: lake.storage.read(path) for path in listed(lake.storage)}.items()
     assert [state for state, _ in states(lake)] == ["PURGED"]
 
 
 def test_deletes_use_the_batch_size_of_the_storage(aging: Aging, lake: Lakehouse) -> None:
-    n_files = purgeable(aging)
+    n_files = expire_for_purge(aging)
 
-    class Batching(StorageWrapper):
+    class BatchStorage(StorageWrapper):
         def __init__(self, inner: Storage):
             super().__init__(inner)
             self.delete_batch_size = 1000
@@ -659,25 +661,27 @@ def test_deletes_use_the_batch_size_of_the_storage(aging: Aging, lake: Lakehouse
         def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
             return self.inner.delete_many(paths)  # even if its own batches are smaller
 
-    meter = MeteredStorage(Batching(lake.storage))
+    meter = MeteredStorage(BatchStorage(lake.storage))
     plan = operations.plan_purge(Lakehouse(meter))
     before = meter.snapshot().requests
     report = plan.execute()
     assert (report.files, report.is_complete) == (n_files, True)
     after = meter.snapshot().requests
     deletes = {kind: number - before.get(kind, 0) for kind, number in after.items() if "delete" in kind}
-    assert sum(deletes.values()) <= 3, "the files, the plan file, no more"
+    assert sum(deletes.values()) <= 3, "a batch of files, the plan file and the lease"
     assert n_files > 25
 
 
-class Throttling(StorageWrapper):
-    """Throttles the first deletes, and rejects deletes under some prefixes."""
+class ThrottlingStorage(StorageWrapper):
+    """A storage that throttles the first deletes, and rejects deletes below some prefixes."""
 
-    def __init__(self, inner: Storage, n_throttled: int = 0, rejected: tuple[str, ...] = (), *, concurrency: int = 1):
+    def __init__(
+        self, inner: Storage, n_throttled: int = 0, rejected_prefixes: tuple[str, ...] = (), *, concurrency: int = 1
+    ):
         super().__init__(inner)
         self.concurrency, self.delete_batch_size = concurrency, 1
         self.n_throttled = n_throttled
-        self.refused = rejected
+        self.rejected_prefixes = rejected_prefixes
         self.deletes: list[str] = []
 
     def delete(self, path: str) -> None:
@@ -685,31 +689,31 @@ class Throttling(StorageWrapper):
         if self.n_throttled:
             self.n_throttled -= 1
             raise ThrottledError("slow down", path=path)
-        if path.startswith(self.refused or ("\0",)):
-            raise StoragePermissionError("not yours", path=path)
+        if path.startswith(self.rejected_prefixes or ("\0",)):
+            raise StoragePermissionError("access denied", path=path)
         super().delete(path)
 
 
 @pytest.mark.usefixtures("manual_clock")
 def test_purge_slows_down_after_throttling(aging: Aging, lake: Lakehouse) -> None:
-    n_files = purgeable(aging)
-    throttling = Throttling(lake.storage, n_throttled=3)
-    report = operations.plan_purge(Lakehouse(throttling)).execute()
+    n_files = expire_for_purge(aging)
+    throttling_storage = ThrottlingStorage(lake.storage, n_throttled=3)
+    report = operations.plan_purge(Lakehouse(throttling_storage)).execute()
     assert (report.is_complete, report.files, report.throttled, dict(report.failures)) == (True, n_files, 3, {})
 
 
 def test_permission_error_stops_deletes_under_that_prefix_only(aging: Aging, lake: Lakehouse) -> None:
-    purgeable(aging)
+    expire_for_purge(aging)
     prefixes = sorted({"/".join(info.path.split("/")[:2]) + "/" for info in lake.storage.list("tables/")})
     assert len(prefixes) == 2
-    throttling = Throttling(lake.storage, rejected=(prefixes[0],))
-    report = operations.plan_purge(Lakehouse(throttling)).execute()
+    throttling_storage = ThrottlingStorage(lake.storage, rejected_prefixes=(prefixes[0],))
+    report = operations.plan_purge(Lakehouse(throttling_storage)).execute()
     assert not report.is_complete
     assert all(path.startswith(prefixes[0]) for path in report.failures)
-    assert all(reason.endswith("not yours") for reason in report.failures.values())
+    assert all(reason.endswith("access denied") for reason in report.failures.values())
     assert len(report.failures) > 2
-    assert len([path for path in throttling.deletes if path.startswith(prefixes[0])]) == 1, (
-        "nothing more is tried there"
+    assert len([path for path in throttling_storage.deletes if path.startswith(prefixes[0])]) == 1, (
+        "no other delete is tried below the prefix"
     )
     assert {info.path.rsplit("/", 1)[1] for info in lake.storage.list(prefixes[1])} == {"_owner.json"}
     assert states(lake)[-1][0] == "PURGING"
@@ -727,34 +731,34 @@ def files_to_delete(storage: Storage, number: int) -> dict[str, int]:
 
 
 def test_delete_rate_is_limited(lakes: Lakes, manual_clock: ManualClock) -> None:
-    storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=4)
+    storage = FaultyStorage(SingleDeleteStorage(lakes.storage("plain")), concurrency=4)
     result = delete_files(storage, files_to_delete(storage, 12), Budget(requests_per_second=2))
     assert (result.files, result.bytes, result.is_complete) == (12, 24, True)
-    assert manual_clock.pauses_s == [0, 1, 1, 1, 1, 1], "two at once, each second"
+    assert manual_clock.pauses_s == [0, 1, 1, 1, 1, 1], "two requests per second"
 
 
 def test_deletes_are_sent_right_after_the_check(lakes: Lakes, manual_clock: ManualClock) -> None:
-    """At a low rate, the lease could expire and versions could be committed in between."""
-    storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=1)
+    """Otherwise, at a low rate, the lease could expire and versions could be committed in between."""
+    storage = FaultyStorage(SingleDeleteStorage(lakes.storage("plain")), concurrency=1)
     sizes_bytes = files_to_delete(storage, 3)
-    looked_s: list[float] = []
+    checked_s: list[float] = []
 
-    class Timed(StorageWrapper):
+    class TimedStorage(StorageWrapper):
         def delete(self, path: str) -> None:
-            assert looked_s[-1] == manual_clock.now_s()
+            assert checked_s[-1] == manual_clock.now_s()
             super().delete(path)
 
     result = delete_files(
-        Timed(storage),
+        TimedStorage(storage),
         sizes_bytes,
         Budget(requests_per_second=0.001),
-        before_batch=lambda: looked_s.append(manual_clock.now_s()),
+        before_batch=lambda: checked_s.append(manual_clock.now_s()),
     )
-    assert (result.files, result.failures, looked_s) == (3, {}, [0, 1000, 2000])
+    assert (result.files, result.failures, checked_s) == (3, {}, [0, 1000, 2000])
 
 
 def test_backoff_grows_and_the_budget_applies_while_throttled(lakes: Lakes, manual_clock: ManualClock) -> None:
-    storage = Throttling(lakes.storage("plain"), n_throttled=10**6, concurrency=8)
+    storage = ThrottlingStorage(lakes.storage("plain"), n_throttled=10**6, concurrency=8)
     result = delete_files(storage, files_to_delete(storage, 30), Budget(max_requests=20))
     assert len(storage.deletes) == result.requests == 20
     assert (result.files, result.is_complete, result.stopped) == (0, False, "the budget of 20 requests is spent")
@@ -765,12 +769,12 @@ def test_backoff_grows_and_the_budget_applies_while_throttled(lakes: Lakes, manu
     assert (result.files, result.is_complete) == (30, True)
     assert result.throttled >= 1
     storage.n_throttled = 10**6
-    result = delete_files(storage, {"gone": 1})
-    assert (result.requests, result.stopped, list(result.failures)) == (4, None, ["gone"]), "retries are limited"
+    result = delete_files(storage, {"missing": 1})
+    assert (result.requests, result.stopped, list(result.failures)) == (4, None, ["missing"]), "retries are limited"
 
 
 def test_time_budget_ends_a_deletion(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = FaultyStorage(OneByOne(lakes.storage("plain")), concurrency=1)
+    storage = FaultyStorage(SingleDeleteStorage(lakes.storage("plain")), concurrency=1)
     monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=TickingClock(1.0).now_s))
     result = delete_files(storage, files_to_delete(storage, 10), Budget(max_seconds=4))
     assert (result.files, result.stopped) == (4, "the budget of 4 seconds is spent")
@@ -784,12 +788,14 @@ def test_budgets_must_be_positive(field: str) -> None:
 
 
 def test_deletes_with_lost_responses_are_retried(lakes: Lakes, manual_clock: ManualClock) -> None:
-    storage = FaultyStorage(OneByOne(lakes.storage("plain")), [lose_response(3, kind="delete", times=2)], concurrency=1)
+    storage = FaultyStorage(
+        SingleDeleteStorage(lakes.storage("plain")), [lose_response(3, kind="delete", times=2)], concurrency=1
+    )
     result = delete_files(storage, files_to_delete(storage, 5))
     assert (result.files, result.is_complete, len(manual_clock.pauses_s)) == (5, True, 2)
 
 
-# What blocks all deletions
+# Faults that block all deletions
 
 
 def test_missing_roots_block_deletion(aging: Aging, lake: Lakehouse) -> None:
@@ -797,11 +803,16 @@ def test_missing_roots_block_deletion(aging: Aging, lake: Lakehouse) -> None:
     data = lake.storage.read(path)
     written_ms = aging.clock.written_ms[path]
     lake.storage.delete(path)
-    for plan in (lambda: operations.plan_expiration(lake, keeping(1)), lambda: operations.plan_orphan_removal(lake)):
+    for make_plan in (
+        lambda: operations.plan_expiration(lake, keeping(1)),
+        lambda: operations.plan_orphan_removal(lake),
+    ):
         with pytest.raises(CorruptFileError):
-            plan()
+            make_plan()
     lake.storage.create(path, data)
-    assert operations.plan_expiration(lake, keeping(1)).versions == "0-1,3-4", "2 may have been in use until now"
+    assert operations.plan_expiration(lake, keeping(1)).versions == "0-1,3-4", (
+        "version 2 may have been in use until now"
+    )
     aging.clock.written_ms[path] = written_ms
     assert operations.plan_expiration(lake, keeping(1)).versions == "0-4"
 
@@ -810,32 +821,32 @@ def test_listing_without_roots_blocks_deletion(aging: Aging, lake: Lakehouse) ->
     aging.expire()
     aging.later()
 
-    class Blind(StorageWrapper):
+    class EmptyListingStorage(StorageWrapper):
         def list(self, prefix: str = "") -> Any:
             return iter(())
 
-    for plan in (
+    for make_plan in (
         lambda lake: operations.plan_expiration(lake, keeping(1)),
         operations.plan_purge,
         operations.plan_orphan_removal,
     ):
         with pytest.raises(CorruptFileError):
-            plan(Lakehouse(Blind(lake.storage)))
+            make_plan(Lakehouse(EmptyListingStorage(lake.storage)))
 
 
 def test_commits_during_a_listing_are_not_a_gap(aging: Aging, lake: Lakehouse) -> None:
-    """A listing may contain only the later one of two roots that were created during it."""
+    """A listing may contain only the second of two roots that are created during the listing."""
 
-    class Paged(StorageWrapper):
+    class PagedListingStorage(StorageWrapper):
         def list(self, prefix: str = "") -> Any:
             if prefix == "_":
-                shown = {info.path for info in super().list(prefix)}
-                versions = [create(lake, f"during{len(shown)}"), create(lake, f"also{len(shown)}")]
-                hidden = lake.files.roots.path(versions[0])
-                return (info for info in super().list(prefix) if info.path != hidden)
+                listed_paths = {info.path for info in super().list(prefix)}
+                versions = [create(lake, f"during{len(listed_paths)}"), create(lake, f"also{len(listed_paths)}")]
+                hidden_path = lake.files.roots.path(versions[0])
+                return (info for info in super().list(prefix) if info.path != hidden_path)
             return super().list(prefix)
 
-    assert operations.plan_expiration(Lakehouse(Paged(lake.storage)), keeping(1)).versions == "0-4"
+    assert operations.plan_expiration(Lakehouse(PagedListingStorage(lake.storage)), keeping(1)).versions == "0-4"
 
 
 # Orphans
@@ -844,13 +855,13 @@ def test_commits_during_a_listing_are_not_a_gap(aging: Aging, lake: Lakehouse) -
 def test_orphans_are_old_unreached_files(aging: Aging, lake: Lakehouse) -> None:
     fault = fail(1, StoragePermissionError, kind="create", path_part="_01100000000000000000000000000000")
     with pytest.raises(StoragePermissionError):
-        create(Lakehouse(FaultyStorage(Undeleting(lake.storage), [fault])), "failed", "t")
+        create(Lakehouse(FaultyStorage(NoDeleteStorage(lake.storage), [fault])), "failed", "t")
     needed = {path for version in range(6) for path in needed_files(lake, version)}
     remaining = listed(lake.storage) - needed - {HINT_PATH}
     assert len(remaining) >= 2
     for path in ("_ops/tmp/123", "_ops/plan-00000000-0000-4000-8000-000000000000.json"):
-        lake.storage.create(path, b"left")
-    assert operations.plan_orphan_removal(lake).is_empty, "they are too young"
+        lake.storage.create(path, b"orphan")
+    assert operations.plan_orphan_removal(lake).is_empty, "the files are too young"
     aging.later(HOUR_MS)
     lake.storage.create("_export_00000000-0000-4000-8000-000000000000.arrow", b"young")
     aging.later(DAY_MS)
@@ -860,7 +871,7 @@ def test_orphans_are_old_unreached_files(aging: Aging, lake: Lakehouse) -> None:
     assert operations.plan_orphan_removal(lake, 2 * DAY_MS).is_empty
     report = plan.execute(plan.digest)
     assert (report.files, report.is_complete, report.version) == (len(expected), True, 6)
-    assert not expected & (listed(lake.storage) | listed_hidden(lake.storage))
+    assert not expected & (listed(lake.storage) | list_temporary_files(lake.storage))
     aging.later()
     assert set(operations.plan_orphan_removal(lake).paths) == {"_export_00000000-0000-4000-8000-000000000000.arrow"}
     aging.remove_orphans()
@@ -868,8 +879,8 @@ def test_orphans_are_old_unreached_files(aging: Aging, lake: Lakehouse) -> None:
     assert operations.verify(lake).is_clean
 
 
-class Undeleting(StorageWrapper):
-    """Deletes nothing, like a process that ends at that point."""
+class NoDeleteStorage(StorageWrapper):
+    """A storage that deletes nothing, as if the process had been killed before."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -879,7 +890,7 @@ class Undeleting(StorageWrapper):
         del path
 
 
-def listed_hidden(storage: Storage) -> set[str]:
+def list_temporary_files(storage: Storage) -> set[str]:
     return {info.path for info in storage.list("_ops/tmp/")}
 
 
@@ -899,7 +910,7 @@ def test_plan_of_an_undeleted_batch_is_an_orphan(aging: Aging, lake: Lakehouse) 
     assert operations.plan_orphan_removal(lake).paths == [plan_path]
 
 
-def test_files_of_a_lost_plan_become_orphans(aging: Aging, lake: Lakehouse) -> None:
+def test_files_of_a_damaged_plan_become_orphans(aging: Aging, lake: Lakehouse) -> None:
     report = aging.expire()
     needed = needed_files(lake)
     lake.storage.write(report.plan_path or "", b"damaged")
@@ -930,14 +941,16 @@ def test_altered_plan_file_is_rejected(aging: Aging, lake: Lakehouse) -> None:
 
 
 def test_orphan_removal_keeps_files_published_since_the_plan(aging: Aging, lake: Lakehouse) -> None:
-    """A staged definition is like an orphan until a transaction publishes it, before or during the removal."""
+    """A staged definition counts as an orphan until a transaction publishes it. Here this happens before and during the
+    removal.
+    """
     staged = [lake.stage_definition("n0", f"s{number}", table()) for number in range(3)]
     aging.later()
     plan = operations.plan_orphan_removal(lake)
     assert set(plan.paths) == {definition.location for definition in staged}
 
     def publish(number: int) -> None:
-        # A file this old is rejected, unless the storage's time is wrong.
+        # Transactions reject files this old, so reset their age.
         aging.clock.written_ms[staged[number].location] = aging.clock.time_ms
         with lake.transaction() as txn:
             txn.put_staged([staged[number]])

@@ -43,13 +43,13 @@ def export(lake: Lakehouse, name: str, **arguments: Any) -> ExportReport:
 
 
 def interrupt_export(lake: Lakehouse, name: str, **arguments: Any) -> None:
-    """Begin an export that is killed before its root is copied."""
-    broken = Lakehouse(FaultyStorage(lake.storage, [fail(1, StoragePermissionError, path_part="_export_")]))
+    """Start an export that fails before it copies the root."""
+    faulty_lake = Lakehouse(FaultyStorage(lake.storage, [fail(1, StoragePermissionError, path_part="_export_")]))
     with pytest.raises(StoragePermissionError):
-        export(broken, name, **arguments)
+        export(faulty_lake, name, **arguments)
 
 
-def own_files(lake: Lakehouse) -> set[str]:
+def export_files(lake: Lakehouse) -> set[str]:
     return {path for path in listed(lake.storage) if path.startswith(("_export_", "_ops/"))}
 
 
@@ -59,16 +59,16 @@ def test_export_is_readable_by_name_after_later_commits(lake: Lakehouse) -> None
     expected = entries(lake, version)
     assert (report.version, report.committed_version, report.level) == (version, version + 2, "minimal")
     assert report.copied_bytes == lake.storage.stat(report.location).size_bytes
-    assert own_files(lake) == {report.location, report.manifest_path}
+    assert export_files(lake) == {report.location, report.manifest_path}
     for number in range(3):
         create(lake, f"n{number}")
         drop(lake, "a", "t") if number == 0 else None
         snapshot = lake.snapshot("first")
         assert (snapshot.version, snapshot.location, entries(lake, "first")) == (version, report.location, expected)
-    copied = decode_node(lake.storage.read(report.location), report.location)
-    assert copied == decode_node(lake.storage.read(root_path(version)), root_path(version))
-    operations = [(info.operation, info.message) for info in lake.history(limit=6)][4:]
-    assert operations == [("export", "first: complete"), ("export", f"first: keep version {version}")]
+    copied_root = decode_node(lake.storage.read(report.location), report.location)
+    assert copied_root == decode_node(lake.storage.read(root_path(version)), root_path(version))
+    logged = [(info.operation, info.message) for info in lake.history(limit=6)][4:]
+    assert logged == [("export", "first: complete"), ("export", f"first: keep version {version}")]
     assert maintenance.verify(lake).findings == ()
 
 
@@ -139,7 +139,7 @@ def test_used_name_is_rejected(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments"),
+    ("error", "arguments"),
     [
         (InvalidInputError, {"level": "whole"}),
         (InvalidInputError, {"level": "MINIMAL"}),
@@ -150,13 +150,13 @@ def test_used_name_is_rejected(lake: Lakehouse) -> None:
         (InvalidInputError, {"retain_for": timedelta(days=-1)}),
         (InvalidInputError, {"retain_for": timedelta(days=10_000_000)}),
         (VersionNotFoundError, {"version": 9}),
-        (ExportNotFoundError, {"version": "nowhere"}),
+        (ExportNotFoundError, {"version": "missing"}),
     ],
 )
 def test_invalid_arguments_are_rejected(
-    lake: Lakehouse, kind: type[TrinityLakeError], arguments: dict[str, Any]
+    lake: Lakehouse, error: type[TrinityLakeError], arguments: dict[str, Any]
 ) -> None:
-    assert_rejected(lake, kind, lambda: maintenance.plan_export(lake, "name", **arguments))
+    assert_rejected(lake, error, lambda: maintenance.plan_export(lake, "name", **arguments))
 
 
 def test_export_of_expired_version_fails(lake: Lakehouse) -> None:
@@ -168,20 +168,20 @@ def test_export_of_expired_version_fails(lake: Lakehouse) -> None:
     assert_rejected(lake, VersionExpiredError, plan.execute)
 
 
-def test_export_is_retained_until_its_time(lake: Lakehouse) -> None:
+def test_export_retention_is_listed(lake: Lakehouse) -> None:
     clock = ClockStorage(lake.storage, lake.storage.now_ms() + 10_000)
     lake = Lakehouse(clock)
-    export(lake, "month", retain_for=timedelta(days=30))
-    export(lake, "millis", retain_for=5)
-    export(lake, "ever")
+    export(lake, "long", retain_for=timedelta(days=30))
+    export(lake, "short", retain_for=5)
+    export(lake, "unlimited")
     now = datetime.fromtimestamp(clock.time_ms / 1000, tz=UTC)
-    ever, millis, month = maintenance.list_exports(lake)
-    assert (ever.retain_until, millis.retain_until, month.retain_until) == (
+    long, short, unlimited = maintenance.list_exports(lake)
+    assert (unlimited.retain_until, short.retain_until, long.retain_until) == (
         None,
         now + timedelta(milliseconds=5),
         now + timedelta(days=30),
     )
-    assert month.created_at == now
+    assert long.created_at == now
 
 
 def test_times_after_the_year_9999_are_listed(lake: Lakehouse) -> None:
@@ -212,12 +212,14 @@ def test_interrupted_export_resumes(lake: Lakehouse) -> None:
     assert_rejected(lake, ExportExistsError, lambda: maintenance.plan_export(lake, "name", version=0))
     create(lake, "b")
     plan = maintenance.plan_export(lake, "name")
-    assert (plan.version, plan.resumes) == (version, True), "the version of the interrupted run, not the latest"
+    assert (plan.version, plan.resumes) == (version, True), (
+        "the version of the interrupted export, not the latest version"
+    )
     report = plan.execute()
     assert (report.resumed, report.version, report.location) == (True, version, info.location)
-    (done,) = maintenance.list_exports(lake)
-    assert done == replace(info, state="complete", retain_until=None), "the last run sets the retention"
-    assert own_files(lake) == {report.location, report.manifest_path}
+    (completed_info,) = maintenance.list_exports(lake)
+    assert completed_info == replace(info, state="complete", retain_until=None), "the last run determines the retention"
+    assert export_files(lake) == {report.location, report.manifest_path}
     assert maintenance.verify(lake).findings == ()
 
 
@@ -231,8 +233,8 @@ def test_copy_that_differs_from_source_fails(lake: Lakehouse) -> None:
     assert not export(lake, "name").resumed
 
 
-class Interrupted(FaultyStorage):
-    """Run an action just after the copied root was read back."""
+class ActionStorage(FaultyStorage):
+    """A storage that runs an action just after the copied root was read back."""
 
     action: Callable[[], Any] | None = None
 
@@ -244,18 +246,18 @@ class Interrupted(FaultyStorage):
         return data
 
 
-def test_two_runs_resume_the_same_export(lake: Lakehouse) -> None:
+def test_two_runs_can_resume_the_same_export(lake: Lakehouse) -> None:
     interrupt_export(lake, "name")
-    storage = Interrupted(lake.storage)
-    faster: list[ExportReport] = []
-    storage.action = lambda: faster.append(export(lake, "name"))
-    slower = export(Lakehouse(storage), "name")
-    assert [report.location for report in faster] == [slower.location]
+    storage = ActionStorage(lake.storage)
+    faster_reports: list[ExportReport] = []
+    storage.action = lambda: faster_reports.append(export(lake, "name"))
+    slower_report = export(Lakehouse(storage), "name")
+    assert [report.location for report in faster_reports] == [slower_report.location]
     assert lake.latest_version() == 2
 
 
 def test_export_dropped_during_copy_fails(lake: Lakehouse) -> None:
-    storage = Interrupted(lake.storage)
+    storage = ActionStorage(lake.storage)
     storage.action = lambda: maintenance.drop_export(lake, "name")
     with pytest.raises(ExportNotFoundError):
         export(Lakehouse(storage), "name")
@@ -264,9 +266,9 @@ def test_export_dropped_during_copy_fails(lake: Lakehouse) -> None:
 
 
 def test_lost_responses_do_not_fail_export(lake: Lakehouse) -> None:
-    for part in ("_ops/", "_export_"):
-        lossy = Lakehouse(FaultyStorage(lake.storage, [lose_response(1, kind="create", path_part=part)]))
-        export(lossy, f"lost-{part.strip('_/')}")
+    for path_part in ("_ops/", "_export_"):
+        faulty_lake = Lakehouse(FaultyStorage(lake.storage, [lose_response(1, kind="create", path_part=path_part)]))
+        export(faulty_lake, f"lost-{path_part.strip('_/')}")
     assert [info.state for info in maintenance.list_exports(lake)] == ["complete", "complete"]
 
 
@@ -283,29 +285,29 @@ def test_only_approved_plan_is_executed(lake: Lakehouse) -> None:
 
 
 def test_concurrent_exports_do_not_conflict(lake: Lakehouse) -> None:
-    class Racing(FaultyStorage):
-        raced = False
+    class RacingStorage(FaultyStorage):
+        has_raced = False
 
         def create(self, path: str, data: bytes) -> None:
-            if path == root_path(1) and not self.raced:
-                self.raced = True
+            if path == root_path(1) and not self.has_raced:
+                self.has_raced = True
                 export(lake, "theirs")
             super().create(path, data)
 
-    export(Lakehouse(Racing(lake.storage)), "ours")
+    export(Lakehouse(RacingStorage(lake.storage)), "ours")
     assert [info.name for info in maintenance.list_exports(lake)] == ["ours", "theirs"]
 
 
 def test_drop_deletes_only_its_own_files(lake: Lakehouse) -> None:
     create(lake, "a", "t")
-    retained = export(lake, "kept")
+    kept = export(lake, "kept")
     dropped = export(lake, "gone")
     before = content(lake)
     version = maintenance.drop_export(lake, "gone")
     assert version == lake.latest_version()
     after = content(lake)
     assert before.keys() - after.keys() == {dropped.location, dropped.manifest_path}
-    assert own_files(lake) == {retained.location, retained.manifest_path}
+    assert export_files(lake) == {kept.location, kept.manifest_path}
     assert next(iter(lake.history())).operation == "drop-export"
     assert_rejected(lake, ExportNotFoundError, lambda: maintenance.drop_export(lake, "gone"))
     with pytest.raises(ExportNotFoundError):
@@ -340,28 +342,30 @@ def test_drop_keeps_files_with_unknown_names(lake: Lakehouse, paths: tuple[str, 
 def test_drop_keeps_files_of_other_exports(lake: Lakehouse) -> None:
     report = export(lake, "first")
     definition = lake.snapshot().definition
-    twin = replace(definition.exports[0], name="twin")
+    duplicate_record = replace(definition.exports[0], name="twin")
     lake.alter_definition(
-        exports=(*definition.exports, twin),
+        exports=(*definition.exports, duplicate_record),
         exported_snapshots={**definition.exported_snapshots, "twin": report.location},
     )
     maintenance.drop_export(lake, "first")
-    assert own_files(lake) == {report.location, report.manifest_path}
+    assert export_files(lake) == {report.location, report.manifest_path}
     maintenance.drop_export(lake, "twin")
-    assert own_files(lake) == set()
+    assert export_files(lake) == set()
 
 
 def test_drop_succeeds_when_files_cannot_be_deleted(lake: Lakehouse) -> None:
     export(lake, "name")
-    refusing = Lakehouse(FaultyStorage(lake.storage, [fail(1, StoragePermissionError, kind="delete", times=9)]))
-    maintenance.drop_export(refusing, "name")
+    lake_without_deletes = Lakehouse(
+        FaultyStorage(lake.storage, [fail(1, StoragePermissionError, kind="delete", times=9)])
+    )
+    maintenance.drop_export(lake_without_deletes, "name")
     assert maintenance.list_exports(lake) == []
-    assert len(own_files(lake)) == 2
+    assert len(export_files(lake)) == 2
     assert maintenance.verify(lake).findings == ()
 
 
 @pytest.mark.parametrize("change", [lambda lake: alter(lake, "a", "t"), lambda lake: drop(lake, "a")])
-def test_plans_and_reports_as_json_and_text(lake: Lakehouse, change: Callable[[Lakehouse], Any]) -> None:
+def test_plans_and_reports_are_rendered_as_json_and_text(lake: Lakehouse, change: Callable[[Lakehouse], Any]) -> None:
     create(lake, "a", "t")
     change(lake)
     plan = maintenance.plan_export(lake, "[red]name[/]")

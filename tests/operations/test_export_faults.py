@@ -18,7 +18,7 @@ from tests.clock import AgingStorage
 from tests.lakes import Lakes, allowing, listed
 from tests.operations.aging import LONG_MS, Aging, grow, keeping, needed_files
 from tests.operations.changes import ROWS, append_rows, create, drop, expire
-from tests.operations.test_export_leases import Dying, content
+from tests.operations.test_export_leases import LimitedCreatesStorage, content
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     CorruptFileError,
@@ -54,18 +54,18 @@ def target(aging: Aging, lakes: Lakes) -> AgingStorage:
     return AgingStorage(storage, storage.now_ms())
 
 
-def into(storage: Storage) -> AbstractContextManager[object]:
+def patch_target_storage(storage: Storage) -> AbstractContextManager[object]:
     """Make exports open their target as this storage."""
     return mock.patch.object(export_module, "open_storage", return_value=storage)
 
 
 def export_to(storage: Storage, lake: Lakehouse, name: str, level: str = "full", **arguments: object) -> ExportReport:
-    with into(storage):
+    with patch_target_storage(storage):
         return operations.plan_export(lake, name, level, target=storage.root, **arguments).execute()  # type: ignore[arg-type]
 
 
-class Refusing(StorageWrapper):
-    """Fail to create files that match a rule."""
+class RejectingStorage(StorageWrapper):
+    """A storage that rejects the creation of files that match a rule."""
 
     def __init__(self, inner: Storage, rule: Callable[[str], bool]):
         super().__init__(inner)
@@ -73,41 +73,41 @@ class Refusing(StorageWrapper):
 
     def create(self, path: str, data: bytes) -> None:
         if self.rule(path):
-            raise StoragePermissionError("refused", path=path)
+            raise StoragePermissionError("injected: rejected", path=path)
         self.inner.create(path, data)
 
 
-class Interrupted(StorageWrapper):
-    """Run an action once before the first deletion."""
+class ActionStorage(StorageWrapper):
+    """A storage that runs an action once, before the first deletion."""
 
-    def __init__(self, inner: Storage, interruption: Callable[[], object]):
+    def __init__(self, inner: Storage, action: Callable[[], object]):
         super().__init__(inner)
-        self.interruptions = [interruption]
+        self.actions = [action]
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        while self.interruptions:
-            self.interruptions.pop()()
+        while self.actions:
+            self.actions.pop()()
         return self.inner.delete_batch(paths)
 
 
-def cut_off_before_its_commit(lake: Lakehouse, target: AgingStorage, name: str) -> None:
-    """Export all but the root of version 1 of the target."""
-    refusing = Refusing(target, lambda path: path.startswith("_1"))
+def interrupt_before_commit(lake: Lakehouse, target: AgingStorage, name: str) -> None:
+    """Export everything except the root of version 1 at the target."""
+    rejecting_storage = RejectingStorage(target, lambda path: path.startswith("_1"))
     with pytest.raises(StoragePermissionError):
-        export_to(refusing, lake, name)
+        export_to(rejecting_storage, lake, name)
 
 
 def test_old_copies_of_interrupted_runs_are_not_reused(aging: Aging, target: AgingStorage) -> None:
-    """A removal of orphans that is already running could delete them, whatever their names."""
+    """An orphan removal that is already running could delete the copies, because it may have listed their names."""
     lake = aging.lake
     export_to(target, lake, "first")
     append_rows(lake)
     for _ in range(2):
-        cut_off_before_its_commit(lake, target, "second")
+        interrupt_before_commit(lake, target, "second")
         target.time_ms += LONG_MS
-    removing = Interrupted(target, lambda: export_to(target, lake, "second"))
-    operations.plan_orphan_removal(Lakehouse(removing)).execute()
-    assert removing.interruptions == []
+    action_storage = ActionStorage(target, lambda: export_to(target, lake, "second"))
+    operations.plan_orphan_removal(Lakehouse(action_storage)).execute()
+    assert action_storage.actions == []
     assert operations.verify(Lakehouse(target)).is_clean
     assert content(Lakehouse(target)) == content(lake)
 
@@ -116,7 +116,7 @@ def test_copies_of_later_generations_are_reused(aging: Aging, target: AgingStora
     lake = aging.lake
     export_to(target, lake, "first")
     append_rows(lake)
-    cut_off_before_its_commit(lake, target, "second")
+    interrupt_before_commit(lake, target, "second")
     target.time_ms += LONG_MS
     report = export_to(target, lake, "second")
     assert report.copied_files > 4
@@ -125,12 +125,12 @@ def test_copies_of_later_generations_are_reused(aging: Aging, target: AgingStora
     assert operations.plan_restore(lake, "second").changes == ()
 
 
-@pytest.mark.parametrize("creates", range(3, 15, 3))
-def test_interrupted_first_export_does_not_block_another(aging: Aging, target: AgingStorage, creates: int) -> None:
-    """The record of the interrupted export exists or was dropped."""
+@pytest.mark.parametrize("n_creates", range(3, 15, 3))
+def test_interrupted_first_export_does_not_block_others(aging: Aging, target: AgingStorage, n_creates: int) -> None:
+    """The record of the interrupted export exists at first, and is then dropped."""
     lake = aging.lake
     with pytest.raises(TrinityLakeError):
-        export_to(Dying(target, creates), lake, "first")
+        export_to(LimitedCreatesStorage(target, n_creates), lake, "first")
     export_to(target, lake, "second", "full")
     operations.drop_export(lake, "first")
     append_rows(lake)
@@ -138,12 +138,12 @@ def test_interrupted_first_export_does_not_block_another(aging: Aging, target: A
     assert content(Lakehouse(target)) == content(lake)
     other = Aging(Lakehouse(target), target)
     other.later()
-    assert other.remove_orphans().files == 1  # the definition of the first one
+    assert other.remove_orphans().files == 1  # the definition that the first export wrote
     assert content(other.lake) == content(lake)
 
 
 def test_target_accepts_exports_after_purging_old_versions(aging: Aging, target: AgingStorage) -> None:
-    """Only a sealed root is left of the version that an export created."""
+    """Only a sealed root remains of the version that an export created."""
     lake = aging.lake
     export_to(target, lake, "first")
     other = Aging(Lakehouse(target), target)
@@ -162,7 +162,7 @@ def test_target_accepts_exports_after_purging_old_versions(aging: Aging, target:
     drop_memory_root("memory://export-dangers/")
 
 
-def test_many_namespaces_are_distinguished(lakes: Lakes, target: AgingStorage) -> None:
+def test_selections_of_namespaces_are_distinguished(lakes: Lakes, target: AgingStorage) -> None:
     lake = lakes.local("many")
     names = [f"n{number:02}{'x' * 90}" for number in range(60)]
     with lake.transaction() as txn:
@@ -178,7 +178,7 @@ def test_many_namespaces_are_distinguished(lakes: Lakes, target: AgingStorage) -
         export_to(other, lake, "fewer", namespaces=names[1:])
 
 
-def test_files_lost_at_target_are_copied_again_or_reported(aging: Aging, target: AgingStorage) -> None:
+def test_missing_files_at_target_are_copied_again_or_reported(aging: Aging, target: AgingStorage) -> None:
     """A completed export has all files that it needs."""
     lake = aging.lake
     export_to(target, lake, "first")
@@ -196,7 +196,7 @@ def test_files_lost_at_target_are_copied_again_or_reported(aging: Aging, target:
 
 @pytest.fixture
 def incremental(aging: Aging, target: AgingStorage) -> AgingStorage:
-    """A target with two exports, of which the second one changed nodes and a few definitions only."""
+    """A target with two exports, of which the second changed only nodes and a few definitions."""
     export_to(target, aging.lake, "first")
     create(aging.lake, "more", *(f"t{number}" for number in range(40)))
     export_to(target, aging.lake, "second")
@@ -204,12 +204,12 @@ def incremental(aging: Aging, target: AgingStorage) -> AgingStorage:
     return target
 
 
-@pytest.mark.parametrize("lost_kind", ["_10000", "node-", ".parquet", "-m0.avro", ".metadata.json", "table-"])
-def test_verify_export_finds_each_missing_file(aging: Aging, incremental: AgingStorage, lost_kind: str) -> None:
-    """The file may be copied by this export or an earlier one, or written by its commit."""
+@pytest.mark.parametrize("file_kind", ["_10000", "node-", ".parquet", "-m0.avro", ".metadata.json", "table-"])
+def test_verify_export_finds_each_missing_file(aging: Aging, incremental: AgingStorage, file_kind: str) -> None:
+    """The file may have been copied by this export or an earlier one, or written by the commit."""
     needed = needed_files(Lakehouse(incremental))
-    paths = [path for path in needed if lost_kind in path] or [
-        path for path in listed(incremental) if lost_kind in path
+    paths = [path for path in needed if file_kind in path] or [
+        path for path in listed(incremental) if file_kind in path
     ]
     for path in paths:
         data = incremental.read(path)
@@ -225,7 +225,7 @@ def test_verify_export_ignores_leftovers_of_interrupted_run(aging: Aging, target
     lake = aging.lake
     export_to(target, lake, "first")
     append_rows(lake)
-    cut_off_before_its_commit(lake, target, "second")
+    interrupt_before_commit(lake, target, "second")
     target.time_ms += LONG_MS
     export_to(target, lake, "second")
     target.time_ms += LONG_MS
@@ -243,7 +243,7 @@ def test_verify_export_fails_when_version_expired_at_target(aging: Aging, increm
 def test_restore_fails_when_another_lakehouse_replaced_the_export(
     aging: Aging, target: AgingStorage, lakes: Lakes
 ) -> None:
-    """Restoring it would drop all objects of the lakehouse."""
+    """A restore from the new lakehouse would drop all objects."""
     export_to(target, aging.lake, "away")
     background.drain()
     shutil.rmtree(lakes.folder / "target")
@@ -253,26 +253,26 @@ def test_restore_fails_when_another_lakehouse_replaced_the_export(
             operation(aging.lake, "away")
 
 
-class Raced(StorageWrapper):
-    """Run a concurrent commit before each new lakehouse definition is written."""
+class ConcurrentCommitStorage(StorageWrapper):
+    """A storage that runs a concurrent commit before each new lakehouse definition is written."""
 
-    def __init__(self, inner: Storage, others: Sequence[Callable[[], object]]):
+    def __init__(self, inner: Storage, concurrent_actions: Sequence[Callable[[], object]]):
         super().__init__(inner)
-        self.others = list(others)
+        self.concurrent_actions = list(concurrent_actions)
 
     def create(self, path: str, data: bytes) -> None:
-        if path.startswith("_lakehouse_def_") and self.others:
-            self.others.pop(0)()
+        if path.startswith("_lakehouse_def_") and self.concurrent_actions:
+            self.concurrent_actions.pop(0)()
         self.inner.create(path, data)
 
 
-def test_other_exports_and_drops_do_not_conflict(aging: Aging) -> None:
+def test_concurrent_exports_and_drops_do_not_conflict(aging: Aging) -> None:
     """A long copy must not fail at its last commit."""
     lake = aging.lake
     for number in range(4):
         operations.plan_export(lake, f"old{number}").execute()
 
-    def others(number: int) -> list[Callable[[], object]]:
+    def concurrent_actions(number: int) -> list[Callable[[], object]]:
         return [
             lambda: operations.drop_export(lake, f"old{number}"),
             lambda: lake.alter_definition(properties={"stamp": str(number)}),
@@ -280,12 +280,12 @@ def test_other_exports_and_drops_do_not_conflict(aging: Aging) -> None:
         ]
 
     for number in range(2):
-        racing = Raced(aging.clock, others(number))
-        operations.plan_export(Lakehouse(racing), f"kept{number}", "full").execute()
-        assert racing.others == []
-    racing = Raced(aging.clock, others(2))
-    operations.drop_export(Lakehouse(racing), "old3")
-    assert racing.others == []
+        racing_storage = ConcurrentCommitStorage(aging.clock, concurrent_actions(number))
+        operations.plan_export(Lakehouse(racing_storage), f"kept{number}", "full").execute()
+        assert racing_storage.concurrent_actions == []
+    racing_storage = ConcurrentCommitStorage(aging.clock, concurrent_actions(2))
+    operations.drop_export(Lakehouse(racing_storage), "old3")
+    assert racing_storage.concurrent_actions == []
     states = {info.name: info.state for info in operations.list_exports(lake)}
     assert states == dict.fromkeys(("kept0", "kept1", "new0", "new1", "new2"), "complete")
     assert operations.verify(lake).is_clean
@@ -305,8 +305,8 @@ def test_export_succeeds_after_source_files_of_earlier_export_were_deleted(
     assert content(Lakehouse(target, cache="off")) == content(lake)
 
 
-class Dropping(StorageWrapper):
-    """Drop an export before its root is read."""
+class DroppingStorage(StorageWrapper):
+    """A storage that drops an export before its root is read."""
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if path.startswith("_export_"):
@@ -320,7 +320,7 @@ def test_opening_an_export_dropped_concurrently_fails(
 ) -> None:
     operations.plan_export(aging.lake, "kept", "full").execute()
     with pytest.raises(ExportNotFoundError, match="'kept'"):
-        operation(Lakehouse(Dropping(aging.clock)), "kept")
+        operation(Lakehouse(DroppingStorage(aging.clock)), "kept")
 
 
 def test_opening_an_export_without_root_fails(aging: Aging) -> None:
@@ -335,18 +335,18 @@ def test_drop_keeps_new_export_with_the_same_name(aging: Aging) -> None:
     lake = aging.lake
     operations.plan_export(lake, "kept").execute()
 
-    def replace() -> None:
+    def replace_export() -> None:
         operations.drop_export(lake, "kept")
         operations.plan_export(lake, "kept", "full").execute()
 
     with pytest.raises(ExportNotFoundError):
-        operations.drop_export(Lakehouse(Raced(aging.clock, [replace])), "kept")
+        operations.drop_export(Lakehouse(ConcurrentCommitStorage(aging.clock, [replace_export])), "kept")
     assert [info.level for info in operations.list_exports(lake)] == ["full"]
 
 
 @pytest.mark.parametrize("level", ["minimal", "partial", "full"])
 def test_export_of_export_dropped_during_copy_fails(aging: Aging, level: str) -> None:
-    """Its files are no longer kept."""
+    """The files of the dropped export are no longer kept."""
     lake = aging.lake
     operations.plan_export(lake, "old", "full").execute()
     drop(lake, "ns")
@@ -359,9 +359,8 @@ def test_export_of_export_dropped_during_copy_fails(aging: Aging, level: str) ->
     with pytest.raises((ExportNotFoundError, FileMissingError)):
         operations.plan_export(lake, "new", level, version="old").execute(progress=drop_old)
     assert operations.verify(lake).is_clean
-    expected_records = (
-        [] if level == "full" else [("new", "copying")]
-    )  # a full export lacks files, and so would another run
+    # A full export cannot be resumed, because the source files are missing.
+    expected_records = [] if level == "full" else [("new", "copying")]
     assert [(info.name, info.state) for info in operations.list_exports(lake)] == expected_records
     operations.plan_export(lake, "kept", "full").execute()
     operations.plan_export(lake, "of-kept", level, version="kept").execute()
@@ -369,40 +368,42 @@ def test_export_of_export_dropped_during_copy_fails(aging: Aging, level: str) ->
 
 
 @pytest.mark.parametrize("has_changed", [False, True], ids=["compacted", "changed"])
-def test_minimal_export_is_independent_of_earlier_ones(aging: Aging, target: AgingStorage, has_changed: bool) -> None:
-    """Nodes that only the earlier version has are deleted with it."""
+def test_minimal_export_is_independent_of_earlier_exports(
+    aging: Aging, target: AgingStorage, has_changed: bool
+) -> None:
+    """Nodes that only the earlier version uses are deleted with it."""
     lake = aging.lake
     grow(aging, 8, "m")
     export_to(target, lake, "first", "minimal")
     if has_changed:
         grow(aging, 8, "k")
     operations.compact(lake)
-    wanted = content(lake)
+    expected = content(lake)
     report = export_to(target, lake, "second", "minimal")
     assert (report.target_version, report.copied_files) == (1, 0)
     operations.drop_export(lake, "first")
     aging.clean_up()
     target_lake = Lakehouse(target, cache="off")
-    assert content(target_lake) == wanted
+    assert content(target_lake) == expected
     assert export_to(target, lake, "same-once-more", "minimal").target_version == 1
 
 
 def test_opening_an_incomplete_export_fails(aging: Aging, target: AgingStorage) -> None:
     with pytest.raises(StoragePermissionError):
-        export_to(Refusing(target, lambda path: True), aging.lake, "begun")
+        export_to(RejectingStorage(target, lambda path: True), aging.lake, "incomplete")
     for operation in (operations.plan_restore, operations.plan_rollback):
-        with pytest.raises(ExportNotFoundError, match="'begun'"):
-            operation(aging.lake, "begun")
+        with pytest.raises(ExportNotFoundError, match="'incomplete'"):
+            operation(aging.lake, "incomplete")
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"files": [{"target": 1}]}', "odd", "sizes"], ids=repr)
 def test_damaged_manifest_is_reported(aging: Aging, damage: bytes | str) -> None:
-    """The manifest of an interrupted export is included; the export can still be dropped."""
+    """An interrupted export with a damaged manifest can still be dropped."""
     lake = aging.lake
     operations.plan_export(lake, "kept", "full").execute()
-    cut_off = Lakehouse(Refusing(aging.clock, lambda path: path.startswith("_export_")))
+    rejecting_lake = Lakehouse(RejectingStorage(aging.clock, lambda path: path.startswith("_export_")))
     with pytest.raises(StoragePermissionError):
-        operations.plan_export(cut_off, "begun", "full").execute()
+        operations.plan_export(rejecting_lake, "incomplete", "full").execute()
     for record in lake.snapshot().definition.exports:
         manifest = json.loads(lake.storage.read(record.manifest_path))
         for file in manifest["files"]:
@@ -412,10 +413,10 @@ def test_damaged_manifest_is_reported(aging: Aging, damage: bytes | str) -> None
     with pytest.raises(CorruptFileError):
         operations.verify_export(lake, "kept")
     with pytest.raises((CorruptFileError, ExportExistsError)):
-        operations.plan_export(lake, "begun", "full").execute()
-    operations.drop_export(lake, "begun")
-    operations.plan_export(lake, "begun", "full").execute()
-    assert operations.verify_export(lake, "begun", deep=True).is_clean
+        operations.plan_export(lake, "incomplete", "full").execute()
+    operations.drop_export(lake, "incomplete")
+    operations.plan_export(lake, "incomplete", "full").execute()
+    assert operations.verify_export(lake, "incomplete", deep=True).is_clean
 
 
 def test_namespaces_with_dots_are_restored_by_table(lakes: Lakes) -> None:
@@ -427,9 +428,9 @@ def test_namespaces_with_dots_are_restored_by_table(lakes: Lakes) -> None:
         drop(lake, "a.b", "t")
         operations.restore_export(lake, name, tables=["a.b.t"])
         assert lake.snapshot().tables("a.b") == ["t", "u"]
-        for named in ({"tables": ["a.t"]}, {"namespaces": ["a"]}, {"namespaces": ["c"]}):
+        for selection in ({"tables": ["a.t"]}, {"namespaces": ["a"]}, {"namespaces": ["c"]}):
             with pytest.raises(InvalidInputError, match=r"a\.b"):
-                operations.plan_restore(lake, name, **named)
+                operations.plan_restore(lake, name, **selection)
 
 
 def test_full_export_rejects_files_of_other_formats(lakes: Lakes, target: AgingStorage) -> None:
@@ -479,35 +480,35 @@ def test_external_data_file_with_long_name_is_copied(lakes: Lakes, target: Aging
         content(lake)
 
 
-@pytest.mark.local_only("names files of this machine")
-@pytest.mark.parametrize("spelled", ["{root}", "file:{folder}/", "file://{folder}-link/"])
-def test_drop_keeps_root_that_another_export_spells_differently(lakes: Lakes, spelled: str) -> None:
-    """Other programs can record it as a URI, in Hadoop's spelling, or through a link."""
+@pytest.mark.local_only("uses local paths")
+@pytest.mark.parametrize("spelling", ["{root}", "file:{folder}/", "file://{folder}-link/"])
+def test_drop_keeps_root_that_another_export_spells_differently(lakes: Lakes, spelling: str) -> None:
+    """Other programs can record the root as a URI, in Hadoop's spelling, or through a link."""
     lake = lakes.local()
     create(lake, "n")
     operations.plan_export(lake, "ours").execute()
     definition = lake.snapshot().definition
     path, folder = definition.exported_snapshots["ours"], lake.root.removeprefix("file://").rstrip("/")
     os.symlink(folder, f"{folder}-link")
-    alias = spelled.format(root=lake.root, folder=folder) + path
+    alias = spelling.format(root=lake.root, folder=folder) + path
     lake.alter_definition(exported_snapshots={**definition.exported_snapshots, "theirs": alias})
     operations.drop_export(lake, "ours")
     assert path in listed(lake.storage)
-    if "link" not in spelled:
+    if "link" not in spelling:
         assert lake.snapshot("theirs").namespaces() == ["n"]
         operations.drop_export(lake, "theirs")
-    assert list_names(lake) == ([] if "link" not in spelled else ["theirs"])
+    assert list_names(lake) == ([] if "link" not in spelling else ["theirs"])
 
 
-@pytest.mark.local_only("names files of this machine")
+@pytest.mark.local_only("uses local paths")
 def test_version_exported_by_uri_does_not_expire(lakes: Lakes) -> None:
     lake = lakes.local()
     create(lake, "n")
     create(lake, "m")
     folder = lake.root.removeprefix("file://")
     lake.alter_definition(exported_snapshots={"theirs": f"file:{folder}{lake.files.roots.path(1)}"})
-    later = Aging(lake, AgingStorage(lake.storage, lake.storage.now_ms() + LONG_MS))
-    plan = operations.plan_expiration(Lakehouse(later.clock), keeping(1))
+    later_aging = Aging(lake, AgingStorage(lake.storage, lake.storage.now_ms() + LONG_MS))
+    plan = operations.plan_expiration(Lakehouse(later_aging.clock), keeping(1))
     assert [verdict.version for verdict in plan.verdicts if verdict.expires] == [0, 2]
 
 
@@ -520,16 +521,16 @@ def test_concurrent_run_of_same_export_is_resumed(lakes: Lakes, monkeypatch: pyt
     lake = lakes.memory()
     create(lake, "n")
     first, second = (operations.plan_export(lake, "e") for _ in range(2))
-    begun: list[bool] = []
+    has_begun: list[bool] = []
     begin = export_module.begin
 
-    def begin_after_the_other(on: Lakehouse, *arguments: Any) -> object:
-        if not begun:
-            begun.append(True)
+    def begin_after_other_run(lake_of_run: Lakehouse, *arguments: Any) -> object:
+        if not has_begun:
+            has_begun.append(True)
             begin(Lakehouse(lake.storage), second.record, lambda _base: None)
-        return begin(on, *arguments)
+        return begin(lake_of_run, *arguments)
 
-    monkeypatch.setattr(export_module, "begin", begin_after_the_other)
+    monkeypatch.setattr(export_module, "begin", begin_after_other_run)
     report = first.execute()
     assert report.resumed
     assert [record.name for record in lake.snapshot().definition.exports] == ["e"]
@@ -544,12 +545,12 @@ def test_export_dropped_during_copy_leaves_no_files(lakes: Lakes, monkeypatch: p
     create(lake, "n")
     begin = export_module.begin
 
-    def begin_and_lose(*arguments: Any) -> object:
-        begun = begin(*arguments)
+    def begin_and_drop(*arguments: Any) -> object:
+        result = begin(*arguments)
         operations.drop_export(Lakehouse(lake.storage), "e")
-        return begun
+        return result
 
-    monkeypatch.setattr(export_module, "begin", begin_and_lose)
+    monkeypatch.setattr(export_module, "begin", begin_and_drop)
     with pytest.raises(ExportNotFoundError):
         operations.plan_export(lake, "e").execute()
     assert [info.path for info in lake.storage.list("_export_")] == []

@@ -51,23 +51,23 @@ def content(lake: Lakehouse, version: int | str | None = None) -> object:
     return objects(lake.snapshot(version)), sorted(rows)
 
 
-def change_all(aging: Aging) -> None:
-    """Replace all objects."""
+def replace_objects(aging: Aging) -> None:
+    """Drop all namespaces and create another one."""
     for namespace in aging.lake.snapshot().namespaces():
         drop(aging.lake, namespace)
     create(aging.lake, "later", "t")
 
 
 @each_level
-@pytest.mark.parametrize("is_away", [False, True], ids=["here", "away"])
+@pytest.mark.parametrize("is_at_another_root", [False, True], ids=["same-root", "another-root"])
 def test_export_is_readable_until_its_retention_ends(
-    aging: Aging, tmp_path: Path, arguments: dict[str, Any], is_away: bool
+    aging: Aging, tmp_path: Path, arguments: dict[str, Any], is_at_another_root: bool
 ) -> None:
     lake, target = aging.lake, str(tmp_path / "target")
     expected = content(lake)
-    choice = {**arguments, "target": target} if is_away else arguments
-    report = operations.plan_export(lake, "kept", retain_for=30 * DAY_MS, **choice).execute()
-    change_all(aging)
+    options = {**arguments, "target": target} if is_at_another_root else arguments
+    report = operations.plan_export(lake, "kept", retain_for=30 * DAY_MS, **options).execute()
+    replace_objects(aging)
     for _ in range(2):
         aging.clean_up()
         assert content(Lakehouse(lake.storage), "kept") == expected
@@ -77,7 +77,7 @@ def test_export_is_readable_until_its_retention_ends(
             lake.snapshot(report.version)
     else:
         assert lake.snapshot(report.version).version == report.version
-    if is_away:
+    if is_at_another_root:
         assert content(Lakehouse.open(target)) == expected
     aging.later(30 * DAY_MS)
     for _ in range(2):
@@ -85,10 +85,10 @@ def test_export_is_readable_until_its_retention_ends(
     with pytest.raises(ExportNotFoundError):
         lake.snapshot("kept")
     assert not [path for path in listed(lake.storage) if path.startswith(("tables/", "_export_", "_ops/export-"))]
-    if is_away and arguments["level"] != "full":
+    if is_at_another_root and arguments["level"] != "full":
         with pytest.raises(StorageError):
             content(Lakehouse(Lakehouse.open(target).storage))
-    elif is_away:
+    elif is_at_another_root:
         assert content(Lakehouse.open(target)) == expected
 
 
@@ -99,14 +99,14 @@ def test_export_is_readable_after_rollback_by_another_program(aging: Aging, argu
     before = lake.latest_version()
     expected = content(lake)
     operations.plan_export(lake, "kept", **arguments).execute()
-    change_all(aging)
+    replace_objects(aging)
     ForeignLake(lake.storage).rollback(before, keeps_unknown=False)
     assert operations.list_exports(lake) == []
     aging.later()
     with pytest.raises(MaintenanceBlockedError):
         operations.plan_expiration(lake, keeping(1)).execute()
     assert operations.reconcile(lake).restored_exports == ("kept",)
-    change_all(aging)
+    replace_objects(aging)
     for _ in range(2):
         aging.clean_up()
     assert content(Lakehouse(lake.storage), "kept") == expected
@@ -138,32 +138,32 @@ def test_orphan_removal_deletes_files_of_dropped_export(aging: Aging) -> None:
     assert content(lake)[1] == ROWS["id"].to_pylist()  # type: ignore[index]
 
 
-class Dying(StorageWrapper):
-    """Allow a number of creates, then fail."""
+class LimitedCreatesStorage(StorageWrapper):
+    """A storage that fails after a number of creates."""
 
-    def __init__(self, inner: Storage, creates: int):
+    def __init__(self, inner: Storage, n_creates: int):
         super().__init__(inner)
-        self.left = creates
+        self.n_remaining = n_creates
 
     def create(self, path: str, data: bytes) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise StoragePermissionError("no more", path=path)
+        self.n_remaining -= 1
+        if self.n_remaining < 0:
+            raise StoragePermissionError("injected: too many creates", path=path)
         self.inner.create(path, data)
 
 
 def test_copies_of_interrupted_export_are_not_orphans(aging: Aging) -> None:
-    """This holds for nodes and all other copies, regardless of the age of the interrupted run."""
+    """This includes copied nodes, regardless of the age of the interrupted run."""
     lake = aging.lake
     create(lake, "big", *(f"t{number}" for number in range(40)))
     expected = content(lake)
-    total = operations.plan_export(lake, "counted", "full").execute().files
+    n_files = operations.plan_export(lake, "counted", "full").execute().files
     operations.drop_export(lake, "counted")
     aging.later()
     aging.remove_orphans()
     with pytest.raises(StoragePermissionError):
-        dying = Lakehouse(Dying(lake.storage, total))
-        operations.plan_export(dying, "kept", "full").execute()
+        failing_lake = Lakehouse(LimitedCreatesStorage(lake.storage, n_files))
+        operations.plan_export(failing_lake, "kept", "full").execute()
     before = listed(lake.storage)
     aging.later()
     assert operations.plan_orphan_removal(lake).paths == []
@@ -174,22 +174,24 @@ def test_copies_of_interrupted_export_are_not_orphans(aging: Aging) -> None:
 
 
 def test_old_copies_at_another_root_are_not_reused(aging: Aging, lakes: Lakes) -> None:
-    """A concurrent orphan removal could delete them, so the copies get new names."""
+    """A concurrent orphan removal could delete the old copies, so the new copies get other names."""
     lake, root = aging.lake, f"file://{lakes.folder}/target/"
     operations.plan_export(lake, "first", "full", target=root).execute()
     append_rows(lake)
     target_storage = LocalStorage(root, fsync=False)
-    dying = mock.patch.object(export_module, "open_storage", return_value=Dying(target_storage, 3))
-    with dying, pytest.raises(TrinityLakeError):
+    failing_target = mock.patch.object(
+        export_module, "open_storage", return_value=LimitedCreatesStorage(target_storage, 3)
+    )
+    with failing_target, pytest.raises(TrinityLakeError):
         operations.plan_export(lake, "second", "full", target=root).execute()
     before = listed(target_storage)
-    later = AgingStorage(target_storage, target_storage.now_ms() + 2 * DAY_MS)
-    with mock.patch.object(export_module, "open_storage", return_value=later):
+    later_storage = AgingStorage(target_storage, target_storage.now_ms() + 2 * DAY_MS)
+    with mock.patch.object(export_module, "open_storage", return_value=later_storage):
         operations.plan_export(lake, "second", "full", target=root).execute()
     assert {path.split("/")[2][:7] for path in listed(target_storage) - before if path.startswith("tables/")} == {
         "export-"
     }
-    operations.plan_orphan_removal(Lakehouse(later)).execute()
+    operations.plan_orphan_removal(Lakehouse(later_storage)).execute()
     assert content(Lakehouse.open(root)) == content(lake)
     check_lake(Lakehouse.open(root))
 
@@ -204,12 +206,12 @@ def test_restored_source_files_get_new_names_at_target(aging: Aging, lakes: Lake
     operations.plan_export(lake, "second", "full", target=root).execute()
     operations.rollback(lake, before)
     target_storage = LocalStorage(root, fsync=False)
-    later = AgingStorage(target_storage, target_storage.now_ms() + 2 * DAY_MS)
-    with mock.patch.object(export_module, "open_storage", return_value=later):
+    later_storage = AgingStorage(target_storage, target_storage.now_ms() + 2 * DAY_MS)
+    with mock.patch.object(export_module, "open_storage", return_value=later_storage):
         operations.plan_export(lake, "third", "full", target=root).execute()
-    other = Lakehouse(later)
+    other = Lakehouse(later_storage)
     assert content(other) == content(lake)
-    target = Aging(other, later)
+    target = Aging(other, later_storage)
     for _ in range(2):
         target.clean_up()
         assert content(Lakehouse(target_storage)) == content(lake)

@@ -35,7 +35,7 @@ NAMES = ("ns.t", "ns.u", "other.v")
 
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
-    """A lakehouse of several levels with three Iceberg tables of two snapshots each, in two namespaces."""
+    """A lakehouse with a tree of several levels and three Iceberg tables in two namespaces, with two snapshots each."""
     lake = lakes.local(order=4)
     for name in (*NAMES, *NAMES):
         append_rows(lake, name)
@@ -89,7 +89,7 @@ each_level = pytest.mark.parametrize("arguments", LEVELS.values(), ids=list(LEVE
 
 
 @each_level
-def test_export_within_lakehouse_does_not_change(lake: Lakehouse, arguments: dict[str, Any]) -> None:
+def test_later_commits_do_not_change_export_within_lakehouse(lake: Lakehouse, arguments: dict[str, Any]) -> None:
     expected = content(lake)
     report = export(lake, "kept", **arguments)
     append_rows(lake, "ns.t")
@@ -146,7 +146,7 @@ def test_export_at_another_root_is_a_lakehouse(lake: Lakehouse, target: str, arg
     assert operations.verify(lake).findings == ()
 
 
-@pytest.mark.local_only("gives a folder another name, and DuckDB reads files of the disk")
+@pytest.mark.local_only("renames a folder, and DuckDB reads local files")
 def test_full_export_is_readable_without_its_source(lake: Lakehouse, target: str, tmp_path: Path) -> None:
     expected = content(lake)
     export(lake, "away", "full", target=target)
@@ -180,8 +180,8 @@ def test_next_export_copies_only_new_files(lake: Lakehouse, target: str) -> None
     other = Lakehouse.open(target)
     assert (plan.into_version, second.target_version) == (0, 1)
     assert content(other) == content(lake)
-    copy_lakehouse = {path for path in listed(other.storage) - before if path.startswith("tables/")}
-    assert len(copy_lakehouse) == 4  # data, manifest, manifest list, metadata
+    new_files = {path for path in listed(other.storage) - before if path.startswith("tables/")}
+    assert len(new_files) == 4  # a data file, manifest, manifest list and metadata file
     assert second.copied_files < first.copied_files / 3
     assert content(lake, "first")["rows"]["ns.t"] == sorted(2 * [1, 2, 3])
     third = export(lake, "third", "full", version=second.version, target=target)
@@ -204,7 +204,7 @@ def test_selected_namespaces_are_exported(lake: Lakehouse, target: str) -> None:
     with pytest.raises(InvalidInputError):
         operations.plan_rollback(lake, "here", namespaces=["ns"])
     with pytest.raises(NamespaceNotFoundError):
-        operations.plan_export(lake, "name", "partial", namespaces=["nowhere"])
+        operations.plan_export(lake, "name", "partial", namespaces=["missing"])
 
 
 @each_level
@@ -233,7 +233,7 @@ def test_export_at_another_root_is_restored(lake: Lakehouse, target: str, argume
     assert operations.restore_export(lake, "away") != version if arguments["level"] != "full" else True
 
 
-def test_export_never_overwrites_another_lakehouse(lake: Lakehouse, target: str, lakes: Lakes) -> None:
+def test_export_does_not_overwrite_another_lakehouse(lake: Lakehouse, target: str, lakes: Lakes) -> None:
     other = lakes.local("other")
     create(other, "precious")
     with pytest.raises(InvalidInputError):
@@ -242,9 +242,9 @@ def test_export_never_overwrites_another_lakehouse(lake: Lakehouse, target: str,
     create(Lakehouse.open(target), "theirs")
     with pytest.raises(InvalidInputError):
         operations.plan_export(lake, "again", "full", target=target)
-    for inside in (lake.root, f"{lake.root}exports/", lake.root.rsplit("/", 2)[0]):
+    for inner_root in (lake.root, f"{lake.root}exports/", lake.root.rsplit("/", 2)[0]):
         with pytest.raises(InvalidInputError):
-            operations.plan_export(lake, "inside", "full", target=inside)
+            operations.plan_export(lake, "inside", "full", target=inner_root)
 
 
 def test_export_with_another_selection_is_rejected_at_target(lake: Lakehouse, target: str) -> None:
@@ -255,17 +255,17 @@ def test_export_with_another_selection_is_rejected_at_target(lake: Lakehouse, ta
 
 
 def test_interrupted_export_resumes_with_the_same_options(lake: Lakehouse) -> None:
-    class Full(MeteredStorage):
-        left = 5
+    class FullDiskStorage(MeteredStorage):
+        n_remaining = 5
 
         def create(self, path: str, data: bytes) -> None:
-            self.left -= path.startswith("tables/")
-            if self.left < 0:
+            self.n_remaining -= path.startswith("tables/")
+            if self.n_remaining < 0:
                 raise StorageError("the disk is full", path=path)
             super().create(path, data)
 
     with pytest.raises(StorageError):
-        export(Lakehouse(Full(lake.storage)), "kept", "full")
+        export(Lakehouse(FullDiskStorage(lake.storage)), "kept", "full")
     with pytest.raises(ExportExistsError):
         operations.plan_export(lake, "kept", "partial")
     before = table_paths(lake)
@@ -278,22 +278,22 @@ def test_interrupted_export_resumes_with_the_same_options(lake: Lakehouse) -> No
     assert operations.verify(lake).findings == ()
 
 
-def test_concurrent_exports_into_one_target_do_not_mix(lake: Lakehouse, target: str) -> None:
-    """The exports can change different tables, but each version at the target equals one of the source."""
+def test_concurrent_exports_into_one_target_are_serialized(lake: Lakehouse, target: str) -> None:
+    """The exports can change different tables, but each version at the target equals a version of the source."""
     first = export(lake, "first", "full", target=target)
     append_rows(lake, "ns.t")
     version = lake.latest_version()
     operations.rollback(lake, first.version)
     create(lake, "later", "a")
-    faster = [operations.plan_export(lake, "faster", "full", target=target)]
+    plans = [operations.plan_export(lake, "faster", "full", target=target)]
 
-    def overtake(*_: object) -> None:
-        if faster:
-            faster.pop().execute()
+    def run_faster_export(*_: object) -> None:
+        if plans:
+            plans.pop().execute()
 
-    slower = operations.plan_export(lake, "slower", "full", version, target=target)
+    slower_plan = operations.plan_export(lake, "slower", "full", version, target=target)
     with pytest.raises(MaintenanceBlockedError):
-        slower.execute(progress=overtake)
+        slower_plan.execute(progress=run_faster_export)
     assert objects(Lakehouse.open(target).snapshot()) == objects(lake.snapshot("faster"))
     export(lake, "slower", "full", version=version, target=target)
     assert content(lake, "slower") == content(lake, version)
@@ -303,7 +303,7 @@ def test_concurrent_exports_into_one_target_do_not_mix(lake: Lakehouse, target: 
 def test_another_export_succeeds_after_interrupted_first_export(
     lake: Lakehouse, target: str, arguments: dict[str, Any]
 ) -> None:
-    """Files of the first export, which did not create a lakehouse yet, do not block the second one."""
+    """The first export was interrupted before it created a lakehouse. Its files do not block the second export."""
     export(lake, "first", **arguments, target=target)
     storage = lake.exported("first").files.storage
     for info in list(storage.list("_")):

@@ -1,4 +1,4 @@
-"""Test the names of copies."""
+"""Test the names of files that exports copy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trinitylake_ops.storage import Storage
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def versions_of_uuids(storage: Storage) -> set[int | None]:
+def uuid_versions(storage: Storage) -> set[int | None]:
     names = (info.path.rpartition("tables/")[2] for info in storage.list())
-    return {uuid.UUID(item).version for name in names for item in _UUID.findall(name)}
+    return {uuid.UUID(text).version for name in names for text in _UUID.findall(name)}
 
 
 @pytest.fixture
@@ -36,17 +36,19 @@ def test_names_of_copies_are_version_4_uuids(lakes: Lakes, lake: Lakehouse, leve
     target = f"file://{lakes.folder}/target/"
     operations.plan_export(lake, "there", target=target, level=level).execute()
     operations.plan_export(lake, "here", level=level).execute()
-    assert versions_of_uuids(lake.storage) == versions_of_uuids(Lakehouse.open(target).storage) == {4}
+    assert uuid_versions(lake.storage) == uuid_versions(Lakehouse.open(target).storage) == {4}
 
 
-def test_copies_with_older_names_are_recognized(lakes: Lakes, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_named_by_older_releases_are_recognized(
+    lakes: Lakes, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = f"file://{lakes.folder}/target/"
-    with monkeypatch.context() as older:
+    with monkeypatch.context() as patch:
         for module in (names, export_roots, copy):
-            older.setattr(module, "derived_uuid", uuid.uuid5)
+            patch.setattr(module, "derived_uuid", uuid.uuid5)
         operations.plan_export(lake, "first", target=target, level="full").execute()
     target_lake = Lakehouse.open(target)
-    assert 5 in versions_of_uuids(target_lake.storage)
+    assert 5 in uuid_versions(target_lake.storage)
     before = listed(target_lake.storage)
     create(lake, "more")
     operations.plan_export(lake, "second", target=target, level="full").execute()

@@ -1,4 +1,4 @@
-"""Exports from a disk to an S3 server and back, and from there to a disk."""
+"""Test exports from a local disk to an S3 server and back, and from an S3 server to a local disk."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def content(lake: Lakehouse) -> object:
     return objects(lake.snapshot()), sorted(rows)
 
 
-@pytest.mark.local_only("begins on a disk")
+@pytest.mark.local_only("exports from a local disk")
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
 @pytest.mark.parametrize("level", ["minimal", "partial", "full"])
-def test_from_a_disk_to_s3_and_back(
+def test_export_from_a_disk_to_s3_is_restored(
     lakes: Lakes, radosgw: S3Server, bucket: str, tmp_path: Path, level: str, client: str
 ) -> None:
     options = {**radosgw.storage_options, "client": client}
@@ -63,8 +63,8 @@ def test_from_a_disk_to_s3_and_back(
 
 
 @pytest.mark.parametrize("level", ["minimal", "partial", "full"])
-def test_from_s3_to_a_disk_and_back(radosgw: S3Server, bucket: str, tmp_path: Path, level: str) -> None:
-    """Files in the source lakehouse are read with its options, which the environment lacks."""
+def test_export_from_s3_to_a_disk_is_restored(radosgw: S3Server, bucket: str, tmp_path: Path, level: str) -> None:
+    """Files of the source are read with its storage options, which the environment does not provide."""
     options = {**radosgw.storage_options, "allowed_roots": f"file://{tmp_path}/"}
     lake = Lakehouse.create(f"{bucket}source", options)
     append_rows(lake)
@@ -79,7 +79,7 @@ def test_from_s3_to_a_disk_and_back(radosgw: S3Server, bucket: str, tmp_path: Pa
     assert operations.verify(lake).findings == ()
 
 
-def test_between_buckets_of_one_server(radosgw: S3Server, bucket: str) -> None:
+def test_export_between_buckets_of_one_server(radosgw: S3Server, bucket: str) -> None:
     options = radosgw.storage_options
     lake = Lakehouse.create(f"{bucket}source", options)
     append_rows(lake)
@@ -88,7 +88,7 @@ def test_between_buckets_of_one_server(radosgw: S3Server, bucket: str) -> None:
     assert content(lake) == (objects(lake.snapshot("away")), [1, 2, 3])
 
 
-def test_from_memory(radosgw: S3Server, bucket: str) -> None:
+def test_export_from_memory_to_s3(radosgw: S3Server, bucket: str) -> None:
     lake = Lakehouse.create("memory://export-to-s3/")
     try:
         create(lake, "a", "t")

@@ -40,7 +40,7 @@ def files_with_secret(*lakehouses: Lakehouse) -> list[str]:
     return [info.path for storage in storages for info in storage.list() if SECRET in storage.read(info.path)]
 
 
-def point_to(lake: Lakehouse, uri: str) -> None:
+def set_external_definition(lake: Lakehouse, uri: str) -> None:
     """Make the latest root refer to an external file as the definition of the namespace ``ns``."""
     latest = lake.snapshot()
     key = latest.keys.namespace_key("ns")
@@ -55,12 +55,12 @@ def test_export_does_not_copy_external_file_of_a_pointer(lakes: Lakes, secret: P
     storage = lakes.storage()
     lake = Lakehouse.create(storage.root, storage=storage)
     create(lake, "ns")
-    point_to(lake, f"file://{secret}")
-    lake_again = Lakehouse(lake.storage)
+    set_external_definition(lake, f"file://{secret}")
+    reopened = Lakehouse(lake.storage)
     with pytest.raises(LocationNotAllowedError, match="--allow-root"):
-        operations.plan_export(lake_again, "nightly", level, definitions=level == "partial").execute()
+        operations.plan_export(reopened, "nightly", level, definitions=level == "partial").execute()
     with pytest.raises(LocationNotAllowedError):
-        lake_again.snapshot().namespace("ns")
+        reopened.snapshot().namespace("ns")
     assert files_with_secret(lake) == []
 
 
@@ -70,8 +70,8 @@ def add_file(lake: Lakehouse, uri: str) -> None:
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
     counts = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
-    without_counts: dict[str, dict[int, int]] = {name: {} for name in counts}
-    absent = dict.fromkeys(("key_metadata", "split_offsets", "equality_ids", "sort_order_id"))
+    empty_counts: dict[str, dict[int, int]] = {name: {} for name in counts}
+    missing_fields = dict.fromkeys(("key_metadata", "split_offsets", "equality_ids", "sort_order_id"))
     data_file = DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=uri,
@@ -79,8 +79,8 @@ def add_file(lake: Lakehouse, uri: str) -> None:
         partition=Record(),
         record_count=1,
         file_size_in_bytes=len(SECRET),
-        **without_counts,
-        **absent,
+        **empty_counts,
+        **missing_fields,
     )
     data_file.spec_id = 0
     manifest = write_manifest_of(lake, table, [data_file], ManifestEntryStatus.ADDED, 1)
@@ -91,8 +91,8 @@ def test_export_does_not_copy_external_file_of_a_manifest(lakes: Lakes, secret: 
     lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
     target = lakes.storage("target")
     add_file(lake, f"file://{secret}")
-    for name, where in (("here", None), ("away", target.root)):
-        report = operations.plan_export(lake, name, "full", target=where).execute()
+    for name, target_root in (("here", None), ("away", target.root)):
+        report = operations.plan_export(lake, name, "full", target=target_root).execute()
         assert "id_rsa" in report.damaged["ns.t"]
     assert files_with_secret(lake, Lakehouse(target)) == []
     with pytest.raises(PermissionError), catalog_at(lake) as catalog:
@@ -116,9 +116,9 @@ def test_deletions_wait_until_root_of_external_table_is_allowed(lakes: Lakes) ->
     operations.register_table(aging.lake, "ns", "theirs", other.root + location)
     with aging.lake.transaction() as txn:
         txn.drop_table("ns", "t")
-    allowed = replace(aging, lake=allowing(aging.lake, other.root))
+    aging_with_access = replace(aging, lake=allowing(aging.lake, other.root))
     aging.later()
-    allowed.expire()
+    aging_with_access.expire()
     aging.later()
     before = {info.path for info in aging.clock.list("tables/")}
     for clean_up in (aging.purge, aging.remove_orphans):
@@ -127,15 +127,15 @@ def test_deletions_wait_until_root_of_external_table_is_allowed(lakes: Lakes) ->
     assert {info.path for info in aging.clock.list("tables/")} == before
     report = operations.verify(aging.lake)
     assert report.is_clean
-    assert any("--allow-root" in text for text in report.unchecked)
+    assert any("--allow-root" in location for location in report.unchecked)
     assert list(report.not_allowed) == ["ns.theirs"]
     cells = [str(cell) for row in report.table().rows for cell in row]
     assert sum("ns.theirs" in str(cell) and "--allow-root" in str(cell) for cell in cells) == 1
-    assert operations.verify(allowed.lake).not_allowed == {}
+    assert operations.verify(aging_with_access.lake).not_allowed == {}
     with pytest.raises(LocationNotAllowedError):
         catalog_at(aging.lake).load_table("ns.theirs")
-    assert catalog_at(allowed.lake).load_table("ns.theirs").scan().to_arrow().num_rows == 3
-    allowed.purge()
+    assert catalog_at(aging_with_access.lake).load_table("ns.theirs").scan().to_arrow().num_rows == 3
+    aging_with_access.purge()
     assert {info.path for info in aging.clock.list("tables/")} < before
 
 
@@ -150,7 +150,7 @@ def test_external_table_is_not_mistaken_for_managed_table(lake: Lakehouse) -> No
 
 
 @pytest.fixture(params=["manifest", "entry"])
-def with_foreign_files(request: pytest.FixtureRequest, lakes: Lakes) -> Lakehouse:
+def lake_with_foreign_files(request: pytest.FixtureRequest, lakes: Lakes) -> Lakehouse:
     """A lakehouse whose table ``ns.t`` refers to files of ``secret.s``, through manifests of either table."""
     lake = Lakehouse.create(lakes.storage().root, storage=lakes.storage())
     catalog = catalog_at(lake)
@@ -166,8 +166,8 @@ def with_foreign_files(request: pytest.FixtureRequest, lakes: Lakes) -> Lakehous
     return lake
 
 
-def test_compaction_copies_no_rows_of_another_table(with_foreign_files: Lakehouse) -> None:
-    lake = with_foreign_files
+def test_compaction_copies_no_rows_of_another_table(lake_with_foreign_files: Lakehouse) -> None:
+    lake = lake_with_foreign_files
     folder = catalog_at(lake).load_table("ns.t").location().removeprefix(lake.root)
     plan = operations.plan_compact_tables(lake, min_input_files=2)
     assert [table.name for table in plan.tables] == ["secret.s"]
@@ -176,25 +176,27 @@ def test_compaction_copies_no_rows_of_another_table(with_foreign_files: Lakehous
     assert not list(lake.storage.list(f"{folder}/data/"))
 
 
-def test_verify_reports_files_of_another_table(with_foreign_files: Lakehouse) -> None:
-    for _ in range(2):  # the second run reads the record of the first one
-        findings = operations.verify(with_foreign_files, deep=True, incremental=True).findings
+def test_verify_reports_files_of_another_table(lake_with_foreign_files: Lakehouse) -> None:
+    for _ in range(2):  # the second run reads the record of the first run
+        findings = operations.verify(lake_with_foreign_files, deep=True, incremental=True).findings
         assert [(finding.code, finding.severity) for finding in findings] == [("table-unreadable", "error")]
 
 
-def test_export_copies_no_file_of_another_table(with_foreign_files: Lakehouse, lakes: Lakes) -> None:
+def test_export_copies_no_file_of_another_table(lake_with_foreign_files: Lakehouse, lakes: Lakes) -> None:
     target = lakes.storage("target")
-    for name, where in (("here", None), ("away", target.root)):
-        report = operations.plan_export(with_foreign_files, name, "full", target=where, namespaces=("ns",)).execute()
+    for name, target_root in (("here", None), ("away", target.root)):
+        report = operations.plan_export(
+            lake_with_foreign_files, name, "full", target=target_root, namespaces=("ns",)
+        ).execute()
         assert list(report.damaged) == ["ns.t"]
     assert not list(target.list("tables/"))
-    with pytest.raises(PermissionError), catalog_at(with_foreign_files) as catalog:
+    with pytest.raises(PermissionError), catalog_at(lake_with_foreign_files) as catalog:
         catalog.load_table("ns.t").scan().to_arrow()
 
 
-@pytest.mark.local_only("symbolic links")
-@pytest.mark.parametrize("linked", ["file", "folder"])
-def test_links_to_files_of_another_table_are_not_followed(lakes: Lakes, linked: str) -> None:
+@pytest.mark.local_only("creates symbolic links")
+@pytest.mark.parametrize("link_kind", ["file", "folder"])
+def test_links_to_files_of_another_table_are_not_followed(lakes: Lakes, link_kind: str) -> None:
     """A client with access to its own folder can create a link to a file that only the operator can read."""
     lake = lakes.local()
     catalog = catalog_at(lake)
@@ -206,12 +208,12 @@ def test_links_to_files_of_another_table_are_not_followed(lakes: Lakes, linked: 
         for number in range(2):
             table.append(pa.table({"id": [number + (100 if name == "secret.s" else 0)]}))
         folders[name] = Path(table.location().removeprefix("file://")) / "data"
-    own_files, other = (sorted(folders[name].iterdir()) for name in ("ns.t", "secret.s"))
-    if linked == "file":
-        own_files[0].unlink()
-        own_files[0].symlink_to(other[0])
+    table_files, secret_files = (sorted(folders[name].iterdir()) for name in ("ns.t", "secret.s"))
+    if link_kind == "file":
+        table_files[0].unlink()
+        table_files[0].symlink_to(secret_files[0])
     else:
-        for path in own_files:
+        for path in table_files:
             path.rename(folders["secret.s"] / path.name)
         folders["ns.t"].rmdir()
         folders["ns.t"].symlink_to(folders["secret.s"])
@@ -225,7 +227,7 @@ def test_links_to_files_of_another_table_are_not_followed(lakes: Lakes, linked: 
     assert list(report.damaged) == ["ns.t"]
 
 
-@pytest.mark.local_only("symbolic links")
+@pytest.mark.local_only("creates symbolic links")
 def test_link_within_folder_of_table_is_followed(lakes: Lakes) -> None:
     lake = lakes.local()
     catalog = catalog_at(lake)

@@ -1,4 +1,4 @@
-"""File systems that list normalized names, or names in another case. Needed files are never deleted."""
+"""Test file systems that normalize names or fold their case: needed files are never deleted."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations.executor import LOCAL, Executor, Listing, LocalExecutor
 from trinitylake_ops.storage import FileInfo, Storage, StorageWrapper
 
-pytestmark = pytest.mark.local_only("is about file systems of other machines")
+pytestmark = pytest.mark.local_only("simulates other file systems")
 
-NFC, NFD, CAPITAL = "größe", unicodedata.normalize("NFD", "größe"), "GRÖßE"
+NFC, NFD, UPPER_CASE = "größe", unicodedata.normalize("NFD", "größe"), "GRÖßE"
 
 
-def nfd(path: str) -> str:
+def to_nfd(path: str) -> str:
     return unicodedata.normalize("NFD", path)
 
 
 class FoldingStorage(StorageWrapper):
-    """Finds a file by any name that folds to the same name, and lists it by the folded name."""
+    """A storage that finds a file by any name that folds to the same name, and lists the folded name."""
 
     def __init__(self, inner: Storage, fold: Callable[[str], str]):
         super().__init__(inner)
@@ -63,7 +63,9 @@ class FoldingStorage(StorageWrapper):
 
 
 class RemoteExecutor(LocalExecutor):
-    """Works like Spark executors: lists in parts, omits files that are reached by their exact name, and reads ahead."""
+    """An executor that works like Spark's: it lists in parts, omits files that are reached by their exact name, and
+    reads ahead.
+    """
 
     window = sys.maxsize
 
@@ -75,9 +77,9 @@ class RemoteExecutor(LocalExecutor):
         read()
 
 
-@pytest.fixture(params=[nfd, str.lower], ids=["normalizing", "folding case"])
+@pytest.fixture(params=[to_nfd, str.lower], ids=["normalizing", "case-folding"])
 def clock(request: pytest.FixtureRequest, lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> AgingStorage:
-    """A storage of this kind, with definitions named like in older releases."""
+    """A folding storage, in which definitions are named as in older releases."""
     monkeypatch.setattr(file_names, "_readable", str)
     storage = lakes.storage()
     return AgingStorage(FoldingStorage(storage, request.param), storage.now_ms())
@@ -94,37 +96,39 @@ def lake(clock: AgingStorage) -> Lakehouse:
     return lake
 
 
-def checked(lake: Lakehouse) -> None:
-    fresh = Lakehouse(lake.storage)
-    snapshot = fresh.snapshot()
+def check_tables(lake: Lakehouse) -> None:
+    reopened = Lakehouse(lake.storage)
+    snapshot = reopened.snapshot()
     assert [snapshot.table("Ns", name) is not None for name in (NFC, "Plain", "Rows")] == [True] * 3
-    assert catalog_at(fresh).load_table("Ns.Rows").scan().count() == 3
+    assert catalog_at(reopened).load_table("Ns.Rows").scan().count() == 3
 
 
 @pytest.mark.parametrize("executor", [LOCAL, RemoteExecutor()], ids=["local", "remote"])
-def test_orphan_removal_on_folding_file_systems(lake: Lakehouse, clock: AgingStorage, executor: Executor) -> None:
-    left = new_node_path()
-    lake.storage.create(left, b"left")
+def test_orphan_removal_on_folding_file_systems_keeps_needed_files(
+    lake: Lakehouse, clock: AgingStorage, executor: Executor
+) -> None:
+    orphan = new_node_path()
+    lake.storage.create(orphan, b"orphan")
     clock.time_ms += LONG_MS
     plan = operations.plan_orphan_removal(lake, executor=executor)
-    assert plan.paths == [left]
+    assert plan.paths == [orphan]
     plan.execute()
-    checked(lake)
+    check_tables(lake)
     assert operations.plan_orphan_removal(lake, executor=executor).is_empty
 
 
 def test_inventory_on_folding_file_systems_lists_no_needed_file(
     lake: Lakehouse, clock: AgingStorage, tmp_path: Path
 ) -> None:
-    left = new_node_path()
-    lake.storage.create(left, b"left")
+    orphan = new_node_path()
+    lake.storage.create(orphan, b"orphan")
     clock.time_ms += LONG_MS
     keys = sorted(info.path for info in lake.storage.list())
     location = write_inventory(tmp_path / "inventory", lake.root, keys)
     plan = operations.plan_orphan_removal(lake, inventory=location)
-    assert plan.paths == [left]
+    assert plan.paths == [orphan]
     plan.execute()
-    checked(lake)
+    check_tables(lake)
 
 
 def test_purge_on_folding_file_systems_keeps_needed_files(lake: Lakehouse, clock: AgingStorage) -> None:
@@ -139,16 +143,16 @@ def test_purge_on_folding_file_systems_keeps_needed_files(lake: Lakehouse, clock
     clock.time_ms += LONG_MS
     report = operations.plan_purge(lake).execute()
     assert report.is_complete
-    checked(lake)
+    check_tables(lake)
 
 
-def test_folder_of_a_table_id_listed_in_another_case_is_kept(lakes: Lakes) -> None:
+def test_folder_of_a_table_id_listed_in_another_form_is_kept(lakes: Lakes) -> None:
     storage = lakes.storage()
-    clock = AgingStorage(FoldingStorage(storage, nfd), storage.now_ms())
+    clock = AgingStorage(FoldingStorage(storage, to_nfd), storage.now_ms())
     lake = Lakehouse.create(clock.root, storage=clock)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
-        txn.create_table("ns", "t", TableDef(id=NFC, table_format="HUDI"))  # with unknown files
+        txn.create_table("ns", "t", TableDef(id=NFC, table_format="HUDI"))  # the files of such a table are unknown
     clock.create(f"tables/{NFC}/_owner.json", f'{{"lakehouse_id": "{lake.snapshot().definition.id}"}}'.encode())
     clock.create(f"tables/{NFC}/data/file", b"needed")
     clock.time_ms += LONG_MS
@@ -157,7 +161,7 @@ def test_folder_of_a_table_id_listed_in_another_case_is_kept(lakes: Lakes) -> No
     assert clock.exists(f"tables/{NFC}/_owner.json")
 
 
-def test_foreign_upper_case_name_is_kept(lakes: Lakes) -> None:
+def test_upper_case_name_of_another_program_is_kept(lakes: Lakes) -> None:
     """Other programs may write a UUID in upper case."""
     storage = lakes.storage()
     clock = AgingStorage(FoldingStorage(storage, str.lower), storage.now_ms())
@@ -173,11 +177,11 @@ def test_foreign_upper_case_name_is_kept(lakes: Lakes) -> None:
     assert path.lower() not in operations.plan_orphan_removal(lake).paths
 
 
-@pytest.mark.parametrize("fold", [nfd, str.lower], ids=["normalizing", "folding case"])
-def test_names_differing_only_in_case_are_two_objects(lakes: Lakes, fold: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("fold", [to_nfd, str.lower], ids=["normalizing", "case-folding"])
+def test_names_that_differ_only_in_case_are_distinct_objects(lakes: Lakes, fold: Callable[[str], str]) -> None:
     storage = lakes.storage()
     lake = Lakehouse.create(storage.root, storage=FoldingStorage(storage, fold))
-    tables = [NFC, NFD, CAPITAL, "t", "T"]
+    tables = [NFC, NFD, UPPER_CASE, "t", "T"]
     with lake.transaction() as txn:
         txn.create_namespace("ns")
         txn.create_namespace("NS")

@@ -1,4 +1,4 @@
-"""Each state of the hint is detected and repaired, and a repair never sets the hint to an older version."""
+"""Test that each state of the hint is detected and repaired, and that a repair never sets an older version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinitylake_ops.storage import MemoryStorage
 
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
-WRONG = [
+WRONG_HINTS = [
     (b"0", HintState.BEHIND, 0),
     (b"1", HintState.BEHIND, 1),
     (b"3", HintState.AHEAD, 3),
@@ -41,7 +41,7 @@ def lake_with_hint(lake: Lakehouse, hint: bytes | None) -> Lakehouse:
     return lake
 
 
-@pytest.mark.parametrize(("hint", "state", "hinted"), WRONG)
+@pytest.mark.parametrize(("hint", "state", "hinted"), WRONG_HINTS)
 def test_wrong_hints_are_detected_and_repaired(
     lake: Lakehouse, hint: bytes | None, state: HintState, hinted: int | None
 ) -> None:
@@ -55,7 +55,7 @@ def test_wrong_hints_are_detected_and_repaired(
         False,
         False,
     )
-    assert listed(lake.storage) == before, "looking changes nothing"
+    assert listed(lake.storage) == before, "an inspection changes nothing"
     repaired = operations.repair_hint(lake)
     assert (repaired.state, repaired.hinted, repaired.repaired, repaired.is_right) == (state, hinted, True, True)
     assert lake.storage.read(HINT_PATH) == b"2"
@@ -82,43 +82,45 @@ def test_right_hint_is_not_written(lake: Lakehouse, hint: bytes) -> None:
 
 
 def test_repair_never_sets_the_hint_behind_a_commit(lake: Lakehouse) -> None:
-    class Racing(FaultyStorage):
-        raced = False
+    class RacingStorage(FaultyStorage):
+        has_raced = False
 
         def write(self, path: str, data: bytes) -> None:
-            if not self.raced:
-                self.raced = True
+            if not self.has_raced:
+                self.has_raced = True
                 create(lake, "c")
             super().write(path, data)
 
-    report = operations.repair_hint(Lakehouse(Racing(lake_with_hint(lake, b"0").storage)))
+    report = operations.repair_hint(Lakehouse(RacingStorage(lake_with_hint(lake, b"0").storage)))
     assert (report.latest, lake.storage.read(HINT_PATH)) == (3, b"3")
 
 
 def test_commit_during_inspection_is_not_a_stale_hint(lake: Lakehouse) -> None:
-    """Neither is one commit during each of several inspections, by a writer that commits all the time."""
+    """The other writer commits during several inspections in a row."""
     n_commits = 5
 
-    class Racing(FaultyStorage):
-        raced = n_reads = 0
+    class RacingStorage(FaultyStorage):
+        n_committed = n_reads = 0
 
         def read(
             self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
         ) -> bytes:
             data = super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
             self.n_reads += path == HINT_PATH
-            if path == HINT_PATH and self.n_reads % 2 and self.raced < n_commits:  # the other finds the latest
-                self.raced += 1
-                create(lake, f"c{self.raced}")
+            if (
+                path == HINT_PATH and self.n_reads % 2 and self.n_committed < n_commits
+            ):  # each inspection reads the hint twice
+                self.n_committed += 1
+                create(lake, f"c{self.n_committed}")
             return data
 
-    report = operations.inspect_hint(Lakehouse(Racing(lake.storage)))
+    report = operations.inspect_hint(Lakehouse(RacingStorage(lake.storage)))
     assert (report.state, report.latest) == (HintState.RIGHT, n_commits)
 
 
 def test_stale_hint_is_detected_during_commits(lake: Lakehouse) -> None:
-    class Racing(FaultyStorage):
-        n_reads = n_looks = 0
+    class RacingStorage(FaultyStorage):
+        n_reads = n_inspections = 0
 
         def read(
             self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
@@ -126,28 +128,28 @@ def test_stale_hint_is_detected_during_commits(lake: Lakehouse) -> None:
             data = super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
             self.n_reads += path == HINT_PATH
             if path == HINT_PATH and self.n_reads % 2:
-                self.n_looks += 1
-                create(lake, f"c{self.n_looks}")
+                self.n_inspections += 1
+                create(lake, f"c{self.n_inspections}")
                 lake.storage.write(HINT_PATH, b"0")
             return data
 
-    racing = Racing(lake_with_hint(lake, b"0").storage)
-    report = operations.inspect_hint(Lakehouse(racing))
-    assert (report.state, report.hinted, racing.n_looks) == (HintState.BEHIND, 0, 2)
+    storage = RacingStorage(lake_with_hint(lake, b"0").storage)
+    report = operations.inspect_hint(Lakehouse(storage))
+    assert (report.state, report.hinted, storage.n_inspections) == (HintState.BEHIND, 0, 2)
 
 
 def test_hint_without_lakehouse_fails() -> None:
-    nowhere = Lakehouse(MemoryStorage("memory://nowhere-at-all/"))
+    lake = Lakehouse(MemoryStorage("memory://missing-lakehouse/"))
     for operation in (operations.inspect_hint, operations.repair_hint):
         with pytest.raises(LakehouseNotFoundError):
-            operation(nowhere)
+            operation(lake)
 
 
-def test_hint_report_as_json_and_text(lake: Lakehouse) -> None:
+def test_hint_report_is_rendered_as_json_and_text(lake: Lakehouse) -> None:
     report = operations.inspect_hint(lake_with_hint(lake, b"7"))
-    shown = report.to_dict()
-    assert shown.pop("cost")["requests"] == dict(report.cost.requests)
-    assert shown == {"state": "ahead", "hinted": 7, "latest": 2, "repaired": False}
+    document = report.to_dict()
+    assert document.pop("cost")["requests"] == dict(report.cost.requests)
+    assert document == {"state": "ahead", "hinted": 7, "latest": 2, "repaired": False}
     assert "ahead" in str(report)
 
 
@@ -158,13 +160,13 @@ def test_huge_hint_is_read_partially(lake: Lakehouse) -> None:
     assert report.cost.bytes_read < 100_000
 
 
-@pytest.mark.local_only("a symbolic link in the place of the hint: S3 has none")
+@pytest.mark.local_only("replaces the hint with a symbolic link")
 def test_unreadable_hint_is_garbage_and_can_be_repaired(lakes: Lakes, tmp_path: Path) -> None:
     lake = lakes.local()
     create(lake, "n")
     hint = tmp_path / "lake" / HINT_PATH
     hint.unlink()
-    hint.symlink_to(hint)  # every read of it fails, for all users
+    hint.symlink_to(hint)  # reads fail for all users
     assert lake.snapshot().namespaces() == ["n"]
     assert operations.inspect_hint(lake).state == "garbage"
     assert operations.repair_hint(lake).repaired

@@ -1,4 +1,4 @@
-"""Kept, reachable and deletable files: the definitions that every deletion uses."""
+"""Test which files are kept, reachable and deletable, as all deletions define them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_rows(lake: Lakehouse, name: str) -> list[int]:
     return sorted(ids)
 
 
-# Reachable
+# Reachable files
 
 
 def test_roots_reach_shadowed_values(aging: Aging, lake: Lakehouse) -> None:
@@ -64,7 +64,7 @@ def test_roots_reach_shadowed_values(aging: Aging, lake: Lakehouse) -> None:
     keys = [next(key for key in base.root.keys if key.startswith("C===")), base.keys.table_key("n0", "a")]
     staged = [lake.stage_definition("n0", "a", table(newest="yes")).location for _ in keys]
     aging.later(HOUR_MS)
-    # other programs may buffer messages for a root's own keys, which this package applies immediately
+    # Other programs may buffer messages for keys of the root itself, which this package applies immediately.
     foreign = ForeignLake(lake.storage)
     foreign.commit(base.version, [*foreign.rows(base.location), *zip(keys, staged, (None, None), strict=True)])
     snapshot = lake.snapshot()
@@ -72,10 +72,10 @@ def test_roots_reach_shadowed_values(aging: Aging, lake: Lakehouse) -> None:
     locations = {
         value
         for visited in walk(lake.files.nodes, snapshot.root, snapshot.location)
-        for at, value in [*zip(visited.node.keys, visited.node.values, strict=True), *visited.node.buffer.items()]
-        if at in keys and value is not None
+        for key, value in [*zip(visited.node.keys, visited.node.values, strict=True), *visited.node.buffer.items()]
+        if key in keys and value is not None
     }
-    assert len(locations) == 4, "one of each kind is shadowed"
+    assert len(locations) == 4, "one definition of each kind is shadowed"
     reach = CatalogReach(lake.files)
     survey = survey_versions(lake)
     reach.add([survey.roots[snapshot.version]])
@@ -83,8 +83,8 @@ def test_roots_reach_shadowed_values(aging: Aging, lake: Lakehouse) -> None:
     assert locations <= reach.tables
     aging.clean_up()
     assert locations <= listed(lake.storage)
-    assert snapshot.location not in reach, "previous_root and the root itself are no pointers"
-    with lake.transaction(message="m" * 3_400) as txn:  # every part of the tree can still be changed
+    assert snapshot.location not in reach, "a root does not reach itself or the previous root"
+    with lake.transaction(message="m" * 3_400) as txn:  # all parts of the tree can still be changed
         for name in ("n1", "n2", "n3"):
             txn.drop_namespace(name, cascade=True)
     assert operations.verify(lake).is_clean
@@ -101,20 +101,20 @@ def test_known_subtrees_are_skipped(aging: Aging, lake: Lakehouse) -> None:
     assert not second.tables & first.tables
 
 
-def test_exported_roots_reach_files_that_versions_do_not(aging: Aging, lake: Lakehouse) -> None:
+def test_files_only_exported_roots_reach_are_kept(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 3)
     operations.plan_export(lake, "e", version=1).execute()
     exported = needed_files(lake, "e")
-    # Another program records only the name and the root, so that the version itself expires.
+    # Another program records only the name and the root of an export, so that the version itself expires.
     lake.alter_definition(exports=())
     aging.clean_up()
     assert {path: lake.storage.read(path) for path in exported} == exported
     assert needed_files(lake, "e") == exported
     manifest = next(iter(path for path in listed(lake.storage) if path.startswith("_ops/export-")), None)
-    assert manifest is None, "no record names it any more"
+    assert manifest is None, "no record refers to the manifest anymore"
 
 
-def test_version_that_is_an_export_root_is_pinned(aging: Aging, lake: Lakehouse) -> None:
+def test_version_whose_root_is_exported_is_pinned(aging: Aging, lake: Lakehouse) -> None:
     """The format allows an export to refer to the version's own root."""
     grow(aging, 3)
     lake.alter_definition(exported_snapshots={"theirs": lake.files.roots.path(2)})
@@ -155,29 +155,29 @@ def test_copies_of_an_unfinished_export_are_kept(aging: Aging, lake: Lakehouse) 
         manifest_path=manifest,
     )
     lake.alter_definition(exports=(record,))
-    assert retained_roots(survey_versions(lake)).paths >= {copies[0], manifest}, "nothing is written yet"
+    assert retained_roots(survey_versions(lake)).paths >= {copies[0], manifest}, "no file is written yet"
     for path in copies[:2]:
         lake.storage.create(path, b"copy")
-    stray = f"1111/1111/1111/11111110-node-{UUID}.arrow"
-    lake.storage.create(stray, b"not in the manifest")
-    text = ",".join(f'{{"source": "x", "target": "{path}"}}' for path in copies)
-    lake.storage.create(manifest, f'{{"files": [{text}]}}'.encode())
+    stray_path = f"1111/1111/1111/11111110-node-{UUID}.arrow"
+    lake.storage.create(stray_path, b"not in the manifest")
+    entries = ",".join(f'{{"source": "x", "target": "{path}"}}' for path in copies)
+    lake.storage.create(manifest, f'{{"files": [{entries}]}}'.encode())
     aging.clean_up()
     assert {*copies[:2], manifest} <= listed(lake.storage)
-    assert stray not in listed(lake.storage)
-    assert lake.snapshot(1), "its version is pinned"
+    assert stray_path not in listed(lake.storage)
+    assert lake.snapshot(1), "the exported version is pinned"
     lake.storage.write(manifest, b"garbage")
-    for plan in (lambda: operations.plan_expiration(lake, keeping(1)).execute(), aging.remove_orphans):
+    for operation in (lambda: operations.plan_expiration(lake, keeping(1)).execute(), aging.remove_orphans):
         create(lake, f"n{len(listed(lake.storage))}")
         aging.later()
         with pytest.raises(CorruptFileError):
-            plan()
+            operation()
 
 
-# Kept files: an unreadable one stops marking
+# Unreadable kept files stop marking
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "refused"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "unreadable"])
 @pytest.mark.parametrize("kind", ["node", "root", "exported root", "table definition", "manifest list"])
 def test_unreadable_kept_file_blocks_deletion(aging: Aging, lake: Lakehouse, kind: str, damage: str) -> None:
     grow(aging, 4)
@@ -186,7 +186,7 @@ def test_unreadable_kept_file_blocks_deletion(aging: Aging, lake: Lakehouse, kin
     grow(aging, 1, "o")
     aging.later()
     aging.expire(keeping(3))
-    lake.storage.create(f"tables/{lake.snapshot().table('ns', 't').id}/data/left.parquet", b"orphan")
+    lake.storage.create(f"tables/{lake.snapshot().table('ns', 't').id}/data/stray.parquet", b"orphan")
     aging.later()
     create(lake, "last")
     aging.later()
@@ -201,40 +201,43 @@ def test_unreadable_kept_file_blocks_deletion(aging: Aging, lake: Lakehouse, kin
     storage: Any = lake.storage
     if damage == "missing":
         lake.storage.delete(path)
-    elif damage == "cut":
+    elif damage == "truncated":
         truncate(lake.storage, path)
         aging.later()
     else:
-        storage = Refusing(lake.storage, path)
+        storage = FailingReadStorage(lake.storage, path)
     before = listed(lake.storage)
-    damaged = Lakehouse(storage)
-    plans: list[Callable[[], Any]] = [
-        lambda: operations.plan_expiration(damaged, keeping(1)),
-        lambda: operations.plan_orphan_removal(damaged),
+    damaged_lake = Lakehouse(storage)
+    plan_functions: list[Callable[[], Any]] = [
+        lambda: operations.plan_expiration(damaged_lake, keeping(1)),
+        lambda: operations.plan_orphan_removal(damaged_lake),
     ]
     if kind not in ("table definition", "manifest list"):
-        plans.append(lambda: operations.plan_purge(damaged))  # its plan contains no table file
+        plan_functions.append(lambda: operations.plan_purge(damaged_lake))  # a purge plan lists no table files
     if kind in ("table definition", "manifest list"):
-        del plans[0]  # no table file expires
-    for plan in plans:
-        if kind == "manifest list" and damage in ("missing", "cut"):  # only this table's folder is kept
-            removal = plan()
-            assert len(removal.damaged) == 1
-            assert not [path for path in removal.paths if path.startswith("tables/")]
+        del plan_functions[0]  # no table file would expire
+    for make_plan in plan_functions:
+        if kind == "manifest list" and damage in (
+            "missing",
+            "truncated",
+        ):  # this blocks deletions only in the table's folder
+            plan = make_plan()
+            assert len(plan.damaged) == 1
+            assert not [path for path in plan.paths if path.startswith("tables/")]
             continue
         with pytest.raises(StorageError):
-            plan()
+            make_plan()
     assert listed(lake.storage) == before
 
 
-class Refusing(StorageWrapper):
+class FailingReadStorage(StorageWrapper):
     def __init__(self, inner: Any, path: str):
         super().__init__(inner)
         self.path = path
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         if path == self.path:
-            raise TransientError("not now", path=path)
+            raise TransientError("injected", path=path)
         return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
@@ -242,8 +245,8 @@ def test_damage_of_expiring_versions_does_not_block_deletion(aging: Aging, lake:
     grow(aging, 5)
     append_rows(lake)
     append_rows(lake)
-    latest_only = needed_files(lake)
-    expiring = needed_files(lake, 6).keys() - latest_only.keys()
+    latest_files = needed_files(lake)
+    expiring = needed_files(lake, 6).keys() - latest_files.keys()
     aging.later()
     for path in expiring:
         if not path.startswith("_"):
@@ -251,15 +254,15 @@ def test_damage_of_expiring_versions_does_not_block_deletion(aging: Aging, lake:
     aging.clean_up()
     assert (
         needed_files(lake).items()
-        >= {path: data for path, data in latest_only.items() if not path.startswith("_")}.items()
+        >= {path: data for path, data in latest_files.items() if not path.startswith("_")}.items()
     )
 
 
-# Deletable
+# Deletable files
 
 
 @pytest.mark.parametrize(
-    ("path", "is_ours"),
+    ("path", "is_generated_name"),
     [
         (f"0101/0101/0101/01010101-node-{UUID}.arrow", True),
         (f"0101/0101/0101/01010101-table-t-ns-{UUID}.binpb", True),
@@ -278,16 +281,16 @@ def test_damage_of_expiring_versions_does_not_block_deletion(aging: Aging, lake:
         ("file:///tables/owned/x", False),
     ],
 )
-def test_is_deletable_accepts_generated_names_only(path: str, is_ours: bool) -> None:
-    assert is_deletable(path, {"owned"}) == is_ours
+def test_is_deletable_accepts_generated_names_only(path: str, is_generated_name: bool) -> None:
+    assert is_deletable(path, {"owned"}) == is_generated_name
 
 
 def test_stray_files_are_kept(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 3)
     append_rows(lake)
-    dropped = lake.snapshot().table("ns", "t").id
+    dropped_id = lake.snapshot().table("ns", "t").id
     drop(lake, "ns")
-    stray = [
+    stray_paths = [
         "notes.txt",
         "_notes.arrow",
         "_ops/notes.json",
@@ -298,32 +301,32 @@ def test_stray_files_are_kept(aging: Aging, lake: Lakehouse) -> None:
         "tables/mine/data/1.parquet",
         "tables/readme.txt",
         f"tables/{UUID}/data/1.parquet",
-        f"archive/tables/{dropped}/data/1.parquet",
-        f"tables/other/{dropped}/data/1.parquet",
+        f"archive/tables/{dropped_id}/data/1.parquet",
+        f"tables/other/{dropped_id}/data/1.parquet",
         "tables/foreign/_owner.json",
         "tables/foreign/data/1.parquet",
     ]
-    for path in stray:
+    for path in stray_paths:
         lake.storage.create(path, b'{"lakehouse_id": "another"}' if path.endswith("_owner.json") else b"stray")
     aging.clean_up()
-    assert set(stray) <= listed(lake.storage)
-    assert not list(lake.storage.list(f"tables/{dropped}/"))
+    assert set(stray_paths) <= listed(lake.storage)
+    assert not list(lake.storage.list(f"tables/{dropped_id}/"))
     plan = operations.plan_orphan_removal(lake)
     assert (plan.is_empty, plan.unowned_files) == (True, 5)
     assert "5 files under tables/ have no known owner and are kept" in str(plan)
 
 
-def test_files_named_by_uris_are_never_deleted(aging: Aging, lake: Lakehouse, lakes: Lakes) -> None:
-    """Pointers of a version may refer to another lakehouse, which owns these files."""
+def test_files_with_uris_are_never_deleted(aging: Aging, lake: Lakehouse, lakes: Lakes) -> None:
+    """Pointers of a version may refer to files that another lakehouse owns."""
     other = Aging.on(lakes.storage("other")).lake
     create(other, "ns", "t")
-    theirs = next(path for path in needed_files(other) if "table-t-ns" in path)
+    other_path = next(path for path in needed_files(other) if "table-t-ns" in path)
     grow(aging, 2)
     path = lake.files.roots.path(lake.latest_version())
     columns = node_columns(lake.storage.read(path))
     snapshot = lake.snapshot()
     for name, value in (
-        (snapshot.keys.table_key("n0", "z"), other.root + theirs),
+        (snapshot.keys.table_key("n0", "z"), other.root + other_path),
         (snapshot.keys.table_key("n0", "y"), f"{lake.root}notes.txt"),
     ):
         for column, cell in zip(columns.values(), (name, value, None), strict=True):
@@ -352,65 +355,65 @@ SCHEMA = pa.schema([("id", pa.int64())])
 @pytest.mark.parametrize("table_type", ["MANAGED", "EXTERNAL"])
 @pytest.mark.parametrize("dropped", ["t", "copy"])
 def test_files_shared_by_tables_are_kept(aging: Aging, lake: Lakehouse, table_type: str, dropped: str) -> None:
-    """Two definitions refer to one metadata file, and either may be dropped."""
+    """Two definitions refer to one metadata file, and one of them is dropped."""
     append_rows(lake)
     definition = lake.snapshot().table("ns", "t")
     with lake.transaction() as txn:
         txn.create_table("ns", "copy", replace(definition, id="copy", table_type=table_type))
-    append_rows(lake, "ns.t")  # the copy keeps the location: it shares data files
+    append_rows(lake, "ns.t")  # the copy still refers to the old metadata, which shares data files
     drop(lake, "ns", dropped)
-    left = "copy" if dropped == "t" else "t"
-    if (left, table_type) == ("copy", "MANAGED"):  # only a managed table's own metadata is read
+    remaining = "copy" if dropped == "t" else "t"
+    if (remaining, table_type) == ("copy", "MANAGED"):  # managed tables can only read their own metadata
         shared = {file.location for file in files_of(definition, StorageFileIO.on(lake.storage)) if file.live}
         aging.clean_up()
         assert shared <= {info.path for info in lake.storage.list("tables/")}
     else:
-        expected = read_rows(lake, f"ns.{left}")
+        expected = read_rows(lake, f"ns.{remaining}")
         aging.clean_up()
-        assert read_rows(lake, f"ns.{left}") == expected
+        assert read_rows(lake, f"ns.{remaining}") == expected
         assert operations.verify(lake).is_clean
-    drop(lake, "ns", left)
+    drop(lake, "ns", remaining)
     aging.clean_up()
-    other_paths = {info.path for info in lake.storage.list("tables/")}
-    assert other_paths == set(), "the last table has no other paths"
+    remaining_paths = {info.path for info in lake.storage.list("tables/")}
+    assert remaining_paths == set(), "no file remains after the last table is dropped"
 
 
-def test_own_files_of_a_table_are_found_in_any_order(aging: Aging, lake: Lakehouse) -> None:
-    """Of two definitions with one metadata file, the owner of the folder yields its files, in any order."""
+def test_table_files_do_not_depend_on_the_order_of_definitions(aging: Aging, lake: Lakehouse) -> None:
+    """If several definitions refer to one metadata file, only the owner of the folder contributes its files."""
     append_rows(lake)
-    own_table = lake.snapshot().table("ns", "t")
-    copies = [replace(own_table, id="copy"), replace(own_table, table_type="EXTERNAL")]
+    owner = lake.snapshot().table("ns", "t")
+    copies = [replace(owner, id="copy"), replace(owner, table_type="EXTERNAL")]
     io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
-    files = table_files([own_table], io)
-    assert len(files) == len(list(lake.storage.list("tables/"))) - 1, "all but the owner file"
-    assert table_files([*copies, own_table], io) == table_files([own_table, *copies], io) == files
+    files = table_files([owner], io)
+    assert len(files) == len(list(lake.storage.list("tables/"))) - 1, "all files except the owner file"
+    assert table_files([*copies, owner], io) == table_files([owner, *copies], io) == files
     assert table_files(copies, io) == {}
 
 
-@pytest.mark.local_only("opens another lakehouse by its root alone")
+@pytest.mark.local_only("opens another lakehouse without storage options")
 @pytest.mark.parametrize("table_type", ["EXTERNAL", "FEDERATED"])
 def test_files_of_unmanaged_tables_are_kept(aging: Aging, lake: Lakehouse, lakes: Lakes, table_type: str) -> None:
-    """Neither files in another lakehouse nor in a folder of this root are deleted."""
+    """This includes files in another lakehouse and in a folder of this root."""
     other = Aging.on(lakes.storage("other")).lake
     append_rows(other)
     location = other.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
     for info in other.storage.list("tables/"):
-        lake.storage.create(f"lent/{info.path}", other.storage.read(info.path))
+        lake.storage.create(f"external/{info.path}", other.storage.read(info.path))
     create(lake, "ns")
-    operations.register_table(lake, "ns", "far", other.root + location, table_type=table_type)
+    operations.register_table(lake, "ns", "remote", other.root + location, table_type=table_type)
     with lake.transaction() as txn:
-        definition = lake.snapshot().table("ns", "far")
-        properties = {METADATA_LOCATION: f"lent/{location}"}
-        txn.create_table("ns", "near", replace(definition, id="near", format_properties=properties))
-    before = listed(other.storage), {path for path in listed(lake.storage) if path.startswith("lent/")}
-    drop(lake, "ns", "far", "near")
+        definition = lake.snapshot().table("ns", "remote")
+        properties = {METADATA_LOCATION: f"external/{location}"}
+        txn.create_table("ns", "local", replace(definition, id="local", format_properties=properties))
+    before = listed(other.storage), {path for path in listed(lake.storage) if path.startswith("external/")}
+    drop(lake, "ns", "remote", "local")
     aging.clean_up()
-    assert (listed(other.storage), {path for path in listed(lake.storage) if path.startswith("lent/")}) == before
+    assert (listed(other.storage), {path for path in listed(lake.storage) if path.startswith("external/")}) == before
 
 
-@pytest.mark.local_only("opens another root by its name alone")
+@pytest.mark.local_only("opens another root without storage options")
 def test_files_of_external_managed_tables_are_kept(aging: Aging, lake: Lakehouse, lakes: Lakes) -> None:
-    """``table_root`` may be outside of the root, where content alone does not permit deletions."""
+    """``table_root`` may be outside of the root, where the definition alone does not permit deletions."""
     other = lakes.storage("tables-of-others")
     with lake.transaction() as txn:
         txn.alter_definition(replace(txn.definition, table_root=other.root))
@@ -423,30 +426,30 @@ def test_files_of_external_managed_tables_are_kept(aging: Aging, lake: Lakehouse
 
 
 def test_folders_of_opaque_tables_are_kept(aging: Aging, lake: Lakehouse) -> None:
-    """These are tables of other formats, and tables without their metadata file, whose other files may be the only
+    """Tables of other formats, and tables whose metadata file is missing, are opaque. Their files may be the only
     copy.
     """
-    append_rows(lake, "ns.lost")
-    append_rows(lake, "ns.lost")
-    lost = lake.snapshot().table("ns", "lost")
+    append_rows(lake, "ns.damaged")
+    append_rows(lake, "ns.damaged")
+    damaged_table = lake.snapshot().table("ns", "damaged")
     with lake.transaction() as txn:
         txn.create_table("ns", "lance", TableDef(id="lance-id", table_format="LANCE"))
         txn.create_table("ns", "bare", TableDef(id="bare-id", table_format="ICEBERG"))
     for table_id in ("lance-id", "bare-id"):
         lake.storage.create(f"tables/{table_id}/data/1", b"rows")
-    lake.storage.delete(lost.format_properties[METADATA_LOCATION])
+    lake.storage.delete(damaged_table.format_properties[METADATA_LOCATION])
     before = {info.path for info in lake.storage.list("tables/")}
     aging.clean_up()
     assert {info.path for info in lake.storage.list("tables/")} == before
-    drop(lake, "ns", "lost", "lance", "bare")
-    operations.compact(lake)  # otherwise the message shadows a remaining definition
+    drop(lake, "ns", "damaged", "lance", "bare")
+    operations.compact(lake)  # otherwise messages shadow definitions that are still reachable
     aging.clean_up()
-    left = {info.path for info in lake.storage.list("tables/")}
-    assert left == {"tables/lance-id/data/1", "tables/bare-id/data/1"}, "no owner file says that they are ours"
+    remaining = {info.path for info in lake.storage.list("tables/")}
+    assert remaining == {"tables/lance-id/data/1", "tables/bare-id/data/1"}, "files without an owner file are kept"
 
 
 def test_metadata_of_expired_versions_is_purged(aging: Aging, lake: Lakehouse) -> None:
-    """Former metadata files in Iceberg's metadata log are never read by scans, so they are purged with their
+    """Scans never read the former metadata files in Iceberg's metadata log, so a purge deletes them with their
     versions.
     """
     for _ in range(3):
@@ -457,7 +460,7 @@ def test_metadata_of_expired_versions_is_purged(aging: Aging, lake: Lakehouse) -
     aging.clean_up()
     current = lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
     assert [path for path in listed(lake.storage) if path.endswith(".metadata.json")] == [current]
-    assert read_rows(lake, "ns.t") == rows, "all data is in the current snapshot's history"
+    assert read_rows(lake, "ns.t") == rows, "the current snapshot contains all rows"
     append_rows(lake)
     assert len(read_rows(lake, "ns.t")) == len(rows) + 3
 
@@ -465,7 +468,7 @@ def test_metadata_of_expired_versions_is_purged(aging: Aging, lake: Lakehouse) -
 # Marks
 
 
-def test_mark_only_grows(aging: Aging, lake: Lakehouse) -> None:
+def test_mark_keeps_files_when_it_is_extended(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 3)
     append_rows(lake)
     mark = Mark(survey_versions(lake))
@@ -473,12 +476,12 @@ def test_mark_only_grows(aging: Aging, lake: Lakehouse) -> None:
     before = mark.catalog.nodes | mark.catalog.tables | mark.catalog.others | mark.tables.files
     version = append_rows(lake)
     drop(lake, "n0")
-    fresh = set(needed_files(lake, version)) - before
-    assert fresh
+    new_files = set(needed_files(lake, version)) - before
+    assert new_files
     mark.extend(lake.snapshot())
     assert mark.base.version == version + 1
     assert all(path in mark for path in before)
-    assert all(path in mark for path in fresh if path != lake.files.roots.path(version))
+    assert all(path in mark for path in new_files if path != lake.files.roots.path(version))
 
 
 def test_every_node_is_read_once(aging: Aging, lake: Lakehouse) -> None:
@@ -486,14 +489,14 @@ def test_every_node_is_read_once(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 6)
     aging.later(DAY_MS)
     aging.later(HOUR_MS)
-    counted = Counting(lake.storage)
-    plan = operations.plan_expiration(Lakehouse(counted), keeping(1))
+    counting_storage = CountingStorage(lake.storage)
+    plan = operations.plan_expiration(Lakehouse(counting_storage), keeping(1))
     nodes = {path for version in range(7) for path in needed_files(lake, version) if "-node-" in path}
     assert plan.versions
-    assert sorted(path for path in counted.reads if "-node-" in path) == sorted(nodes)
+    assert sorted(path for path in counting_storage.reads if "-node-" in path) == sorted(nodes)
 
 
-class Counting(StorageWrapper):
+class CountingStorage(StorageWrapper):
     def __init__(self, inner: Any):
         super().__init__(inner)
         self.reads: list[str] = []
@@ -508,13 +511,13 @@ def test_missing_kept_files_are_named_in_the_error(aging: Aging, lake: Lakehouse
     aging.later()
     path = next(path for path in needed_files(lake) if "-node-" in path)
     lake.storage.delete(path)
-    with pytest.raises(FileMissingError) as caught:
+    with pytest.raises(FileMissingError) as raised:
         operations.plan_expiration(lake, keeping(1))
-    assert caught.value.path == path
+    assert raised.value.path == path
 
 
-class FailsOnce(StorageWrapper):
-    """Fails the second of some reads once."""
+class FailOnceStorage(StorageWrapper):
+    """A storage that fails the second read of some paths once."""
 
     def __init__(self, inner: Storage, paths: set[str]):
         super().__init__(inner)
@@ -526,12 +529,12 @@ class FailsOnce(StorageWrapper):
         if path in self._paths:
             self._n_reads += 1
             if self._n_reads == 2:
-                raise TransientError("not now", path=path)
+                raise TransientError("injected", path=path)
         return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
-def test_failed_walk_starts_over(aging: Aging, lake: Lakehouse) -> None:
-    """Otherwise the objects below the nodes that were read before the failure would count as unreached."""
+def test_failed_walk_is_repeated(aging: Aging, lake: Lakehouse) -> None:
+    """Otherwise objects below nodes that were read before the failure would count as unreached."""
     grow(aging, 12)
     survey = survey_versions(lake)
     root = survey.roots[lake.latest_version()]
@@ -539,15 +542,15 @@ def test_failed_walk_starts_over(aging: Aging, lake: Lakehouse) -> None:
     reach.add([root])
     inner = reach.nodes - set(root.pointers.nodes)
     assert len(inner) > 1, "the tree has two levels below its root"
-    cut = CatalogReach(Lakehouse(FailsOnce(lake.storage, inner), cache="off").files)
+    interrupted = CatalogReach(Lakehouse(FailOnceStorage(lake.storage, inner), cache="off").files)
     with pytest.raises(TransientError):
-        cut.add([root])
-    cut.add([root])
-    assert (cut.nodes, cut.tables, cut.others) == (reach.nodes, reach.tables, reach.others)
+        interrupted.add([root])
+    interrupted.add([root])
+    assert (interrupted.nodes, interrupted.tables, interrupted.others) == (reach.nodes, reach.tables, reach.others)
 
 
 def test_executor_window_does_not_change_reached_files_or_reads(lakes: Lakes) -> None:
-    class Gathering(LocalExecutor):
+    class WindowExecutor(LocalExecutor):
         def __init__(self, window: int):
             self.window = window
 
@@ -558,7 +561,7 @@ def test_executor_window_does_not_change_reached_files_or_reads(lakes: Lakes) ->
     outcomes = []
     for window in (1, 2, 256, sys.maxsize):
         metered = MeteredStorage(aging.lake.storage)
-        survey = survey_versions(Lakehouse(metered, cache="off"), executor=Gathering(window))
+        survey = survey_versions(Lakehouse(metered, cache="off"), executor=WindowExecutor(window))
         mark = Mark(survey, with_tables=True)
         reads = metered.snapshot().requests
         outcomes.append((mark.tables.files, reads))

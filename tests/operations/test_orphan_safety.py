@@ -1,4 +1,4 @@
-"""Files that are needed although they resemble orphans: other names of a root, copies, slow writers, long
+"""Test that needed files are not mistaken for orphans: roots with several names, copies, slow writers and long
 transactions.
 """
 
@@ -27,58 +27,58 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
-def later(lake: Lakehouse, days: int = 3) -> Lakehouse:
+def with_later_clock(lake: Lakehouse, days: int = 3) -> Lakehouse:
     return Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + days * DAY_MS))
 
 
-def rows_of(lake: Lakehouse) -> int:
+def count_rows(lake: Lakehouse) -> int:
     return len(catalog_at(lake).load_table("ns.t").scan().to_arrow())
 
 
-@pytest.mark.local_only("gives a folder other names")
+@pytest.mark.local_only("links and copies a folder")
 def test_link_or_copy_is_not_mistaken_for_a_root_without_table_files(lakes: Lakes, tmp_path: Path) -> None:
-    """The metadata of tables contains URIs with the name of the root at the time of the write."""
+    """Table metadata contains URIs with the root at the time of the write."""
     lake = allowing(lakes.local(), tmp_path)
     append_rows(lake)
     folder = Path(lake.root.removeprefix("file://"))
     os.symlink(folder, tmp_path / "link")
     shutil.copytree(folder, tmp_path / "copy")
     for name in ("link", "copy"):
-        other = later(Lakehouse.open(str(tmp_path / name)))
+        other = with_later_clock(Lakehouse.open(str(tmp_path / name)))
         before = {info.path for info in other.storage.list("tables/")}
         operations.plan_orphan_removal(other).execute()
         assert {info.path for info in other.storage.list("tables/")} == before
-    assert rows_of(lake) == 3
+    assert count_rows(lake) == 3
 
 
-@pytest.mark.local_only("files that were added have paths of the machine")
+@pytest.mark.local_only("adds files by local paths")
 def test_files_added_by_an_absolute_path_are_kept(lakes: Lakes, tmp_path: Path) -> None:
-    """Iceberg keeps the original text of a path."""
+    """Iceberg keeps the original spelling of a path."""
     lake = allowing(lakes.local(), tmp_path)
     append_rows(lake)
     folder = Path(lake.root.removeprefix("file://"))
     with catalog_at(lake) as catalog:
         loaded = catalog.load_table("ns.t")
         data_path = folder / loaded.location().removeprefix(lake.root) / "data" / "added.parquet"
-        added = [data_path, tmp_path / "elsewhere.parquet"]
-        for path in added:
+        added_paths = [data_path, tmp_path / "external.parquet"]
+        for path in added_paths:
             pq.write_table(loaded.scan().to_arrow(), path)
-        loaded.add_files([str(path) for path in added])
+        loaded.add_files([str(path) for path in added_paths])
         assert loaded.scan().count() == 9
-    removed = operations.plan_orphan_removal(later(lake)).execute()
-    assert rows_of(lake) == 9
+    removed = operations.plan_orphan_removal(with_later_clock(lake)).execute()
+    assert count_rows(lake) == 9
     assert not removed.failures
-    assert added[1].exists()
+    assert added_paths[1].exists()
 
 
 def test_foreign_owner_file_is_respected(lakes: Lakes) -> None:
     lake = lakes.memory()
     append_rows(lake)
-    lake.storage.create("tables/backup/precious.txt", b"mine")
-    lake.storage.create(owner_path("backup"), b'{"lakehouse_id": "somebody else"}')
+    lake.storage.create("tables/backup/file.txt", b"foreign")
+    lake.storage.create(owner_path("backup"), b'{"lakehouse_id": "another lakehouse"}')
     with lake.transaction() as txn:
         txn.create_table("ns", "x", replace(txn.table("ns", "t"), id="backup"))
-    assert operations.plan_orphan_removal(later(lake)).is_empty
+    assert operations.plan_orphan_removal(with_later_clock(lake)).is_empty
 
 
 def test_truncated_manifest_keeps_all_files_of_its_table(lakes: Lakes) -> None:
@@ -87,8 +87,8 @@ def test_truncated_manifest_keeps_all_files_of_its_table(lakes: Lakes) -> None:
     manifest = next(info.path for info in lake.storage.list("tables/") if info.path.endswith("-m0.avro"))
     data = lake.storage.read(manifest)
     sync = data[-16:]
-    lake.storage.write(manifest, data[: data.index(sync) + 16])  # only the header, without entries
-    plan = operations.plan_orphan_removal(later(lake))
+    lake.storage.write(manifest, data[: data.index(sync) + 16])  # keeps the header and removes all entries
+    plan = operations.plan_orphan_removal(with_later_clock(lake))
     assert plan.is_empty
     assert len(plan.damaged) == 1
 
@@ -96,7 +96,7 @@ def test_truncated_manifest_keeps_all_files_of_its_table(lakes: Lakes) -> None:
 def slow_append(aging: Aging) -> object:
     txn = catalog_at(aging.lake).load_table("ns.t").transaction()
     txn.append(pa.table({"id": pa.array([2], pa.int64())}))
-    txn._table.io.settle()  # type: ignore[attr-defined] # the files are as old as the write, not as the commit
+    txn._table.io.settle()  # type: ignore[attr-defined] # writes the files now, before the commit
     return txn
 
 
@@ -104,14 +104,14 @@ def slow_append(aging: Aging) -> object:
 def test_table_write_longer_than_the_ttl_fails(lakes: Lakes, is_removed: bool) -> None:
     aging = Aging.on(lakes.storage())
     append_rows(aging.lake)
-    rows = rows_of(aging.lake)
+    n_rows = count_rows(aging.lake)
     txn = slow_append(aging)
     aging.later()
     if is_removed:
         assert aging.remove_orphans().files > 0
     with pytest.raises((CommitFailedException, TransactionExpiredError)):
         txn.commit_transaction()  # type: ignore[attr-defined]
-    assert rows_of(aging.lake) == rows
+    assert count_rows(aging.lake) == n_rows
 
 
 def test_table_loaded_long_ago_can_be_written(lakes: Lakes) -> None:
@@ -121,48 +121,48 @@ def test_table_loaded_long_ago_can_be_written(lakes: Lakes) -> None:
     aging.later()
     aging.remove_orphans()
     loaded.append(pa.table({"id": pa.array([2], pa.int64())}))
-    assert rows_of(aging.lake) == 4
+    assert count_rows(aging.lake) == 4
 
 
-class _Sleeps(ClockStorage):
-    """Uses a separate clock, and runs an action before the next root is created."""
+class _ActionStorage(ClockStorage):
+    """A storage with a separate clock that runs an action before the next root is created."""
 
-    meanwhile = None
+    action = None
 
     def create(self, path: str, data: bytes) -> None:
-        meanwhile, self.meanwhile = (self.meanwhile, None) if path.endswith(".arrow") else (None, self.meanwhile)
-        if meanwhile is not None:
-            meanwhile()
+        action, self.action = (self.action, None) if path.endswith(".arrow") else (None, self.action)
+        if action is not None:
+            action()
         super().create(path, data)
 
 
-@pytest.mark.parametrize("kind", ["raised", "lowered and raised", "lowered, and another program goes back"])
-def test_longer_ttl_does_not_revive_a_transaction(lakes: Lakes, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["raised", "lowered and raised", "lowered, and another program rolls back"])
+def test_longer_ttl_does_not_revive_an_expired_transaction(lakes: Lakes, kind: str) -> None:
     """Definitions of the transaction were removed as orphans while the time to live was short."""
-    hour_ms, was_long_before = DAY_MS // 24, kind != "raised"
-    aging = Aging.on(lakes.storage(), txn_ttl_millis=DAY_MS if was_long_before else hour_ms)
+    hour_ms, was_long_ttl = DAY_MS // 24, kind != "raised"
+    aging = Aging.on(lakes.storage(), txn_ttl_millis=DAY_MS if was_long_ttl else hour_ms)
     with aging.lake.transaction() as txn:
         txn.create_namespace("ns")
-    long_before = aging.lake.latest_version()
-    sleeping = _Sleeps(aging.clock, 0)
-    sleeping.now_ms = aging.clock.now_ms  # type: ignore[method-assign]
-    slow = Lakehouse(sleeping).transaction()
-    slow.create_table("ns", "t", table(slow="true"))
+    old_version = aging.lake.latest_version()
+    storage = _ActionStorage(aging.clock, 0)
+    storage.now_ms = aging.clock.now_ms  # type: ignore[method-assign]
+    slow_txn = Lakehouse(storage).transaction()
+    slow_txn.create_table("ns", "t", table(slow="true"))
 
-    def meanwhile() -> None:
-        aging.lake.alter_definition(txn_ttl_millis=hour_ms) if was_long_before else aging.lake.alter_definition(
+    def change_ttl() -> None:
+        aging.lake.alter_definition(txn_ttl_millis=hour_ms) if was_long_ttl else aging.lake.alter_definition(
             properties={"a": "b"}
         )
         aging.later(2 * hour_ms)
         assert aging.remove_orphans().files == 1
-        if kind.endswith("goes back"):
-            ForeignLake(aging.clock).rollback(long_before, keeps_unknown=False)
+        if kind.endswith("rolls back"):
+            ForeignLake(aging.clock).rollback(old_version, keeps_unknown=False)
         else:
             aging.lake.alter_definition(txn_ttl_millis=DAY_MS)
 
-    sleeping.meanwhile = meanwhile  # type: ignore[assignment]
+    storage.action = change_ttl  # type: ignore[assignment]
     with pytest.raises(TransactionExpiredError):
-        slow.commit()
+        slow_txn.commit()
     assert aging.lake.snapshot().tables("ns") == []
 
 
@@ -179,5 +179,5 @@ def test_undeleted_table_is_complete_or_missing(lakes: Lakes) -> None:
     plan = operations.plan_purge(aging.lake)
     with_least_requests(lambda budget: plan.execute(budget=budget))
     with pytest.raises(InvalidInputError):
-        operations.register_table(aging.lake, "ns", "back", location)
+        operations.register_table(aging.lake, "ns", "restored", location)
     assert aging.lake.snapshot().tables("ns") == []

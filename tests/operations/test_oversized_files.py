@@ -1,4 +1,4 @@
-"""Huge files that replace small ones are rejected by their size, before they are read."""
+"""Test that huge files that replace small files are rejected by their size, before they are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.iceberg.hostile import manifest_list_path, metadata_path
 from tests.lakes import Lakes
-from tests.operations.test_verify_flips import KINDS, files_of_all_kinds, is_named, of_kind
+from tests.operations.test_verify_flips import PATTERNS, files_of_all_kinds, is_reported, paths_of_kind
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, InvalidInputError, MaintenanceBlockedError
 from trinitylake_ops.format import checksums, definitions, sealed_files
@@ -31,33 +31,33 @@ from trinitylake_ops.versions.history import history
 
 HUGE_BYTES = 2 << 30
 #: Maximum number of bytes that a run may read from the small lakehouse.
-MOST_READ_BYTES = 64 << 20
+MAX_READ_BYTES = 64 << 20
 
 
-class ReadBytes:
-    """Counts the bytes read from local files."""
+class ReadCounter:
+    """Counts the bytes that are read from local files."""
 
     def __init__(self) -> None:
         self.count = 0
 
 
 @pytest.fixture
-def read_bytes(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReadBytes]:
-    counted, pread = ReadBytes(), os.pread
+def read_counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReadCounter]:
+    counter, pread = ReadCounter(), os.pread
 
-    def counting(descriptor: int, n_bytes: int, offset: int) -> bytes:
-        assert n_bytes <= MOST_READ_BYTES, "bytes were asked for that no file of the kind has"
+    def counting_pread(descriptor: int, n_bytes: int, offset: int) -> bytes:
+        assert n_bytes <= MAX_READ_BYTES, "the read exceeds the size of any valid file"
         data = pread(descriptor, n_bytes, offset)
-        counted.count += len(data)
+        counter.count += len(data)
         return data
 
-    monkeypatch.setattr(os, "pread", counting)
-    yield counted
-    assert counted.count <= MOST_READ_BYTES
+    monkeypatch.setattr(os, "pread", counting_pread)
+    yield counter
+    assert counter.count <= MAX_READ_BYTES
 
 
 def make_huge(storage: LocalStorage, path: str) -> None:
-    """Create a sparse file, or replace a file by one."""
+    """Create a huge sparse file, or replace a file with one."""
     file_path = Path(storage.root.removeprefix("file://"), path)
     file_path.parent.mkdir(parents=True, exist_ok=True)
     with file_path.open("wb") as file:
@@ -71,10 +71,10 @@ def local_lake(folder: Path) -> LocalStorage:
     return storage
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"hint"}))
-def test_verify_reports_a_huge_catalog_file_and_continues(kind: str, tmp_path: Path, read_bytes: ReadBytes) -> None:
+@pytest.mark.parametrize("kind", sorted(PATTERNS.keys() - {"hint"}))
+def test_verify_reports_a_huge_catalog_file_and_continues(kind: str, tmp_path: Path, read_counter: ReadCounter) -> None:
     storage = local_lake(tmp_path)
-    path = of_kind(kind, files_of_all_kinds())[0]
+    path = paths_of_kind(kind, files_of_all_kinds())[0]
     make_huge(storage, path)
     for deep in (False, True):
         report = operations.verify(Lakehouse(storage), deep=deep)
@@ -82,11 +82,11 @@ def test_verify_reports_a_huge_catalog_file_and_continues(kind: str, tmp_path: P
     assert any(str(HUGE_BYTES) in finding.message for finding in report.findings if path == finding.path), (
         report.findings
     )
-    assert read_bytes.count
+    assert read_counter.count
 
 
-@pytest.mark.local_only("puts sparse files on the disk")
-def test_verify_reports_huge_table_files_and_continues(lakes: Lakes, read_bytes: ReadBytes) -> None:
+@pytest.mark.local_only("creates sparse local files")
+def test_verify_reports_huge_table_files_and_continues(lakes: Lakes, read_counter: ReadCounter) -> None:
     lake = lakes.local(is_watched=False)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
@@ -103,11 +103,11 @@ def test_verify_reports_huge_table_files_and_continues(lakes: Lakes, read_bytes:
     for deep in (False, True):
         report = operations.verify(Lakehouse(storage), deep=deep)
         assert {metadata, manifest_list, manifest} <= {finding.path for finding in report.findings}
-    assert is_named(owner, report)
+    assert is_reported(owner, report)
     for name in ("t", "u", "v"):
         with pytest.raises(CorruptFileError):
             catalog_at(Lakehouse(storage)).load_table(f"ns.{name}").scan().to_arrow()
-    assert read_bytes.count
+    assert read_counter.count
 
 
 def test_oversized_footer_is_not_read() -> None:
@@ -118,24 +118,24 @@ def test_oversized_footer_is_not_read() -> None:
         check.add(piece)
     check.add(end)
     with pytest.raises(CorruptFileError):
-        check.finish(lambda n_bytes: pytest.fail(f"{n_bytes} bytes were asked for"))
+        check.finish(lambda n_bytes: pytest.fail(f"{n_bytes} bytes were requested"))
 
 
 @pytest.mark.usefixtures("fixed_requests_of_test")
-def test_log_and_snapshot_reject_a_huge_root(tmp_path: Path, read_bytes: ReadBytes) -> None:
+def test_log_and_snapshot_reject_a_huge_root(tmp_path: Path, read_counter: ReadCounter) -> None:
     storage = local_lake(tmp_path)
     lake = Lakehouse(storage)
     latest = lake.latest_version()
     for version in (latest - 1, latest):
         make_huge(storage, root_path(version))
-        with pytest.raises(CorruptFileError, match=str(HUGE_BYTES)) as caught:
+        with pytest.raises(CorruptFileError, match=str(HUGE_BYTES)) as raised:
             list(history(Lakehouse(storage).files))
-        assert caught.value.path == root_path(version)
-    assert read_bytes.count
+        assert raised.value.path == root_path(version)
+    assert read_counter.count
 
 
-@pytest.mark.local_only("puts sparse files on the disk")
-def test_huge_lease_expires_by_its_age(lakes: Lakes, read_bytes: ReadBytes) -> None:
+@pytest.mark.local_only("creates sparse local files")
+def test_huge_lease_expires_by_its_age(lakes: Lakes, read_counter: ReadCounter) -> None:
     lake = lakes.local(is_watched=False)
     storage = LocalStorage(lake.root)
     make_huge(storage, lease_path(1))
@@ -146,23 +146,23 @@ def test_huge_lease_expires_by_its_age(lakes: Lakes, read_bytes: ReadBytes) -> N
     with lease(storage, "purge"):
         raise_barrier(storage, 1)
     assert storage.stat(ORPHAN_BARRIER_PATH).size_bytes < MAX_NOTE_BYTES
-    assert not read_bytes.count
+    assert not read_counter.count
 
 
-@pytest.mark.local_only("puts sparse files on the disk")
-def test_huge_record_is_reported_and_rewritten(lakes: Lakes, read_bytes: ReadBytes) -> None:
+@pytest.mark.local_only("creates sparse local files")
+def test_huge_record_is_reported_and_rewritten(lakes: Lakes, read_counter: ReadCounter) -> None:
     lake = lakes.local(is_watched=False)
     storage = LocalStorage(lake.root)
     operations.verify(Lakehouse(storage), incremental=True)
     (record,) = [info.path for info in storage.list(VERIFIED_PREFIX)]
     make_huge(storage, record)
     report = operations.verify(Lakehouse(storage), incremental=True)
-    assert is_named(record, report)
-    assert not is_named(record, operations.verify(Lakehouse(storage), incremental=True))
-    assert read_bytes.count
+    assert is_reported(record, report)
+    assert not is_reported(record, operations.verify(Lakehouse(storage), incremental=True))
+    assert read_counter.count
 
 
-def test_written_files_can_be_read(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_files_do_not_exceed_read_limits(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_NOTE_BYTES < MAX_DEFINITION_BYTES < WHOLE_FILE_LIMIT_BYTES < MAX_FILE_LIST_BYTES < HUGE_BYTES
     monkeypatch.setattr(definitions, "MAX_DEFINITION_BYTES", 8192)
     monkeypatch.setattr(checksums, "MAX_DEFINITION_BYTES", 8192)
@@ -195,11 +195,11 @@ def test_creation_rejects_unreadable_node_sizes() -> None:
         drop_memory_root("memory://large-nodes/")
 
 
-def test_huge_delete_file_is_read_partially(tmp_path: Path, read_bytes: ReadBytes) -> None:
+def test_huge_delete_file_is_read_partially(tmp_path: Path, read_counter: ReadCounter) -> None:
     storage = LocalStorage(f"file://{tmp_path}/")
     make_huge(storage, "a.puffin")
     with StorageFileIO.on(storage).new_input(f"{storage.root}a.puffin").open() as stream:
         with pytest.raises(CorruptFileError, match=str(HUGE_BYTES)):
             stream.read()
         assert len(stream.read(10)) == 10
-    assert read_bytes.count
+    assert read_counter.count

@@ -1,4 +1,4 @@
-"""The contract of all plans. Plans are discovered, so that new ones are covered."""
+"""Test the contract of all plans. Plan classes are discovered, so that new classes are covered."""
 
 import ast
 import dataclasses
@@ -31,70 +31,72 @@ from trinitylake_ops.versions.snapshot import Snapshot
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
-def _away(lake: Lakehouse, target: str) -> Plan:
+def _plan_restore(lake: Lakehouse, target: str) -> Plan:
     operations.plan_export(lake, "away", "full", target=target).execute()
     return operations.plan_restore(lake, "away")
 
 
-def _exported(lake: Lakehouse) -> str:
+def _create_export(lake: Lakehouse) -> str:
     operations.plan_export(lake, "kept").execute()
     return "kept"
 
 
-def _cloned(lake: Lakehouse, target: str) -> str:
+def _create_clone(lake: Lakehouse, target: str) -> str:
     operations.plan_clone(lake, target, "clone").execute()
     return "clone"
 
 
-def _changed_clone(lake: Lakehouse, target: str) -> str:
-    name = _cloned(lake, target)
-    for each in (Lakehouse.open(target), lake):
-        create(each, "clone" if each is lake else "parent", "t")
+def _create_changed_clone(lake: Lakehouse, target: str) -> str:
+    name = _create_clone(lake, target)
+    for side in (Lakehouse.open(target), lake):
+        create(side, "clone" if side is lake else "parent", "t")
     return name
 
 
-_PLANS = [
+_PLAN_CLASSES = [
     member
     for name in operations.__all__
     if inspect.isclass(member := getattr(operations, name)) and issubclass(member, Plan)
 ]
-_MADE: dict[str, Callable[[Lakehouse, str], Plan]] = {
+_PLAN_FUNCTIONS: dict[str, Callable[[Lakehouse, str], Plan]] = {
     "ClonePlan": lambda lake, target: operations.plan_clone(lake, target, "clone"),
     "CompactionPlan": lambda lake, _: operations.plan_compact(lake),
     "CompactTablesPlan": lambda lake, _: operations.plan_compact_tables(lake),
-    "DropClonePlan": lambda lake, target: operations.plan_drop_clone(lake, _cloned(lake, target), delete_files=True),
-    "DropExportPlan": lambda lake, _: operations.plan_drop_export(lake, _exported(lake)),
+    "DropClonePlan": lambda lake, target: operations.plan_drop_clone(
+        lake, _create_clone(lake, target), delete_files=True
+    ),
+    "DropExportPlan": lambda lake, _: operations.plan_drop_export(lake, _create_export(lake)),
     "DropNamespacePlan": lambda lake, _: operations.plan_drop_namespace(lake, "n0", cascade=True),
     "ExpirationPlan": lambda lake, _: operations.plan_expiration(lake, keeping(1)),
     "ExportPlan": lambda lake, _: operations.plan_export(lake, "other"),
     "OrphanPlan": lambda lake, _: operations.plan_orphan_removal(lake),
-    "PromotionPlan": lambda lake, target: operations.plan_promotion(lake, _changed_clone(lake, target)),
+    "PromotionPlan": lambda lake, target: operations.plan_promotion(lake, _create_changed_clone(lake, target)),
     "PrunePlan": lambda lake, _: operations.plan_prune_exports(lake, "*", keeping(1)),
     "PurgePlan": lambda lake, _: operations.plan_purge(lake),
     "ReconcilePlan": lambda lake, _: operations.plan_reconcile(lake),
-    "RefreshPlan": lambda lake, target: operations.plan_refresh(lake, _changed_clone(lake, target)),
+    "RefreshPlan": lambda lake, target: operations.plan_refresh(lake, _create_changed_clone(lake, target)),
     "RelocationPlan": lambda lake, _: operations.plan_relocation(lake),
     "RepairPlan": lambda lake, _: operations.plan_repair(lake),
-    "RestorePlan": _away,
+    "RestorePlan": _plan_restore,
     "RollbackPlan": lambda lake, _: operations.plan_rollback(lake, 1),
     "TrimPlan": lambda lake, _: operations.plan_trim_tables(lake, keeping(1)),
 }
 
 
 def test_every_plan_class_is_covered() -> None:
-    assert sorted(_MADE) == sorted(plan.__name__ for plan in _PLANS)
+    assert sorted(_PLAN_FUNCTIONS) == sorted(plan.__name__ for plan in _PLAN_CLASSES)
 
 
-def _all_plans(base: type[Plan] = Plan) -> Iterator[type[Plan]]:
-    for plan in base.__subclasses__():
-        yield from (_all_plans(plan) if inspect.isabstract(plan) else [plan])
+def _concrete_plan_classes(base: type[Plan] = Plan) -> Iterator[type[Plan]]:
+    for plan_class in base.__subclasses__():
+        yield from (_concrete_plan_classes(plan_class) if inspect.isabstract(plan_class) else [plan_class])
 
 
 def test_every_plan_class_is_exported() -> None:
-    assert {plan.__name__ for plan in _all_plans()} == {plan.__name__ for plan in _PLANS}
+    assert {plan.__name__ for plan in _concrete_plan_classes()} == {plan.__name__ for plan in _PLAN_CLASSES}
 
 
-@pytest.mark.parametrize("plan", _PLANS, ids=lambda plan: plan.__name__)
+@pytest.mark.parametrize("plan", _PLAN_CLASSES, ids=lambda plan: plan.__name__)
 def test_execute_returns_a_frozen_report_with_its_cost(plan: type[Plan]) -> None:
     assert not inspect.isabstract(plan)
     assert plan.__dataclass_params__.frozen
@@ -106,9 +108,9 @@ def test_execute_returns_a_frozen_report_with_its_cost(plan: type[Plan]) -> None
     assert "approved_digest" in inspect.signature(plan.execute).parameters
 
 
-@pytest.mark.parametrize("name", sorted(_MADE))
+@pytest.mark.parametrize("name", sorted(_PLAN_FUNCTIONS))
 def test_plans_and_reports_are_rendered_and_executions_traced(aging: Aging, lakes: Lakes, name: str) -> None:
-    plan = _MADE[name](aging.lake, lakes.root("away"))
+    plan = _PLAN_FUNCTIONS[name](aging.lake, lakes.root("away"))
     assert type(plan).__name__ == name
     document = json.loads(json.dumps(plan.to_dict()))
     assert isinstance(plan.is_empty, bool)
@@ -120,66 +122,66 @@ def test_plans_and_reports_are_rendered_and_executions_traced(aging: Aging, lake
         with pytest.raises(PlanChangedError):
             plan.execute(approved_digest="0-none")
         report = plan.execute()
-    in_telemetry = [metrics.added["operations", plan.operation.telemetry_name, how] for how in ("failed", "done")]
-    assert in_telemetry == [1, 1]
+    counts = [metrics.added["operations", plan.operation.telemetry_name, outcome] for outcome in ("failed", "done")]
+    assert counts == [1, 1]
     assert json.loads(report.to_json())["cost"]["duration_ms"] >= 0
     assert str(report)
 
 
-_NO_DATA = (Lakehouse, Snapshot, Storage, LocalExecutor, SparkExecutor, PlannedOperation)
+_RESOURCE_TYPES = (Lakehouse, Snapshot, Storage, LocalExecutor, SparkExecutor, PlannedOperation)
 
 
-def _non_data(value: object, where: str, seen: set[int]) -> Iterator[str]:
-    """Yield parts of a value that are not data: references to a lakehouse, and callables."""
+def _find_resources(value: object, path: str, seen: set[int]) -> Iterator[str]:
+    """Yield the parts of a value that are not data: references to a lakehouse, and callables."""
     if id(value) in seen or isinstance(value, type | Enum):
         return
     seen.add(id(value))
-    if isinstance(value, _NO_DATA) or callable(value):
-        yield f"{where}: {type(value).__name__}"
+    if isinstance(value, _RESOURCE_TYPES) or callable(value):
+        yield f"{path}: {type(value).__name__}"
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _non_data(item, f"{where}[{key!r}]", seen)
+            yield from _find_resources(item, f"{path}[{key!r}]", seen)
     elif isinstance(value, list | tuple | set | frozenset):
         for item in value:
-            yield from _non_data(item, f"{where}[]", seen)
+            yield from _find_resources(item, f"{path}[]", seen)
     elif dataclasses.is_dataclass(value):
-        for spec in dataclasses.fields(value):
-            yield from _non_data(getattr(value, spec.name), f"{where}.{spec.name}", seen)
+        for field in dataclasses.fields(value):
+            yield from _find_resources(getattr(value, field.name), f"{path}.{field.name}", seen)
     else:
         for name, item in getattr(value, "__dict__", {}).items():
-            yield from _non_data(item, f"{where}.{name}", seen)
+            yield from _find_resources(item, f"{path}.{name}", seen)
 
 
-@pytest.mark.parametrize("name", sorted(_MADE))
+@pytest.mark.parametrize("name", sorted(_PLAN_FUNCTIONS))
 def test_plan_is_data_and_its_operation_executes_it(aging: Aging, lakes: Lakes, name: str) -> None:
-    plan = _MADE[name](aging.lake, lakes.root("away"))
+    plan = _PLAN_FUNCTIONS[name](aging.lake, lakes.root("away"))
     fields = {spec.name: spec for spec in dataclasses.fields(plan)}
     operation = fields.pop("operation")
     assert (operation.repr, operation.compare) == (False, False)
     seen: set[int] = set()
-    assert [member for field in fields for member in _non_data(getattr(plan, field), field, seen)] == []
+    assert [resource for field in fields for resource in _find_resources(getattr(plan, field), field, seen)] == []
     assert not [field for field in fields if field.startswith("_")]
 
-    made_by = type(plan.operation)
-    assert issubclass(made_by, PlannedOperation)
-    assert made_by.__dataclass_params__.frozen
-    assert not inspect.isabstract(made_by)
-    assert dataclasses.fields(made_by)[0].name == "lake"
-    with mock.patch.object(made_by, "execute", autospec=True) as execute:
+    operation_class = type(plan.operation)
+    assert issubclass(operation_class, PlannedOperation)
+    assert operation_class.__dataclass_params__.frozen
+    assert not inspect.isabstract(operation_class)
+    assert dataclasses.fields(operation_class)[0].name == "lake"
+    with mock.patch.object(operation_class, "execute", autospec=True) as execute:
         assert plan.execute(approved_digest="some") is execute.return_value
     operation, *arguments = execute.call_args.args
-    assert (type(operation), arguments) == (made_by, [plan, "some"])
+    assert (type(operation), arguments) == (operation_class, [plan, "some"])
     assert operation.lake is plan.operation.lake
 
 
 def test_operations_have_distinct_telemetry_names() -> None:
-    made_by = {typing.get_type_hints(plan)["operation"] for plan in _PLANS}
-    assert len({operation.telemetry_name for operation in made_by}) == len(_PLANS)
+    operation_class = {typing.get_type_hints(plan)["operation"] for plan in _PLAN_CLASSES}
+    assert len({operation.telemetry_name for operation in operation_class}) == len(_PLAN_CLASSES)
 
 
-@pytest.mark.parametrize("name", sorted(_MADE))
-def test_operation_makes_its_plan_again(aging: Aging, lakes: Lakes, name: str) -> None:
-    plan = _MADE[name](aging.lake, lakes.root("away"))
+@pytest.mark.parametrize("name", sorted(_PLAN_FUNCTIONS))
+def test_operation_repeats_its_plan(aging: Aging, lakes: Lakes, name: str) -> None:
+    plan = _PLAN_FUNCTIONS[name](aging.lake, lakes.root("away"))
     repeated = plan.operation.plan()
     assert (type(repeated), repeated.base_version) == (type(plan), plan.base_version)
     if not hasattr(plan, "now_ms"):
@@ -191,15 +193,15 @@ def test_repair_steps_are_data(aging: Aging) -> None:
     aging.lake.storage.write(HINT_PATH, b"1")
     plan = operations.plan_repair(aging.lake)
     assert plan.executable_steps
-    assert list(_non_data(plan.executable_steps, "executable_steps", set())) == []
+    assert list(_find_resources(plan.executable_steps, "executable_steps", set())) == []
 
 
 def test_check_for_data_detects_resources(aging: Aging) -> None:
     values = {"a": [aging.lake, aging.lake.snapshot()], "b": (print, aging.lake.storage)}
-    assert len(list(_non_data(values, "values", set()))) == 4
+    assert len(list(_find_resources(values, "values", set()))) == 4
 
 
-def _defined(tree: ast.AST) -> set[str]:
+def _defined_names(tree: ast.AST) -> set[str]:
     """Return the names of functions, fields and attributes that a class or module defines."""
     names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     annotated = [node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign)]
@@ -220,17 +222,17 @@ def _private_reads(path: Path) -> list[str]:
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
         and ast.unparse(node.value) not in ("self", "cls", "super()")
-        and node.attr not in _defined(part if isinstance(part, ast.ClassDef) else module)
+        and node.attr not in _defined_names(part if isinstance(part, ast.ClassDef) else module)
     ]
 
 
 def test_private_fields_of_other_classes_are_not_read() -> None:
     modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
     assert modules
-    assert [member for path in modules for member in _private_reads(path)] == []
+    assert [read for path in modules for read in _private_reads(path)] == []
 
 
-_ASKED = {name for name in vars(Executor) if not name.startswith("_")}
+_CONTRACT = {name for name in vars(Executor) if not name.startswith("_")}
 
 
 def _uncontracted_uses_of_executors(path: Path) -> list[str]:
@@ -241,10 +243,10 @@ def _uncontracted_uses_of_executors(path: Path) -> list[str]:
         for node in nodes
         if isinstance(node, ast.Attribute)
         and ast.unparse(node.value).endswith("executor")
-        and node.attr not in _ASKED
+        and node.attr not in _CONTRACT
         and not ast.unparse(node).startswith("trinitylake_ops.")
     ]
-    compared = [
+    checks = [
         node
         for node in nodes
         if (isinstance(node, ast.Compare) and "executor" in ast.unparse(node))
@@ -253,17 +255,17 @@ def _uncontracted_uses_of_executors(path: Path) -> list[str]:
             and "executor" in ast.unparse(node)
         )
     ]
-    return [f"{path.name}:{node.lineno}: {ast.unparse(node)}" for node in (*uses, *compared)]
+    return [f"{path.name}:{node.lineno}: {ast.unparse(node)}" for node in (*uses, *checks)]
 
 
 def test_executor_types_are_not_checked() -> None:
     modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
-    assert [member for path in modules for member in _uncontracted_uses_of_executors(path)] == []
+    assert [use for path in modules for use in _uncontracted_uses_of_executors(path)] == []
 
 
-@pytest.mark.parametrize("kind", [LocalExecutor, SparkExecutor])
-def test_executors_implement_the_contract(kind: type) -> None:
-    assert {name for name in vars(kind) if not name.startswith("_")} - {"slots"} == _ASKED
+@pytest.mark.parametrize("executor_class", [LocalExecutor, SparkExecutor])
+def test_executors_implement_the_contract(executor_class: type) -> None:
+    assert {name for name in vars(executor_class) if not name.startswith("_")} - {"slots"} == _CONTRACT
 
 
 @pytest.mark.parametrize("weight", Weight, ids=lambda weight: weight.name)
@@ -272,12 +274,12 @@ def test_every_weight_is_used(weight: Weight) -> None:
     assert any(f"ClassVar[Weight] = Weight.{weight.name}\n" in path.read_text() for path in modules)
 
 
-def test_lakehouses_of_operations_are_created_in_one_place() -> None:
+def test_lakehouses_of_operations_are_created_in_one_module() -> None:
     modules = sorted(Path(str(operations.__file__)).parent.rglob("*.py"))
     assert [path.name for path in modules if 'cache="off"' in path.read_text()] == ["base.py"]
 
 
-class _ReadsNoted(StorageWrapper):
+class _RecordingStorage(StorageWrapper):
     def __init__(self, inner: Storage):
         super().__init__(inner)
         self.paths: list[str] = []
@@ -292,44 +294,48 @@ class _ReadsNoted(StorageWrapper):
 def test_execution_does_not_read_files_of_the_plan_again(
     aging: Aging, lakes: Lakes, name: str, is_approved: bool
 ) -> None:
-    _MADE["RestorePlan"](aging.lake, lakes.root("away"))
+    _PLAN_FUNCTIONS["RestorePlan"](aging.lake, lakes.root("away"))
     with aging.lake.transaction() as txn:
         txn.create_namespace("fresh")
-    noted = _ReadsNoted(aging.lake.storage)
+    storage = _RecordingStorage(aging.lake.storage)
     target = lakes.root("away")
-    make = (lambda lake, _: operations.plan_restore(lake, "away")) if name == "RestorePlan" else _MADE[name]
-    plan = make(Lakehouse(noted), target)
-    read = {path for path in noted.paths if is_immutable_path(path)}
-    assert read
-    noted.paths.clear()
+    make_plan = (
+        (lambda lake, _: operations.plan_restore(lake, "away")) if name == "RestorePlan" else _PLAN_FUNCTIONS[name]
+    )
+    plan = make_plan(Lakehouse(storage), target)
+    read_paths = {path for path in storage.paths if is_immutable_path(path)}
+    assert read_paths
+    storage.paths.clear()
     plan.execute(plan.digest if is_approved else None)
-    assert read.isdisjoint(noted.paths)
+    assert read_paths.isdisjoint(storage.paths)
 
 
-def _conflicting(n_conflicts: int, error: type[TrinityLakeError] = CommitConflictError) -> Callable[[int], int]:
-    """Return an attempt that conflicts a number of times, and then returns its number."""
+def _attempt_with_conflicts(
+    n_conflicts: int, error: type[TrinityLakeError] = CommitConflictError
+) -> Callable[[int], int]:
+    """Return an attempt that conflicts ``n_conflicts`` times, and then returns the number of attempts."""
 
     def attempt(number: int) -> int:
         if number <= n_conflicts:
-            raise error("another commit was first")
+            raise error("another commit won the race")
         return number
 
     return attempt
 
 
 def test_operation_plans_again_after_conflicts_up_to_a_limit() -> None:
-    assert commit_on_latest(_conflicting(0)) == 1
-    assert commit_on_latest(_conflicting(MAX_ATTEMPTS - 1)) == MAX_ATTEMPTS
-    for attempt, limit in ((_conflicting(MAX_ATTEMPTS), MAX_ATTEMPTS), (_conflicting(1), 1)):
+    assert commit_on_latest(_attempt_with_conflicts(0)) == 1
+    assert commit_on_latest(_attempt_with_conflicts(MAX_ATTEMPTS - 1)) == MAX_ATTEMPTS
+    for attempt, limit in ((_attempt_with_conflicts(MAX_ATTEMPTS), MAX_ATTEMPTS), (_attempt_with_conflicts(1), 1)):
         with pytest.raises(CommitConflictError):
             commit_on_latest(attempt, limit)
     with pytest.raises(CommitConflictError):
-        commit_on_latest(_conflicting(1), may_succeed=lambda: False)
+        commit_on_latest(_attempt_with_conflicts(1), may_succeed=lambda: False)
     with pytest.raises(TransactionExpiredError):
-        commit_on_latest(_conflicting(1, TransactionExpiredError))
+        commit_on_latest(_attempt_with_conflicts(1, TransactionExpiredError))
 
 
-def test_one_loop_commits_on_the_latest_version() -> None:
+def test_only_one_loop_retries_on_the_latest_version() -> None:
     folder = Path(str(operations.__file__)).parent
     loops = [
         path.relative_to(folder).as_posix()
@@ -337,11 +343,11 @@ def test_one_loop_commits_on_the_latest_version() -> None:
         for loop in ast.walk(ast.parse(path.read_text()))
         if isinstance(loop, ast.For | ast.While)
         and any(
-            isinstance(one, ast.ExceptHandler) and "CommitConflictError" in ast.unparse(one.type or one)
-            for one in ast.walk(loop)
+            isinstance(node, ast.ExceptHandler) and "CommitConflictError" in ast.unparse(node.type or node)
+            for node in ast.walk(loop)
         )
     ]
-    assert loops == ["compaction/tables.py", "definition_commits.py"]  # the first one stages one table after the other
+    assert loops == ["compaction/tables.py", "definition_commits.py"]  # the first loop stages tables one after another
 
 
 def test_digest_does_not_apply_to_another_lakehouse(lakes: Lakes) -> None:

@@ -50,25 +50,25 @@ def clone(parent: Aging, lakes: Lakes) -> Lakehouse:
 
 
 def root_of(lakes: Lakes) -> str:
-    return lakes.named_root("clone")  # dropped at the end of the test
+    return lakes.named_root("clone")  # deleted at the end of the test
 
 
-def compared(lake: Lakehouse) -> dict[str, tuple[str, str | None, str | None]]:
-    item = operations.compare(lake, NAME).objects
-    return {result.name: (result.changed_on.value, result.in_clone, result.in_parent) for result in item}
+def compare_sides(lake: Lakehouse) -> dict[str, tuple[str, str | None, str | None]]:
+    objects = operations.compare(lake, NAME).objects
+    return {item.name: (item.changed_on.value, item.in_clone, item.in_parent) for item in objects}
 
 
-def names(plan: operations.PromotionPlan | operations.RefreshPlan) -> set[tuple[str, str]]:
+def change_names(plan: operations.PromotionPlan | operations.RefreshPlan) -> set[tuple[str, str]]:
     return {(change.kind, ".".join(filter(None, (change.namespace, change.table)))) for change in plan.changes}
 
 
-def rows_of(lake: Lakehouse, name: str) -> int:
+def count_rows(lake: Lakehouse, name: str) -> int:
     return int(catalog_at(lake).load_table(name).scan().to_arrow().num_rows)
 
 
 def test_compare_reports_changes_of_each_side(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
-    assert compared(lake) == {}
+    assert compare_sides(lake) == {}
     append_rows(clone)
     append_rows(clone, "ns.u")
     append_rows(clone, "new.t")
@@ -76,7 +76,7 @@ def test_compare_reports_changes_of_each_side(parent: Aging, clone: Lakehouse) -
     append_rows(lake, "ns.u")
     alter(lake, "n1", "a")
     create(lake, "later")
-    assert compared(lake) == {
+    assert compare_sides(lake) == {
         "ns.t": ("clone", "changed", None),
         "ns.u": ("both", "changed", "changed"),
         "new": ("clone", "added", None),
@@ -85,8 +85,8 @@ def test_compare_reports_changes_of_each_side(parent: Aging, clone: Lakehouse) -
         "n1.a": ("parent", None, "changed"),
         "later": ("parent", None, "added"),
     }
-    results = {item.name: item for item in operations.compare(lake, NAME).objects}
-    changed, new = results["ns.u"], results["new.t"]
+    items = {item.name: item for item in operations.compare(lake, NAME).objects}
+    changed, new = items["ns.u"], items["new.t"]
     assert changed.clone is not None and changed.parent is not None and new.clone is not None
     assert (changed.clone.rows_added, changed.clone.rows_removed, changed.clone.files_added) == (3, 0, 1)
     assert (changed.parent.rows_added, new.clone.rows_added, new.clone.files_removed) == (3, 3, 0)
@@ -97,16 +97,18 @@ def test_compare_reads_no_shared_subtree_and_no_data(parent: Aging, clone: Lakeh
     alter(clone, "n1", "a")
     n_requests = operations.compare(parent.lake, NAME).cost.total_requests
     create(parent.lake, "many", *(f"t{number:03}" for number in range(60)))
-    logged = FaultyStorage(parent.lake.storage, [])
+    logged_storage = FaultyStorage(parent.lake.storage, [])
     append_rows(clone)
-    operations.compare(Lakehouse(logged), NAME)
-    assert not [item for item in logged.log if "/data/" in item.path or item.path.endswith(".avro")]
+    operations.compare(Lakehouse(logged_storage), NAME)
+    assert not [item for item in logged_storage.log if "/data/" in item.path or item.path.endswith(".avro")]
     assert n_requests < 30
 
 
 def test_compare_reports_column_changes(parent: Aging, clone: Lakehouse) -> None:
     def schema(*columns: tuple[int, str, DataType]) -> TableDef:
-        return TableDef(schema=Schema(columns=tuple(Column(id=id_, name=name, type=of) for id_, name, of in columns)))
+        return TableDef(
+            schema=Schema(columns=tuple(Column(id=id_, name=name, type=data_type) for id_, name, data_type in columns))
+        )
 
     old = schema((1, "a", DataType.INT4), (2, "b", DataType.INT4), (3, "c", DataType.INT4))
     new = schema((1, "a", DataType.INT8), (3, "d", DataType.INT4), (4, "e", DataType.VARCHAR))
@@ -121,13 +123,13 @@ def test_compare_reports_column_changes(parent: Aging, clone: Lakehouse) -> None
     assert set(item.clone.schema) == {"dropped b", "a was int, is long", "renamed c to d", "added e string"}
 
 
-def test_comparison_report_page(parent: Aging, clone: Lakehouse) -> None:
+def test_comparison_page_escapes_names_and_shows_changes(parent: Aging, clone: Lakehouse) -> None:
     append_rows(clone)
     append_rows(parent.lake)
-    create(clone, "<b>evil")
+    create(clone, "<b>hostile")
     page = comparison_page(operations.compare(parent.lake, NAME), parent.lake.storage.now_ms())
-    assert "&lt;b&gt;evil" in page
-    assert "<b>evil" not in page
+    assert "&lt;b&gt;hostile" in page
+    assert "<b>hostile" not in page
     assert "--ours or --theirs" in page
     assert "+3 rows" in page
     empty = Comparison(
@@ -145,13 +147,13 @@ def test_promotion_merges_changes_of_the_clone(parent: Aging, clone: Lakehouse) 
     alter(clone, "n1", "a")
     create(lake, "later", "t")
     alter(lake, "n2", "a")
-    kept = {path: lake.storage.read(path) for path in files(lake) if path.startswith("tables/")}
+    before_files = {path: lake.storage.read(path) for path in files(lake) if path.startswith("tables/")}
     before = lake.latest_version()
     plan = operations.plan_promotion(lake, NAME)
     report = plan.execute(plan.digest)
     assert report.version == before + 1 == lake.latest_version()
     assert rows(lake) == [1, 1, 2, 2, 3, 3]
-    assert rows_of(lake, "new.t") == 3
+    assert count_rows(lake, "new.t") == 3
     assert objects(lake.snapshot()) == {
         **objects(clone.snapshot()),
         **{name: value for name, value in objects(lake.snapshot()).items() if name[0] == "later"},
@@ -160,9 +162,9 @@ def test_promotion_merges_changes_of_the_clone(parent: Aging, clone: Lakehouse) 
     assert (info.operation, info.properties["promoted-from"]) == ("promote", NAME)
     assert info.properties["clone_version"] == str(clone.latest_version())
     # Only new files of the clone were copied.
-    new = {path for path in files(lake) if path.startswith("tables/")} - kept.keys()
-    assert len([path for path in new if path.endswith(".parquet")]) == 2
-    assert {path: lake.storage.read(path) for path in kept} == kept
+    new_paths = {path for path in files(lake) if path.startswith("tables/")} - before_files.keys()
+    assert len([path for path in new_paths if path.endswith(".parquet")]) == 2
+    assert {path: lake.storage.read(path) for path in before_files} == before_files
     assert operations.verify(lake, deep=True).is_clean
     # The table keeps its Iceberg history.
     assert len(catalog_at(lake).load_table("ns.t").history()) == 2
@@ -173,16 +175,16 @@ def test_repeated_promotion_does_nothing_until_new_changes(parent: Aging, clone:
     append_rows(clone)
     operations.plan_promotion(lake, NAME).execute()
     assert operations.plan_promotion(lake, NAME).is_empty
-    assert compared(lake) == {"ns.t": ("same", "changed", "changed")}
+    assert compare_sides(lake) == {"ns.t": ("same", "changed", "changed")}
     append_rows(clone)
     plan = operations.plan_promotion(lake, NAME)
-    assert (names(plan), plan.conflicts) == ({("changed", "ns.t")}, ())
+    assert (change_names(plan), plan.conflicts) == ({("changed", "ns.t")}, ())
     n_data = len([path for path in files(lake) if path.endswith(".parquet")])
     plan.execute()
     assert len([path for path in files(lake) if path.endswith(".parquet")]) == n_data + 1
     assert rows(lake) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert operations.verify(lake, deep=True).is_clean
-    # After the promoted version of the clone expired, the table is promoted again, which is harmless.
+    # If the promoted version of the clone has expired, the table is promoted again, which is harmless.
     expire(clone, f"1-{clone.latest_version() - 1}")
     append_rows(clone)
     operations.plan_promotion(lake, NAME).execute()
@@ -193,7 +195,7 @@ def test_repeated_promotion_does_nothing_until_new_changes(parent: Aging, clone:
 
 
 def test_drop_is_promoted_after_promoted_version_expired(parent: Aging, clone: Lakehouse) -> None:
-    """An expired version of the clone must not be mistaken for one without the table."""
+    """An expired version of the clone must not be mistaken for a version without the table."""
     append_rows(clone)
     append_rows(clone, "n0.new")
     operations.plan_promotion(parent.lake, NAME).execute()
@@ -201,7 +203,7 @@ def test_drop_is_promoted_after_promoted_version_expired(parent: Aging, clone: L
     drop(clone, "ns", "t")
     expire(clone, f"0-{clone.latest_version() - 1}")
     plan = operations.plan_promotion(parent.lake, NAME)
-    assert names(plan) == {("removed", "n0.new"), ("removed", "ns.t")}
+    assert change_names(plan) == {("removed", "n0.new"), ("removed", "ns.t")}
     plan.execute()
     assert objects(parent.lake.snapshot()) == objects(clone.snapshot())
 
@@ -215,7 +217,7 @@ def test_parent_needs_no_files_of_the_clone_after_promotion(parent: Aging, clone
     operations.drop_clone(lake, NAME, delete_files=True)
     assert files(clone) == set()
     parent.clean_up()
-    assert (rows(lake), rows_of(lake, "new.t"), rows_of(lake, "ns.u")) == ([1, 1, 2, 2, 3, 3], 3, 3)
+    assert (rows(lake), count_rows(lake, "new.t"), count_rows(lake, "ns.u")) == ([1, 1, 2, 2, 3, 3], 3, 3)
     append_rows(lake)
     operations.plan_trim_tables(lake, keeping(1)).execute()
     operations.plan_compact_tables(lake, min_input_files=2).execute()
@@ -230,12 +232,15 @@ def test_only_selected_objects_are_promoted(parent: Aging, clone: Lakehouse) -> 
     append_rows(clone, "ns.u")
     append_rows(clone, "new.t")
     plan = operations.plan_promotion(lake, NAME, tables=["new.t"])
-    assert names(plan) == {("added", "new"), ("added", "new.t")}  # its namespace is promoted as well
+    assert change_names(plan) == {
+        ("added", "new"),
+        ("added", "new.t"),
+    }  # the namespace of the table is promoted as well
     plan.execute()
     operations.plan_promotion(lake, NAME, namespaces=["ns"], tables=["n0.a"]).execute()
     assert operations.plan_promotion(lake, NAME).is_empty
     with pytest.raises(NamespaceNotFoundError):
-        operations.plan_promotion(lake, NAME, namespaces=["nowhere"])
+        operations.plan_promotion(lake, NAME, namespaces=["missing"])
     with pytest.raises(TableNotFoundError):
         operations.plan_promotion(lake, NAME, tables=["ns.nothing"])
 
@@ -248,8 +253,8 @@ def test_conflicts_are_reported_and_change_nothing(
     lake = parent.lake
     ours, theirs = (lake, clone) if direction == "promote" else (clone, lake)
     name = conflict(ours, theirs)  # type: ignore[operator]
-    planned = operations.plan_promotion if direction == "promote" else operations.plan_refresh
-    plan = planned(lake, NAME)
+    make_plan = operations.plan_promotion if direction == "promote" else operations.plan_refresh
+    plan = make_plan(lake, NAME)
     assert [item.name for item in plan.conflicts] == [name]
     before = files(lake), files(clone)
     with pytest.raises(CommitConflictError, match="--theirs") as raised:
@@ -257,9 +262,9 @@ def test_conflicts_are_reported_and_change_nothing(
     if direction == "promote":
         assert raised.value.conflicts == (f"{name}: {CONFLICTS[conflict]}",)  # type: ignore[index]
     assert (files(lake), files(clone)) == before
-    kept = objects(ours.snapshot())
-    planned(lake, NAME, ours=[name]).execute()
-    assert objects(ours.snapshot()).get(tuple(name.split("."))) == kept.get(tuple(name.split(".")))
+    before_objects = objects(ours.snapshot())
+    make_plan(lake, NAME, ours=[name]).execute()
+    assert objects(ours.snapshot()).get(tuple(name.split("."))) == before_objects.get(tuple(name.split(".")))
     assert operations.verify(ours).is_clean
 
 
@@ -269,10 +274,10 @@ def test_their_side_can_be_chosen(parent: Aging, clone: Lakehouse, conflict: obj
     lake = parent.lake
     ours, theirs = (lake, clone) if direction == "promote" else (clone, lake)
     name = conflict(ours, theirs)  # type: ignore[operator]
-    planned = operations.plan_promotion if direction == "promote" else operations.plan_refresh
-    planned(lake, NAME, theirs=[name]).execute()
+    make_plan = operations.plan_promotion if direction == "promote" else operations.plan_refresh
+    make_plan(lake, NAME, theirs=[name]).execute()
     expected = objects(theirs.snapshot())
-    if conflict is namespace_dropped_under_a_new_table:  # tables dropped in it without a conflict stay dropped
+    if conflict is namespace_dropped_under_a_new_table:  # other tables of the namespace stay dropped
         expected = {name: value for name, value in expected.items() if name not in (("n1", "a"), ("n1", "b"))}
     assert objects(ours.snapshot()) == expected
     assert operations.verify(ours).is_clean
@@ -288,20 +293,20 @@ def test_invalid_choices_are_rejected(parent: Aging, clone: Lakehouse) -> None:
     assert not operations.plan_promotion(parent.lake, NAME, theirs=["ns"]).conflicts
 
 
-@pytest.mark.parametrize("choice", [{"theirs": ["ns.t"]}, {"ours": ["ns.t"]}], ids=str)
-def test_choices_can_be_repeated(parent: Aging, clone: Lakehouse, choice: dict[str, list[str]]) -> None:
-    """A client that lost the response repeats the same command."""
+@pytest.mark.parametrize("choices", [{"theirs": ["ns.t"]}, {"ours": ["ns.t"]}], ids=str)
+def test_choices_can_be_repeated(parent: Aging, clone: Lakehouse, choices: dict[str, list[str]]) -> None:
+    """A client that did not receive the response repeats the same command."""
     both_altered(parent.lake, clone)
     append_rows(clone, "ns.u")
-    for planned in (operations.plan_promotion, operations.plan_refresh):
-        planned(parent.lake, NAME, **choice).execute()
-        repeated = planned(parent.lake, NAME, **choice)
+    for make_plan in (operations.plan_promotion, operations.plan_refresh):
+        make_plan(parent.lake, NAME, **choices).execute()
+        repeated = make_plan(parent.lake, NAME, **choices)
         assert repeated.is_empty
         repeated.execute()
 
 
-def test_choices_of_a_refresh_are_remembered(parent: Aging, clone: Lakehouse) -> None:
-    """The choice is recorded even if nothing else is merged."""
+def test_choices_of_a_refresh_are_recorded(parent: Aging, clone: Lakehouse) -> None:
+    """A choice is recorded even if no change is merged."""
     both_altered(parent.lake, clone)
     expected = objects(clone.snapshot())
     plan = operations.plan_refresh(parent.lake, NAME, ours=["ns.t"])
@@ -323,7 +328,7 @@ def test_intermediate_commits_conflict_only_with_merged_objects(parent: Aging, c
     create(lake, "other")
     with pytest.raises(PlanChangedError):
         plan.execute(plan.digest)
-    plan.execute()  # the other commit changed other objects
+    plan.execute()  # does not conflict, because the other commit changed other objects
     assert lake.snapshot().has_namespace("other")
     append_rows(clone)
     plan = operations.plan_promotion(lake, NAME)
@@ -349,16 +354,16 @@ def test_refresh_merges_changes_of_the_parent(parent: Aging, clone: Lakehouse) -
     plan = operations.plan_refresh(lake, NAME)
     report = plan.execute(plan.digest)
     assert report.version == clone.latest_version()
-    assert (rows(clone), rows_of(clone, "ns.u")) == ([1, 1, 2, 2, 3, 3], 6)
+    assert (rows(clone), count_rows(clone, "ns.u")) == ([1, 1, 2, 2, 3, 3], 6)
     assert not [path for path in files(clone) - clone_files if path.startswith("tables/")]
     assert operations.plan_refresh(lake, NAME).is_empty
-    assert compared(lake) == {"ns.t": ("clone", "changed", None)}
+    assert compare_sides(lake) == {"ns.t": ("clone", "changed", None)}
     # Both shared versions are kept, including the clone's history.
     overwrite_rows(lake, "ns.t", "ns.u")
     drop(lake, "later")
     parent.clean_up()
     clone = Lakehouse.open(clone.root)
-    assert (rows(clone), rows_of(clone, "ns.u")) == ([1, 1, 2, 2, 3, 3], 6)
+    assert (rows(clone), count_rows(clone, "ns.u")) == ([1, 1, 2, 2, 3, 3], 6)
     assert clone.snapshot(0).has_namespace("n0")
     assert operations.verify(clone).is_clean
     assert lake.snapshot(version).version == version
@@ -387,20 +392,20 @@ def test_partial_clone_is_compared_within_its_namespaces(parent: Aging, lakes: L
     lake = parent.lake
     root = lakes.named_root("part")
     operations.plan_clone(lake, root, "part", namespaces=["ns"]).execute()
-    part = Lakehouse.open(root)
+    partial_clone = Lakehouse.open(root)
     assert operations.compare(lake, "part").objects == ()
-    append_rows(part)
-    append_rows(part, "new.t")
+    append_rows(partial_clone)
+    append_rows(partial_clone, "new.t")
     alter(lake, "n1", "a")
     comparison = operations.compare(lake, "part")
     assert (
-        {aging.name for aging in comparison.on(ChangedOn.CLONE)}
+        {item.name for item in comparison.on(ChangedOn.CLONE)}
         == {"ns.t", "new", "new.t"}
         == {item.name for item in comparison.objects}
     )
     operations.plan_promotion(lake, "part").execute()
     assert lake.snapshot().has_namespace("n1")
-    assert rows(lake) == rows(part)
+    assert rows(lake) == rows(partial_clone)
 
 
 def undo_all(lake: Lakehouse, before: int) -> None:
@@ -420,7 +425,7 @@ def undo_after_another_append(lake: Lakehouse, before: int) -> None:
     undo_table(lake, before)
 
 
-def undone_promotion(
+def promote_and_undo(
     lake: Lakehouse, clone: Lakehouse, undo: Callable[[Lakehouse, int], None], is_combined: bool
 ) -> list[int]:
     """Promote rows of a clone, undo the promotion, and return the parent's rows."""
@@ -433,48 +438,48 @@ def undone_promotion(
     return rows(lake)
 
 
-UNDO = (undo_all, undo_table, undo_by_overwriting, undo_after_another_append)
+UNDO_FUNCTIONS = (undo_all, undo_table, undo_by_overwriting, undo_after_another_append)
 
 
-@pytest.mark.parametrize("undo", UNDO)
+@pytest.mark.parametrize("undo", UNDO_FUNCTIONS)
 @pytest.mark.parametrize("is_combined", [False, True])
 def test_undone_promotion_stays_undone(
     parent: Aging, clone: Lakehouse, undo: Callable[[Lakehouse, int], None], is_combined: bool
 ) -> None:
     """The next promotion selects another table. A refresh merges the parent's state into the clone."""
     lake = parent.lake
-    undone = undone_promotion(lake, clone, undo, is_combined)
+    rows_after_undo = promote_and_undo(lake, clone, undo, is_combined)
     append_rows(clone, "ns.u")
     plan = operations.plan_promotion(lake, NAME)
-    assert (names(plan), plan.conflicts) == ({("changed", "ns.u")}, ())
+    assert (change_names(plan), plan.conflicts) == ({("changed", "ns.u")}, ())
     plan.execute()
-    assert (rows(lake), rows_of(lake, "ns.u")) == (undone, 6)
-    assert compared(lake)["ns.t"] == ("parent", None, "changed")
+    assert (rows(lake), count_rows(lake, "ns.u")) == (rows_after_undo, 6)
+    assert compare_sides(lake)["ns.t"] == ("parent", None, "changed")
     operations.plan_refresh(lake, NAME).execute()
-    assert rows(clone) == undone
+    assert rows(clone) == rows_after_undo
     append_rows(clone)
     operations.plan_promotion(lake, NAME).execute()
-    assert rows(lake) == sorted([*undone, 1, 2, 3])
+    assert rows(lake) == sorted([*rows_after_undo, 1, 2, 3])
     for side in (lake, clone):
         assert operations.verify(side, deep=True).is_clean
 
 
-@pytest.mark.parametrize("undo", UNDO)
+@pytest.mark.parametrize("undo", UNDO_FUNCTIONS)
 @pytest.mark.parametrize("is_combined", [False, True])
 def test_change_after_undone_promotion_is_a_conflict(
     parent: Aging, clone: Lakehouse, undo: Callable[[Lakehouse, int], None], is_combined: bool
 ) -> None:
     lake = parent.lake
-    undone = undone_promotion(lake, clone, undo, is_combined)
+    rows_after_undo = promote_and_undo(lake, clone, undo, is_combined)
     append_rows(clone)
-    for plan in (operations.plan_promotion, operations.plan_refresh):
-        assert [conflict.name for conflict in plan(lake, NAME).conflicts] == ["ns.t"]
+    for make_plan in (operations.plan_promotion, operations.plan_refresh):
+        assert [conflict.name for conflict in make_plan(lake, NAME).conflicts] == ["ns.t"]
     operations.plan_promotion(lake, NAME, ours=["ns.t"]).execute()
     append_rows(clone, "ns.u")
-    kept = operations.plan_promotion(lake, NAME, ours=["ns.t"])
-    kept.execute()
-    assert rows(lake) == undone
-    # A choice for one promotion does not apply to later ones.
+    plan = operations.plan_promotion(lake, NAME, ours=["ns.t"])
+    plan.execute()
+    assert rows(lake) == rows_after_undo
+    # A choice for one promotion does not apply to later promotions.
     assert [conflict.name for conflict in operations.plan_promotion(lake, NAME).conflicts] == ["ns.t"]
     assert [conflict.name for conflict in operations.plan_refresh(lake, NAME).conflicts] == ["ns.t"]
     operations.plan_promotion(lake, NAME, theirs=["ns.t"]).execute()
@@ -483,7 +488,7 @@ def test_change_after_undone_promotion_is_a_conflict(
     assert operations.verify(lake, deep=True).is_clean
 
 
-def test_promotion_after_later_one_was_rolled_back(parent: Aging, clone: Lakehouse) -> None:
+def test_promotion_after_rollback_of_a_later_promotion(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
     operations.plan_promotion(lake, NAME).execute()
@@ -509,7 +514,7 @@ def test_rolled_back_objects_stay_rolled_back(parent: Aging, clone: Lakehouse) -
 
 
 def test_undone_promotion_of_expired_version_is_a_conflict(parent: Aging, clone: Lakehouse) -> None:
-    """It is unknown whether the clone had these rows when it was promoted."""
+    """It is unknown whether the clone had the same rows when it was promoted."""
     lake = parent.lake
     append_rows(clone)
     before = lake.latest_version()
@@ -520,34 +525,34 @@ def test_undone_promotion_of_expired_version_is_a_conflict(parent: Aging, clone:
     conflicts = operations.plan_promotion(lake, NAME).conflicts
     assert "ns.t" in [conflict.name for conflict in conflicts]
     operations.plan_promotion(lake, NAME, ours=["ns.t"], theirs=["ns.u"]).execute()
-    assert (rows(lake), rows_of(lake, "ns.u")) == ([1, 2, 3], 6)
+    assert (rows(lake), count_rows(lake, "ns.u")) == ([1, 2, 3], 6)
 
 
-def test_limited_promotion_does_not_affect_other_objects(parent: Aging, clone: Lakehouse) -> None:
+def test_promotion_of_one_table_does_not_affect_other_objects(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
     append_rows(clone, "ns.u")
     append_rows(clone, "new.t")
     operations.plan_promotion(lake, NAME, tables=["new.t"]).execute()
     plan = operations.plan_promotion(lake, NAME)
-    assert (names(plan), plan.conflicts) == ({("changed", "ns.t"), ("changed", "ns.u")}, ())
+    assert (change_names(plan), plan.conflicts) == ({("changed", "ns.t"), ("changed", "ns.u")}, ())
     operations.plan_promotion(lake, NAME, tables=["ns.t"]).execute()
     plan = operations.plan_promotion(lake, NAME)
-    assert (names(plan), plan.conflicts) == ({("changed", "ns.u")}, ())
+    assert (change_names(plan), plan.conflicts) == ({("changed", "ns.u")}, ())
 
 
-@pytest.mark.parametrize("has_table", ["parent", "clone"])
-def test_view_and_table_with_same_name_conflict(parent: Aging, clone: Lakehouse, has_table: str) -> None:
-    with_table, with_view = (parent.lake, clone) if has_table == "parent" else (clone, parent.lake)
-    append_rows(with_table, "n1.v")
-    with with_view.transaction() as txn:
+@pytest.mark.parametrize("table_side", ["parent", "clone"])
+def test_view_and_table_with_same_name_conflict(parent: Aging, clone: Lakehouse, table_side: str) -> None:
+    lake_with_table, lake_with_view = (parent.lake, clone) if table_side == "parent" else (clone, parent.lake)
+    append_rows(lake_with_table, "n1.v")
+    with lake_with_view.transaction() as txn:
         txn.alter_namespace("n1", {f"{VIEW_PREFIX}v": "{}"})
     before = files(parent.lake), files(clone)
-    for plan in (operations.plan_promotion, operations.plan_refresh):
+    for make_plan in (operations.plan_promotion, operations.plan_refresh):
         with pytest.raises(ObjectExistsError):
-            plan(parent.lake, NAME)
+            make_plan(parent.lake, NAME)
     assert (files(parent.lake), files(clone)) == before
-    drop(with_table, "n1", "v")
+    drop(lake_with_table, "n1", "v")
     operations.plan_promotion(parent.lake, NAME).execute()
     operations.plan_refresh(parent.lake, NAME).execute()
     assert all(views_in(lake.snapshot().namespace("n1").properties) == ["v"] for lake in (parent.lake, clone))
@@ -566,7 +571,7 @@ def test_view_created_during_promotion_is_a_conflict(parent: Aging, clone: Lakeh
 def test_property_changes_are_promoted_without_copying_files(parent: Aging, clone: Lakehouse) -> None:
     with clone.transaction() as txn:
         definition = txn.table("ns", "t")
-        txn.alter_table("ns", "t", TableDef(**{**vars_of(definition), "properties": {"owner": "me"}}))
+        txn.alter_table("ns", "t", TableDef(**{**fields_of(definition), "properties": {"owner": "me"}}))
         txn.alter_namespace("ns", {"owner": "me"})
     plan = operations.plan_promotion(parent.lake, NAME)
     assert plan.files == 2  # the definitions
@@ -577,7 +582,7 @@ def test_property_changes_are_promoted_without_copying_files(parent: Aging, clon
     assert operations.verify(parent.lake).is_clean
 
 
-def vars_of(definition: TableDef) -> dict[str, object]:
+def fields_of(definition: TableDef) -> dict[str, object]:
     return {name: getattr(definition, name) for name in TableDef.__dataclass_fields__}
 
 
@@ -586,14 +591,14 @@ def test_promotion_rejects_parent_files_not_kept_for_the_clone(parent: Aging, cl
     append_rows(parent.lake)
     location = parent.lake.snapshot().entry(parent.lake.snapshot().keys.table_key("ns", "t"))
     with clone.transaction() as txn:
-        txn.drop_table("ns", "t")  # otherwise the table would have two names
+        txn.drop_table("ns", "t")  # because a table must not have two names
         txn.restore_entry(txn.keys.table_key("n1", "a"), f"{parent.lake.root}{location}")
     with pytest.raises(InvalidInputError):
         operations.plan_promotion(parent.lake, NAME)
-    changed = clone.snapshot().definition.parent
-    assert changed is not None
-    fields = {name: getattr(changed, name) for name in type(changed).__dataclass_fields__}
-    clone.alter_definition(parent=type(changed)(**{**fields, "version": 1}))
+    parent_record = clone.snapshot().definition.parent
+    assert parent_record is not None
+    fields = {name: getattr(parent_record, name) for name in type(parent_record).__dataclass_fields__}
+    clone.alter_definition(parent=type(parent_record)(**{**fields, "version": 1}))
     with pytest.raises(CorruptFileError):
         operations.plan_promotion(parent.lake, NAME)
 
@@ -601,10 +606,10 @@ def test_promotion_rejects_parent_files_not_kept_for_the_clone(parent: Aging, cl
 def test_failed_promotion_deletes_copy_with_unknown_outcome(parent: Aging, clone: Lakehouse) -> None:
     append_rows(clone)
     before = files(parent.lake)
-    lost_response = lose_response(1, kind="create", path_part="/promote-")
-    unreadable = fail(1, UnreachableError, kind="read", path_part="/promote-", times=100)
-    faulty = FaultyStorage(parent.lake.storage, [lost_response, unreadable])
+    create_fault = lose_response(1, kind="create", path_part="/promote-")
+    read_fault = fail(1, UnreachableError, kind="read", path_part="/promote-", times=100)
+    faulty_storage = FaultyStorage(parent.lake.storage, [create_fault, read_fault])
     with pytest.raises(AmbiguousWriteError):
-        operations.plan_promotion(Lakehouse(faulty), NAME).execute()
-    assert any(kind == "create" and "/promote-" in path for kind, path in faulty.effects)
+        operations.plan_promotion(Lakehouse(faulty_storage), NAME).execute()
+    assert any(kind == "create" and "/promote-" in path for kind, path in faulty_storage.effects)
     assert files(parent.lake) == before

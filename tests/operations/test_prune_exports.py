@@ -17,7 +17,7 @@ from trinitylake_ops.operations import RetentionPolicy
 def aging(lakes: Lakes) -> Aging:
     """A lakehouse with three exports a day over ten days."""
     aging = Aging.on(lakes.storage())
-    aging.later(DAY_MS - aging.clock.time_ms % DAY_MS)  # begin at midnight
+    aging.later(DAY_MS - aging.clock.time_ms % DAY_MS)  # start at midnight
     for day in range(10):
         for hour in range(3):
             operations.plan_export(aging.lake, f"nightly-{day}-{hour}").execute()
@@ -26,68 +26,68 @@ def aging(lakes: Lakes) -> Aging:
     return aging
 
 
-def names(lake: Lakehouse) -> list[str]:
+def export_names(lake: Lakehouse) -> list[str]:
     return [info.name for info in operations.list_exports(lake)]
 
 
-def rules(**numbers: int) -> RetentionPolicy:
+def keep(**numbers: int) -> RetentionPolicy:
     return RetentionPolicy(**{"maximum_age_ms": 0, "minimum_versions": 0, "protected_ms": 0, **numbers})
 
 
 @pytest.mark.parametrize(
     ("policy", "n_kept"),
     [
-        (rules(keep_last=4), 4),
-        (rules(keep_daily=5), 5),
-        (rules(keep_daily=5, keep_last=2), 6),
-        (rules(maximum_age_ms=3 * DAY_MS), 9),
-        (rules(keep_monthly=100), None),
+        (keep(keep_last=4), 4),
+        (keep(keep_daily=5), 5),
+        (keep(keep_daily=5, keep_last=2), 6),
+        (keep(maximum_age_ms=3 * DAY_MS), 9),
+        (keep(keep_monthly=100), None),
     ],
     ids=["last", "daily", "both", "age", "monthly"],
 )
 def test_each_rule_keeps_exports_independently(aging: Aging, policy: RetentionPolicy, n_kept: int | None) -> None:
-    before = names(aging.lake)
+    before = export_names(aging.lake)
     plan = operations.plan_prune_exports(aging.lake, "nightly-*", policy)
-    assert names(aging.lake) == before
+    assert export_names(aging.lake) == before
     version = plan.execute(plan.digest).version
-    assert set(names(aging.lake)) == set(before) - set(plan.names)
-    assert "nightly-9-2" in names(aging.lake)
+    assert set(export_names(aging.lake)) == set(before) - set(plan.names)
+    assert "nightly-9-2" in export_names(aging.lake)
     assert version == aging.lake.latest_version()
-    assert n_kept is None or len(names(aging.lake)) == n_kept
+    assert n_kept is None or len(export_names(aging.lake)) == n_kept
     assert operations.verify(aging.lake).is_clean
 
 
 def test_incomplete_and_foreign_exports_are_kept(aging: Aging) -> None:
     lake = aging.lake
-    operations.plan_export(lake, "by-hand").execute()
+    operations.plan_export(lake, "manual").execute()
     lake.alter_definition(
         exported_snapshots={**lake.snapshot().definition.exported_snapshots, "nightly-x": root_path(1)}
     )
     aging.later()
-    operations.plan_prune_exports(lake, "nightly-*", rules(keep_last=1)).execute()
-    assert names(lake) == ["by-hand", "nightly-9-2", "nightly-x"]
-    empty = operations.plan_prune_exports(lake, "nightly-*", rules(keep_last=1))
-    assert (empty.names, empty.execute().version) == ((), lake.latest_version())
+    operations.plan_prune_exports(lake, "nightly-*", keep(keep_last=1)).execute()
+    assert export_names(lake) == ["manual", "nightly-9-2", "nightly-x"]
+    repeated = operations.plan_prune_exports(lake, "nightly-*", keep(keep_last=1))
+    assert (repeated.names, repeated.execute().version) == ((), lake.latest_version())
 
 
 def test_invalid_policies_are_rejected(aging: Aging) -> None:
     lake = aging.lake
     with pytest.raises(InvalidInputError):
-        operations.plan_prune_exports(lake, "*", rules())
-    plan = operations.plan_prune_exports(lake, "*", rules(keep_last=1))
+        operations.plan_prune_exports(lake, "*", keep())
+    plan = operations.plan_prune_exports(lake, "*", keep(keep_last=1))
     operations.drop_export(lake, "nightly-0-0")
     with pytest.raises(PlanChangedError):
         plan.execute(plan.digest)
     with pytest.raises(ExportNotFoundError):
         plan.execute()
-    assert len(names(lake)) == 29
+    assert len(export_names(lake)) == 29
 
 
-def test_execute_reads_nothing_again(lakes: Lakes) -> None:
+def test_execution_does_not_read_files_of_the_plan_again(lakes: Lakes) -> None:
     reads = ReadPaths(lakes.storage())
     lake = Lakehouse.create(reads.root, storage=reads)
-    for name in ("one", "two", "three"):
+    for name in ("a", "b", "c"):
         operations.plan_export(lake, name).execute()
-    plan = operations.plan_prune_exports(Lakehouse.open(reads.root, storage=reads), "*", rules(keep_last=1))
+    plan = operations.plan_prune_exports(Lakehouse.open(reads.root, storage=reads), "*", keep(keep_last=1))
     assert len(plan.names) == 2
     reads.check_nothing_is_read_again(plan)

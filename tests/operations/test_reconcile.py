@@ -1,4 +1,4 @@
-"""Reconcile after changes of another program that only follows the format: no needed file is lost."""
+"""Test that a reconcile after commits of another program, which only follows the format, loses no needed file."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def lake(aging: Aging) -> Lakehouse:
     return aging.lake
 
 
-class LaterLake(ForeignLake):
-    """Commits with a time one second after the previous version."""
+class TickingForeignLake(ForeignLake):
+    """Another program whose commits advance the clock by one second."""
 
     def __init__(self, aging: Aging):
         super().__init__(aging.clock)
@@ -49,7 +49,7 @@ class LaterLake(ForeignLake):
 
 @pytest.fixture
 def foreign(aging: Aging) -> ForeignLake:
-    return LaterLake(aging)
+    return TickingForeignLake(aging)
 
 
 def assert_same_tables(lake: Lakehouse, foreign: ForeignLake) -> None:
@@ -60,20 +60,20 @@ def assert_same_tables(lake: Lakehouse, foreign: ForeignLake) -> None:
 
 
 def assert_blocked(lake: Lakehouse) -> None:
-    plans: list[Callable[[], Any]] = [
+    plan_functions: list[Callable[[], Any]] = [
         lambda: operations.plan_expiration(lake, keeping(1)),
         lambda: operations.plan_orphan_removal(lake),
     ]
     if states(lake):
-        plans.append(lambda: operations.plan_purge(lake))
+        plan_functions.append(lambda: operations.plan_purge(lake))
     else:
-        assert operations.plan_purge(lake).is_empty, "the definition knows of nothing to purge"
-    for plan in plans:
+        assert operations.plan_purge(lake).is_empty, "the definition records no expired versions"
+    for make_plan in plan_functions:
         with pytest.raises(MaintenanceBlockedError):
-            plan()
+            make_plan()
 
 
-def of_tables(files: dict[str, bytes]) -> dict[str, bytes]:
+def object_files(files: dict[str, bytes]) -> dict[str, bytes]:
     """Return the nodes and the definitions of namespaces and tables."""
     return {path: data for path, data in files.items() if not path.startswith("_")}
 
@@ -83,7 +83,7 @@ def test_foreign_program_names_roots_in_text_order(foreign: ForeignLake) -> None
 
 
 def test_foreign_program_coexists_with_this_package(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
-    """It commits and rolls back between operations without replacing the lakehouse definition."""
+    """The other program commits and rolls back between operations, and keeps the lakehouse definition."""
     assert_same_tables(lake, foreign)
     first = foreign.commit_table("n0", "foreign1")
     aging.later(HOUR_MS)
@@ -103,7 +103,9 @@ def test_foreign_program_coexists_with_this_package(aging: Aging, lake: Lakehous
     aging.clean_up()
     assert_same_tables(lake, foreign)
     assert {path for path in needed if "foreign" in path} <= listed(lake.storage)
-    assert not [path for path in listed(lake.storage) if "foreign4" in path], "what it wrote expires as what we do"
+    assert not [path for path in listed(lake.storage) if "foreign4" in path], (
+        "files of the other program expire like ours"
+    )
     assert first < second < lake.latest_version()
     assert operations.verify(lake).is_clean
 
@@ -112,7 +114,7 @@ def test_foreign_program_coexists_with_this_package(aging: Aging, lake: Lakehous
 def test_reconcile_after_foreign_rollback_to_an_older_definition(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake, keeps_unknown: bool
 ) -> None:
-    """The restored definition contains one export, but not the other one and not the expiration."""
+    """The restored definition lacks the second export and the expiration."""
     operations.plan_export(lake, "early", version=1).execute()
     target = lake.latest_version()
     operations.plan_export(lake, "late", version=3).execute()
@@ -143,7 +145,7 @@ def test_reconcile_after_foreign_rollback_to_an_older_definition(
     report = plan.execute(plan.digest)
     assert report.version == lake.latest_version()
     assert (report.steps, report.restored_exports, report.dropped_exports) == ((step,), ("late",), ())
-    assert report.live_again == "0,2,4", "only what both sides call expired is"
+    assert report.live_again == "0,2,4", "versions stay expired only if both definitions record them as expired"
     assert f"other programs' versions {step}" in str(report)
     assert {info.name for info in operations.list_exports(lake)} == {"early", "late", "latest"}
     repeated = operations.reconcile(lake)
@@ -159,7 +161,7 @@ def test_reconcile_after_foreign_rollback_to_an_older_definition(
 
 
 def test_reconcile_keeps_undeleted_versions(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
-    """In the restored definition, versions are expired that were undeleted later."""
+    """The restored definition records versions as expired that were undeleted later."""
     aging.expire()
     target = lake.latest_version()
     operations.undelete(lake, "1,3")
@@ -177,19 +179,19 @@ def test_reconcile_keeps_undeleted_versions(aging: Aging, lake: Lakehouse, forei
 
 
 def test_reconcile_resumes_a_forgotten_purge(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
-    """In the restored definition, the versions can be undeleted, but their roots are sealed."""
+    """According to the restored definition the versions can be undeleted, but their roots are sealed."""
     aging.expire()
     target = lake.latest_version()
-    needed = of_tables(needed_files(lake))
+    needed = object_files(needed_files(lake))
     aging.later()
 
-    class OneByOne(StorageWrapper):
+    class SingleDeleteStorage(StorageWrapper):
         def __init__(self, inner: Storage):
             super().__init__(inner)
             self.delete_batch_size = 1
 
-    one_by_one = Lakehouse(OneByOne(lake.storage))
-    with_least_requests(lambda budget: operations.plan_purge(one_by_one).execute(budget=budget))
+    lake_with_single_deletes = Lakehouse(SingleDeleteStorage(lake.storage))
+    with_least_requests(lambda budget: operations.plan_purge(lake_with_single_deletes).execute(budget=budget))
     assert states(lake) == [("PURGING", "0-4")]
     foreign.rollback(target, keeps_unknown=True)
     assert states(lake) == [("EXPIRED", "0-4")]
@@ -207,7 +209,7 @@ def test_reconcile_resumes_a_forgotten_purge(aging: Aging, lake: Lakehouse, fore
 
 
 def test_reconcile_does_not_undelete_sealed_versions(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
-    """Before a reconcile, purged versions may be recorded as expired."""
+    """Before the reconcile, the restored definition records the purged versions as expired."""
     aging.expire()
     target = lake.latest_version()
     aging.later()
@@ -225,7 +227,7 @@ def test_reconcile_does_not_undelete_sealed_versions(aging: Aging, lake: Lakehou
 def test_reconcile_keeps_a_finished_purge(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake, is_after_expiry: bool
 ) -> None:
-    """The restored definition is from before the purge or the expiration."""
+    """The restored definition was written before the purge or before the expiration."""
     create(lake, "kept")
     aging.later()
     aging.expire(keeping(2))
@@ -249,40 +251,40 @@ def test_reconcile_keeps_a_finished_purge(
     assert operations.plan_purge(lake).is_empty
 
 
-def test_reconcile_keeps_two_exports_of_one_name(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+def test_reconcile_keeps_two_exports_with_the_same_name(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     target = lake.latest_version()
     operations.plan_export(lake, "name", version=1).execute()
-    first = needed_files(lake, "name")
+    needed_by_first = needed_files(lake, "name")
     foreign.rollback(target, keeps_unknown=False)
     operations.plan_export(lake, "name", version=3).execute()
-    second = needed_files(lake, "name")
+    needed_by_second = needed_files(lake, "name")
     assert operations.reconcile(lake).restored_exports == ("name-2",)
     aging.clean_up()
-    assert (needed_files(lake, "name-2"), needed_files(lake, "name")) == (first, second)
+    assert (needed_files(lake, "name-2"), needed_files(lake, "name")) == (needed_by_first, needed_by_second)
 
 
 def test_reconcile_does_not_restore_a_dropped_export(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
-    operations.plan_export(lake, "gone", version=1).execute()
+    operations.plan_export(lake, "dropped", version=1).execute()
     target = lake.latest_version()
-    operations.drop_export(lake, "gone")
+    operations.drop_export(lake, "dropped")
     foreign.rollback(target, keeps_unknown=False)
     report = operations.reconcile(lake)
-    assert (report.dropped_exports, operations.list_exports(lake)) == (("gone",), [])
+    assert (report.dropped_exports, operations.list_exports(lake)) == (("dropped",), [])
     aging.clean_up()
     assert operations.verify(lake).is_clean
 
 
-def test_reconcile_lets_an_unfinished_export_finish(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+def test_export_can_be_resumed_after_reconcile(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     target = lake.latest_version()
 
-    class Cut(StorageWrapper):
+    class InterruptingStorage(StorageWrapper):
         def create(self, path: str, data: bytes) -> None:
             if path.startswith("_export_"):
                 raise KeyboardInterrupt
             super().create(path, data)
 
     with pytest.raises(KeyboardInterrupt):
-        operations.plan_export(Lakehouse(Cut(lake.storage)), "slow", version=1).execute()
+        operations.plan_export(Lakehouse(InterruptingStorage(lake.storage)), "slow", version=1).execute()
     foreign.rollback(target, keeps_unknown=False)
     operations.reconcile(lake)
     aging.clean_up()
@@ -290,12 +292,12 @@ def test_reconcile_lets_an_unfinished_export_finish(aging: Aging, lake: Lakehous
     assert lake.snapshot("slow").namespaces() == ["n0"]
 
 
-def test_reconcile_drops_an_export_that_cannot_finish(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
-    """It was dropped before it was complete, and its version was purged later."""
-    plan = operations.plan_export(lake, "begun", version=1)
+def test_reconcile_drops_an_export_that_cannot_be_resumed(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+    """The export was dropped before it was complete, and its version was purged later."""
+    plan = operations.plan_export(lake, "incomplete", version=1)
     begin(lake, plan.record, lambda _base: None)
-    begun = lake.latest_version()
-    operations.drop_export(lake, "begun")
+    begun_version = lake.latest_version()
+    operations.drop_export(lake, "incomplete")
     alter(lake, "n0", "a")
     aging.later()
     aging.expire(keeping(3))
@@ -303,9 +305,9 @@ def test_reconcile_drops_an_export_that_cannot_finish(aging: Aging, lake: Lakeho
     aging.purge()
     with pytest.raises(VersionExpiredError):
         lake.snapshot(1)
-    foreign.rollback(begun, keeps_unknown=False)
+    foreign.rollback(begun_version, keeps_unknown=False)
     assert [info.state for info in operations.list_exports(lake)] == ["copying"]
-    assert operations.reconcile(lake).dropped_exports == ("begun",)
+    assert operations.reconcile(lake).dropped_exports == ("incomplete",)
     assert operations.list_exports(lake) == []
     assert operations.verify(lake).is_clean
 
@@ -314,21 +316,21 @@ def test_reconcile_drops_an_export_that_cannot_finish(aging: Aging, lake: Lakeho
 def test_reconcile_does_not_restore_a_dropped_external_export(
     lake: Lakehouse, foreign: ForeignLake, tmp_path: Path, is_dropped: bool
 ) -> None:
-    """Its root remains, which proves nothing, because a drop deletes the manifest. A lost manifest is not a drop."""
+    """A drop deletes the manifest of the export but keeps its root. A missing manifest alone does not mean that the
+    export was dropped.
+    """
     operations.plan_export(lake, "backup", target=(tmp_path / "backup").as_uri()).execute()
     (manifest,) = [info.path for info in lake.storage.list("_ops/export-")]
-    exported = lake.latest_version()
+    exported_version = lake.latest_version()
     operations.drop_export(lake, "backup") if is_dropped else lake.storage.delete(manifest)
     alter(lake, "n0", "a")
-    foreign.rollback(exported, keeps_unknown=False)
+    foreign.rollback(exported_version, keeps_unknown=False)
     assert [info.name for info in operations.list_exports(lake)] == ["backup"]
     assert operations.reconcile(lake).dropped_exports == (("backup",) if is_dropped else ())
     assert [info.name for info in operations.list_exports(lake)] == ([] if is_dropped else ["backup"])
 
 
-def test_reconcile_keeps_the_longer_ages_of_single_versions(
-    aging: Aging, lake: Lakehouse, foreign: ForeignLake
-) -> None:
+def test_reconcile_keeps_the_longer_age_overrides(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     lake.alter_definition(maximum_version_age_millis_overrides={1: 5, 2: 90})
     target = lake.latest_version()
     lake.alter_definition(maximum_version_age_millis_overrides={1: 50, 3: 7})
@@ -337,24 +339,24 @@ def test_reconcile_keeps_the_longer_ages_of_single_versions(
     assert lake.snapshot().definition.maximum_version_age_millis_overrides == {1: 50, 2: 90, 3: 7}
 
 
-def test_foreign_steps_stay_settled_after_the_reconcile_is_purged(
+def test_foreign_commits_stay_reconciled_after_the_reconcile_is_purged(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake
 ) -> None:
-    """The versions before and after the foreign commit remain, and the version of the reconcile is purged."""
+    """The versions before and after the foreign commit are kept, and the version of the reconcile is purged."""
     target = lake.latest_version()
     operations.plan_export(lake, "before").execute()
     before = lake.latest_version()
     step = foreign.rollback(target, keeps_unknown=False)
-    settled = operations.reconcile(lake).version
-    assert (before + 1, step + 1) == (step, settled)
+    reconciled_version = operations.reconcile(lake).version
+    assert (before + 1, step + 1) == (step, reconciled_version)
     aging.later(HOUR_MS)
     operations.plan_export(lake, "a", version=before).execute()
     operations.plan_export(lake, "b", version=step).execute()
     create(lake, "more")
     aging.clean_up()
-    assert settled not in live_versions(lake)
+    assert reconciled_version not in live_versions(lake)
     assert {before, step} <= set(live_versions(lake))
-    create(lake, "most")
+    create(lake, "last")
     assert operations.reconcile(lake).version is None
     aging.clean_up()
     operations.drop_export(lake, "before")
@@ -364,14 +366,14 @@ def test_foreign_steps_stay_settled_after_the_reconcile_is_purged(
     assert operations.reconcile(lake).dropped_exports == ("before",)
 
 
-def test_reconcile_settles_two_steps_at_once(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+def test_reconcile_covers_two_foreign_rollbacks(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     old = lake.latest_version()
-    operations.plan_export(lake, "one", version=1).execute()
+    operations.plan_export(lake, "first", version=1).execute()
     first = foreign.rollback(old, keeps_unknown=False)
-    operations.plan_export(lake, "two", version=2).execute()
+    operations.plan_export(lake, "second", version=2).execute()
     second = foreign.rollback(first, keeps_unknown=True)
     report = operations.reconcile(lake)
-    assert (report.steps, report.restored_exports) == ((first, second), ("one", "two"))
+    assert (report.steps, report.restored_exports) == ((first, second), ("first", "second"))
 
 
 def test_reconcile_waits_for_a_purge(lake: Lakehouse) -> None:
@@ -382,25 +384,25 @@ def test_reconcile_waits_for_a_purge(lake: Lakehouse) -> None:
 # Concurrent rollbacks
 
 
-class Interrupting(StorageWrapper):
-    """Runs an action of another program once, just before the first request that ``when`` selects."""
+class ActionStorage(StorageWrapper):
+    """A storage that runs an action once, just before the first request that ``selects`` accepts."""
 
-    def __init__(self, inner: Storage, when: Callable[[str, str], bool], action: Callable[[], Any]):
+    def __init__(self, inner: Storage, selects: Callable[[str, str], bool], action: Callable[[], Any]):
         super().__init__(inner)
         self.concurrency = 1
-        self.when = when
+        self.selects = selects
         self.actions = [action]
 
-    def _interrupt(self, kind: str, path: str) -> None:
-        if self.actions and self.when(kind, path):
+    def _run_action(self, kind: str, path: str) -> None:
+        if self.actions and self.selects(kind, path):
             self.actions.pop()()
 
     def create(self, path: str, data: bytes) -> None:
-        self._interrupt("create", path)
+        self._run_action("create", path)
         super().create(path, data)
 
     def write(self, path: str, data: bytes) -> None:
-        self._interrupt("write", path)
+        self._run_action("write", path)
         super().write(path, data)
 
 
@@ -413,7 +415,7 @@ def is_root(path: str) -> bool:
 def test_foreign_rollback_during_an_operation_stops_it(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake, operation: str, kind: str
 ) -> None:
-    """It happens just before the operation's root is created, and just before the first root is sealed."""
+    """The rollback happens just before the operation creates its root, or just before it seals the first root."""
     target = lake.latest_version()
     operations.plan_export(lake, "late", version=2).execute()
     lake.storage.create("_ops/plan-00000000-0000-4000-8000-000000000000.json", b"orphan")
@@ -428,17 +430,19 @@ def test_foreign_rollback_during_an_operation_stops_it(
     }[operation]()
     assert not plan.is_empty
     exported = needed_files(lake, "late")
-    interrupting = Interrupting(
+    storage = ActionStorage(
         lake.storage,
         lambda request_kind, path: request_kind == kind and is_root(path),
         lambda: foreign.rollback(target, keeps_unknown=False),
     )
     if operation == "purge" or kind == "create":
         with pytest.raises(MaintenanceBlockedError):
-            replace(plan, operation=replace(plan.operation, lake=Lakehouse(interrupting))).execute()
+            replace(plan, operation=replace(plan.operation, lake=Lakehouse(storage))).execute()
     else:
-        replace(plan, operation=replace(plan.operation, lake=Lakehouse(interrupting))).execute()  # it seals no root
-        assert interrupting.actions
+        replace(
+            plan, operation=replace(plan.operation, lake=Lakehouse(storage))
+        ).execute()  # the operation seals no root
+        assert storage.actions
         foreign.rollback(target, keeps_unknown=False)
     operations.reconcile(lake)
     assert needed_files(lake, "late") == exported
@@ -449,10 +453,10 @@ def test_foreign_rollback_during_an_operation_stops_it(
 
 
 @pytest.mark.parametrize("kind", ["create", "write"])
-def test_foreign_rollback_to_a_version_being_purged(
+def test_foreign_rollback_to_a_version_during_its_purge_keeps_needed_files(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake, kind: str
 ) -> None:
-    """It ignores expirations, so it may restore any version until its root is sealed."""
+    """The other program ignores expirations, so it can restore any version until the version's root is sealed."""
     aging.expire()
     aging.later()
 
@@ -461,10 +465,8 @@ def test_foreign_rollback_to_a_version_being_purged(
         rows = foreign.rows(foreign.root(2))
         foreign.commit(foreign.latest(), [current, *(row for row in rows if row[0] != current[0])])
 
-    interrupting = Interrupting(
-        lake.storage, lambda request_kind, path: request_kind == kind and is_root(path), roll_back
-    )
-    report = operations.plan_purge(Lakehouse(interrupting)).execute()
+    storage = ActionStorage(lake.storage, lambda request_kind, path: request_kind == kind and is_root(path), roll_back)
+    report = operations.plan_purge(Lakehouse(storage)).execute()
     assert report.is_complete
     assert report.still_needed > 0
     assert foreign.tables() == {"n0.a", "n0.b", "n1.a", "n1.b", "n1.c"}

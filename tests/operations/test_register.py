@@ -35,7 +35,7 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 
 @pytest.fixture
 def lake(lakes: Lakes, tmp_path_factory: pytest.TempPathFactory) -> Lakehouse:
-    """A lakehouse whose operator allows the folders of all tests."""
+    """A lakehouse whose operator allows access to the folders of all tests."""
     return allowing(lakes.memory(), tmp_path_factory.getbasetemp())
 
 
@@ -68,7 +68,7 @@ def location_of(source: Catalog, *identifier: str) -> str:
     return source.load_table(identifier).metadata_location
 
 
-def read(lake: Lakehouse, namespace: str, name: str, version: int | None = None) -> list[int]:
+def read_ids(lake: Lakehouse, namespace: str, name: str, version: int | None = None) -> list[int]:
     return sorted(catalog_at(lake, version).load_table((namespace, name)).scan().to_arrow()["id"].to_pylist())
 
 
@@ -83,19 +83,19 @@ def test_table_is_registered_by_its_metadata_file(lake: Lakehouse, changing_sour
     assert definition.format_properties == {"metadata_location": location, "table_uuid": table_uuid}
     assert [(column.name, column.type) for column in definition.schema.columns] == [("id", DataType.INT8)]
     assert definition.id
-    assert read(lake, "ns", "t") == [1, 2, 3]
+    assert read_ids(lake, "ns", "t") == [1, 2, 3]
     assert version == lake.latest_version()
     info = next(lake.history(limit=1))
     assert (info.operation, info.message) == ("register-table", "ns.t")
     assert {path: path.read_bytes() for path in files} == files
     assert operations.verify(lake).findings == ()
     changing_source.load_table("sales.orders").append(ROWS)
-    assert read(lake, "ns", "t") == [1, 2, 3], "later commits become visible when the table is registered again"
+    assert read_ids(lake, "ns", "t") == [1, 2, 3], "later commits become visible when the table is registered again"
     catalog_at(lake).register_table("ns.t", location_of(changing_source, "sales", "orders"), overwrite=True)
-    assert read(lake, "ns", "t") == [1, 1, 2, 2, 3, 3]
+    assert read_ids(lake, "ns", "t") == [1, 1, 2, 2, 3, 3]
 
 
-def test_absolute_paths_paths_under_the_root_and_table_type(lake: Lakehouse, source: SqlCatalog) -> None:
+def test_locations_are_normalized_and_table_type_is_set(lake: Lakehouse, source: SqlCatalog) -> None:
     create(lake, "ns")
     location = location_of(source, "sales", "orders")
     data = Path(location.removeprefix("file://")).read_bytes()
@@ -103,18 +103,18 @@ def test_absolute_paths_paths_under_the_root_and_table_type(lake: Lakehouse, sou
     operations.register_table(lake, "ns", "a", location.removeprefix("file://"))
     operations.register_table(lake, "ns", "b", "external/metadata/1.metadata.json", table_type="FEDERATED")
     operations.register_table(lake, "ns", "c", f"{lake.root}external/metadata/1.metadata.json")
-    results = {name: lake.snapshot().table("ns", name) for name in ("a", "b", "c")}
-    assert {name: definition.table_type for name, definition in results.items()} == {
+    definitions = {name: lake.snapshot().table("ns", name) for name in ("a", "b", "c")}
+    assert {name: definition.table_type for name, definition in definitions.items()} == {
         "a": "EXTERNAL",
         "b": "FEDERATED",
         "c": "EXTERNAL",
     }
-    assert [definition.format_properties["metadata_location"] for definition in results.values()] == [
+    assert [definition.format_properties["metadata_location"] for definition in definitions.values()] == [
         location,
         "external/metadata/1.metadata.json",
         "external/metadata/1.metadata.json",
     ]
-    assert read(lake, "ns", "b") == [1, 2, 3]
+    assert read_ids(lake, "ns", "b") == [1, 2, 3]
 
 
 def test_unregistrable_tables_raise_typed_errors(lake: Lakehouse, source: SqlCatalog, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_unregistrable_tables_raise_typed_errors(lake: Lakehouse, source: SqlCat
     nanoseconds["schemas"][0]["fields"][0]["type"] = "timestamp_ns"
     (tmp_path / "ns.json").write_text(json.dumps(nanoseconds))
     version, files = lake.latest_version(), listed(lake.storage)
-    for arguments, error, words in (
+    for arguments, error, message in (
         (("ns", "t", f"{tmp_path}/text.json"), CorruptFileError, "not valid Iceberg table metadata"),
         (("ns", "t", f"{tmp_path}/binary.json"), CorruptFileError, "not valid Iceberg table metadata"),
         (("ns", "t", f"{tmp_path}/ns.json"), UnsupportedTypeError, "timestamp"),
@@ -137,7 +137,7 @@ def test_unregistrable_tables_raise_typed_errors(lake: Lakehouse, source: SqlCat
         (("ns", "taken", location), ObjectExistsError, "ns.taken already exists"),
         (("ns", "a b", location), InvalidNameError, "a b"),
     ):
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=message):
             operations.register_table(lake, *arguments)
     with pytest.raises(InvalidInputError, match="'MANAGED'"):
         operations.register_table(lake, "ns", "t", location, table_type="MANAGED")
@@ -150,11 +150,11 @@ def test_dropped_managed_table_becomes_managed_again(lake: Lakehouse, lakes: Lak
     with lake.transaction() as txn:
         txn.drop_table("ns", "t")
     location = before.format_properties["metadata_location"]
-    operations.register_table(lake, "ns", "back", location)
-    definition = lake.snapshot().table("ns", "back")
+    operations.register_table(lake, "ns", "restored", location)
+    definition = lake.snapshot().table("ns", "restored")
     assert (definition.table_type, definition.id) == ("MANAGED", before.id)
     with pytest.raises(TableHasAnotherNameError):
-        operations.register_table(lake, "ns", "too", lake.root + location)
+        operations.register_table(lake, "ns", "second", lake.root + location)
     # The folder of a former lakehouse at this root belongs to another lakehouse.
     lake.storage.write(owner_path(before.id), b'{"lakehouse_id": "another"}')
     operations.register_table(lake, "ns", "foreign", location)
@@ -164,28 +164,28 @@ def test_dropped_managed_table_becomes_managed_again(lake: Lakehouse, lakes: Lak
         assert lake.snapshot().table("ns", name).table_type == "EXTERNAL"
     other = lakes.local("other")
     append_rows(other)
-    mine = other.snapshot().table("ns", "t").format_properties["metadata_location"]
-    operations.register_table(lake, "ns", "theirs", other.root + mine)
+    other_location = other.snapshot().table("ns", "t").format_properties["metadata_location"]
+    operations.register_table(lake, "ns", "theirs", other.root + other_location)
     assert lake.snapshot().table("ns", "theirs").table_type == "EXTERNAL"
 
 
 def test_uncommitted_metadata_file_is_rejected(lake: Lakehouse) -> None:
-    """The writer of a failed commit can still delete the file and everything that it refers to."""
+    """The writer of a failed commit may still delete the file and all files that it refers to."""
     append_rows(lake)
     location = lake.snapshot().table("ns", "t").format_properties["metadata_location"]
-    staged = f"{location.rpartition('/')[0]}/00009-{uuid.uuid4()}.metadata.json"
-    lake.storage.create(staged, lake.storage.read(location))
+    staged_location = f"{location.rpartition('/')[0]}/00009-{uuid.uuid4()}.metadata.json"
+    lake.storage.create(staged_location, lake.storage.read(location))
     before = lake.latest_version()
     with pytest.raises(InvalidInputError):
-        operations.register_table(lake, "ns", "too", staged)
+        operations.register_table(lake, "ns", "second", staged_location)
     assert lake.latest_version() == before
     with lake.transaction() as txn:
-        txn.create_table("ns", "z", table())  # tables of the latest version are found as well
+        txn.create_table("ns", "z", table())  # the search includes tables of the latest version
     with pytest.raises(TableHasAnotherNameError):
-        operations.register_table(lake, "ns", "too", lake.root + location)
+        operations.register_table(lake, "ns", "second", lake.root + location)
     with lake.transaction() as txn:
         txn.drop_table("ns", "t")
-    operations.register_table(lake, "ns", "too", lake.root + location)
+    operations.register_table(lake, "ns", "second", lake.root + location)
 
 
 def test_catalog_is_registered_in_one_commit(lake: Lakehouse, source: SqlCatalog) -> None:
@@ -198,7 +198,7 @@ def test_catalog_is_registered_in_one_commit(lake: Lakehouse, source: SqlCatalog
     assert sorted(report.tables) == ["hr.staff", "sales.eu.orders", "sales.items", "sales.orders"]
     assert (report.known, report.not_iceberg) == ((), ())
     assert lake.snapshot().tables("sales") == ["items", "orders"]
-    assert read(lake, "sales.eu", "orders") == read(lake, "hr", "staff") == [1, 2, 3]
+    assert read_ids(lake, "sales.eu", "orders") == read_ids(lake, "hr", "staff") == [1, 2, 3]
     assert {definition(lake, "sales", name).table_type for name in ("items", "orders")} == {"EXTERNAL"}
     info = next(lake.history(limit=1))
     assert (info.operation, info.message) == ("register-table", "catalog source")
@@ -214,19 +214,19 @@ def definition(lake: Lakehouse, namespace: str, name: str) -> TableDef:
 def test_registered_tables_with_same_metadata_are_skipped(lake: Lakehouse, source: SqlCatalog) -> None:
     operations.register_catalog(lake, source, namespaces=["hr"])
     assert lake.snapshot().namespaces() == ["hr"]
-    staff = definition(lake, "hr", "staff")
+    registered_staff = definition(lake, "hr", "staff")
     report = operations.register_catalog(lake, source, namespaces=["sales.eu", "hr", "sales.eu"])
     assert (report.tables, report.known) == (("sales.eu.orders",), ("hr.staff",))
-    assert definition(lake, "hr", "staff") == staff
-    all_tables = operations.register_catalog(lake, source)
+    assert definition(lake, "hr", "staff") == registered_staff
+    first_report = operations.register_catalog(lake, source)
     repeated = operations.register_catalog(lake, source)
-    assert (repeated.version, repeated.tables, len(repeated.known)) == (all_tables.version, (), 4)
-    assert lake.latest_version() == all_tables.version
+    assert (repeated.version, repeated.tables, len(repeated.known)) == (first_report.version, (), 4)
+    assert lake.latest_version() == first_report.version
     with pytest.raises(InvalidInputError, match="'sale'"):
         operations.register_catalog(lake, source, namespaces=["sale"])
 
 
-def test_conflicts_are_listed_before_anything_is_written(lake: Lakehouse, changing_source: SqlCatalog) -> None:
+def test_conflicts_are_reported_before_any_write(lake: Lakehouse, changing_source: SqlCatalog) -> None:
     operations.register_catalog(lake, changing_source, namespaces=["hr"])
     changing_source.load_table("hr.staff").append(ROWS)
     create(lake, "sales", "orders")
@@ -240,10 +240,10 @@ def test_colliding_and_invalid_names_are_rejected(lake: Lakehouse, lakes: Lakes,
     other = catalog_at(lakes.memory("other"))
     other.create_namespace(("a.b",))
     other.create_table(("a.b", "t"), ROWS.schema)
-    assert operations.register_catalog(lake, Within(other)).namespaces == ("a.b",)
+    assert operations.register_catalog(lake, ProxyCatalog(other)).namespaces == ("a.b",)
 
     with pytest.raises(ObjectExistsError, match=r"a\.b\.t"):
-        operations.register_catalog(lakes.memory("fresh"), Twice(other))
+        operations.register_catalog(lakes.memory("fresh"), CollidingCatalog(other))
     changing_source.create_namespace("with space")
     changing_source.create_table(("with space", "t"), ROWS.schema)
     with pytest.raises(InvalidNameError):
@@ -251,11 +251,11 @@ def test_colliding_and_invalid_names_are_rejected(lake: Lakehouse, lakes: Lakes,
     assert not lake.snapshot().has_namespace("sales")
 
 
-class Within(SqlCatalog):
-    """Show the tables of another catalog."""
+class ProxyCatalog(SqlCatalog):
+    """A catalog with a table of another catalog."""
 
     def __init__(self, catalog: Catalog):
-        self.name, self.properties, self.shown = "within", {}, catalog
+        self.name, self.properties, self.catalog = "proxy", {}, catalog
 
     def list_namespaces(self, namespace: object = ()) -> list[tuple[str, ...]]:
         return [] if namespace else [("a.b",)]
@@ -264,11 +264,11 @@ class Within(SqlCatalog):
         return [("a.b", "t")]
 
     def load_table(self, identifier: object) -> object:  # type: ignore[override]
-        return self.shown.load_table(("a.b", "t"))
+        return self.catalog.load_table(("a.b", "t"))
 
 
-class Twice(Within):
-    """Show a table in two namespaces whose names collide."""
+class CollidingCatalog(ProxyCatalog):
+    """A catalog that lists a table in two namespaces whose names collide."""
 
     def list_namespaces(self, namespace: object = ()) -> list[tuple[str, ...]]:
         return {(): [("a",), ("a.b",)], ("a",): [("a", "b")]}.get(namespace, [])  # type: ignore[call-overload]
@@ -287,18 +287,18 @@ def test_another_lakehouse_is_registered_as_catalog(lake: Lakehouse, lakes: Lake
     options = {f"storage.{name}": value for name, value in other.storage_options.items()}
     report = operations.register_catalog(lake, "other", {**properties, **options})
     assert (report.tables, report.not_iceberg) == (("ns.t",), ("ns.lance",))
-    assert read(lake, "ns", "t") == [1, 2, 3]
+    assert read_ids(lake, "ns", "t") == [1, 2, 3]
     assert lake.snapshot().table("ns", "t").table_type == "EXTERNAL"
 
 
 def test_catalog_errors_contain_no_properties(lake: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidInputError) as caught:
+    with pytest.raises(InvalidInputError) as raised:
         operations.register_catalog(lake, "nothing", {"token": "a-secret-token"})
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(raised.value)
     source = load_catalog("source", type="sql", uri=f"sqlite:///{tmp_path}/c.db", token="a-secret-token")
 
     def fail(*_: object) -> None:
-        raise sqlite3.OperationalError("a-secret-token was refused\nsecond line")
+        raise sqlite3.OperationalError("a-secret-token was rejected\nsecond line")
 
     monkeypatch.setattr(type(source), "list_namespaces", fail)
     with pytest.raises(StorageError, match="'source'"):
@@ -306,7 +306,7 @@ def test_catalog_errors_contain_no_properties(lake: Lakehouse, tmp_path: Path, m
     monkeypatch.undo()
     source.create_namespace("ns")
     table = source.create_table("ns.t", pa.schema([("id", pa.int64())]), location=f"file://{tmp_path}/t")
-    Path(table.metadata_location.removeprefix("file://")).write_text("gone wrong")
+    Path(table.metadata_location.removeprefix("file://")).write_text("damaged")
     with pytest.raises(StorageError, match=r"ns\.t"):
         operations.register_catalog(lake, source)
     source.close()
@@ -314,12 +314,12 @@ def test_catalog_errors_contain_no_properties(lake: Lakehouse, tmp_path: Path, m
 
 
 def test_file_readable_only_by_the_catalog_is_rejected(lake: Lakehouse, source: SqlCatalog, tmp_path: Path) -> None:
-    class Elsewhere(Within):
+    class UnreadableCatalog(ProxyCatalog):
         def load_table(self, identifier: object) -> object:  # type: ignore[override]
-            result = source.load_table("hr.staff")
-            result.metadata_location = f"file://{tmp_path}/hidden.metadata.json"
-            return result
+            hidden_table = source.load_table("hr.staff")
+            hidden_table.metadata_location = f"file://{tmp_path}/hidden.metadata.json"
+            return hidden_table
 
     with pytest.raises(FileMissingError, match=r"a\.b\.t"):
-        operations.register_catalog(lake, Elsewhere(source))
+        operations.register_catalog(lake, UnreadableCatalog(source))
     assert lake.latest_version() == 0

@@ -1,4 +1,4 @@
-"""Shared features of plans and reports: JSON, escaped tables, digests and costs."""
+"""Test shared features of plans and reports: JSON, escaped tables, digests and costs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trinitylake_ops.versions.snapshot import utc_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample(Document):
+class SampleDocument(Document):
     text: str
     hidden: str = field(default="secret", repr=False)
 
@@ -38,7 +38,7 @@ class Sample(Document):
 
 
 def test_hidden_fields_are_not_shown() -> None:
-    sample = Sample(text="ü")
+    sample = SampleDocument(text="ü")
     assert sample.to_dict() == {"text": "ü"}
     assert json.loads(sample.to_json()) == {"text": "ü"}
     assert str(sample) == "Sample\ntext\nü"
@@ -75,12 +75,12 @@ def test_text_is_rendered_completely_and_escaped(text: str, rendered: str) -> No
     assert table_text(table, 1_000).splitlines() == [f"Title {rendered}", "column", rendered]
 
 
-def test_tables_are_not_cut() -> None:
-    long = "x" * 5_000
-    assert long in table_text(new_table("", "a", "b", rows=[(long, 1), (None, "")]), 100_000)
-    narrow = table_text(new_table("", "a", rows=[("y" * 100,)]), 30)
-    assert narrow.count("y") == 100, "folded, not cut"
-    assert table_text(new_table("Nothing here", "a"), 80) == "Nothing here"
+def test_tables_are_not_truncated() -> None:
+    long_text = "x" * 5_000
+    assert long_text in table_text(new_table("", "a", "b", rows=[(long_text, 1), (None, "")]), 100_000)
+    narrow_text = table_text(new_table("", "a", rows=[("y" * 100,)]), 30)
+    assert narrow_text.count("y") == 100, "the text is wrapped and not truncated"
+    assert table_text(new_table("Empty", "a"), 80) == "Empty"
     assert table_text(new_table("", "a"), 80) == "a"
 
 
@@ -110,7 +110,7 @@ def test_times_outside_the_calendar_are_formatted() -> None:
     assert utc_of(2**63 - 1).year == 9999
 
 
-def test_cost_counts_the_operation_only(lake: Lakehouse) -> None:
+def test_cost_counts_only_the_operation(lake: Lakehouse) -> None:
     metered = MeteredLakehouse(lake)
     with metered.lake.transaction() as txn:
         txn.create_namespace("a")
@@ -136,7 +136,7 @@ def test_every_report_and_plan_serializes(lake: Lakehouse) -> None:
         assert str(document)
 
 
-def test_table_is_data_until_it_is_rendered() -> None:
+def test_table_keeps_raw_values_until_it_is_rendered() -> None:
     table = new_table("T\x1b", "name", "n", rows=[("a\x07", 1), ("b", None)])
     assert (table.columns, table.rows) == (("name", "n"), (("a\x07", 1), ("b", None)))
     assert str(table).splitlines() == ["T\\x1b", "name   n", "a\\x07  1", "b"]

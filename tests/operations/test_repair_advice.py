@@ -1,4 +1,4 @@
-"""The advice of repair for findings that it does not fix: each has some, and unknown ones suggest no deletion."""
+"""Test the advice of repair on findings that it does not fix. Advice on unknown codes suggests no deletion."""
 
 from __future__ import annotations
 

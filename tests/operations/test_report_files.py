@@ -1,4 +1,4 @@
-"""Report files are written completely or not at all."""
+"""Test that report files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_report_replaces_file_and_keeps_its_mode(tmp_path: Path) -> None:
     assert path.read_bytes() == b"a page\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert (tmp_path / "link.html").is_symlink()
-    write_page(tmp_path / ("n" * 250 + ".html"), "a name as long as names can be")
+    write_page(tmp_path / ("n" * 250 + ".html"), "a name of the maximum length")
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -29,12 +29,12 @@ def test_failed_write_keeps_existing_file(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "page.html"
     path.write_text("<!DOCTYPE html>before")
 
-    def full(*_: object) -> None:
+    def raise_disk_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(os, name, full)
+            patch.setattr(os, name, raise_disk_full)
             with pytest.raises(StorageError, match=r"page\.html"):
                 write_page(path, "after")
         assert [file.name for file in tmp_path.iterdir()] == ["page.html"]

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
 class InterferingStorage(FaultyStorage):
-    """Run an action just before the first root is created."""
+    """A storage that runs an action just before the first root is created."""
 
     action: Callable[[], Any] | None = None
 
@@ -52,20 +52,20 @@ class InterferingStorage(FaultyStorage):
 
 
 def with_interference(lake: Lakehouse, action: Callable[[], Any]) -> Lakehouse:
-    """Return the lakehouse of a writer that loses one race against ``action``."""
+    """Return a lakehouse whose next commit conflicts with the commit of ``action``."""
     storage = InterferingStorage(lake.storage)
     storage.action = action
     return Lakehouse(storage)
 
 
-def assert_rejected(lake: Lakehouse, kind: type[TrinityLakeError], action: Callable[[], Any]) -> TrinityLakeError:
+def assert_rejected(lake: Lakehouse, error: type[TrinityLakeError], action: Callable[[], Any]) -> TrinityLakeError:
     """Assert that an action raises and leaves all files unchanged."""
     before = content(lake)
-    with pytest.raises(kind) as caught:
+    with pytest.raises(error) as raised:
         action()
     assert content(lake) == before
-    assert "\n" not in str(caught.value)
-    return caught.value
+    assert "\n" not in str(raised.value)
+    return raised.value
 
 
 def test_rollback_commits_old_content_as_new_version(lake: Lakehouse) -> None:
@@ -107,17 +107,17 @@ def test_plan_shows_changes_and_only_reads(lake: Lakehouse) -> None:
 def test_rollback_keeps_current_lakehouse_definition(lake: Lakehouse) -> None:
     target = create(lake, "a", "t")
     alter(lake, "a", "t")
-    operations.plan_export(lake, "made-later").execute()
-    lake.alter_definition(properties={"set": "later"})
-    exported = entries(lake, "made-later")
+    operations.plan_export(lake, "later-export").execute()
+    lake.alter_definition(properties={"changed": "later"})
+    exported = entries(lake, "later-export")
     definition = lake.snapshot().definition
     operations.rollback(lake, target)
     assert lake.snapshot().definition == definition
-    assert [info.name for info in operations.list_exports(lake)] == ["made-later"]
-    assert entries(lake, "made-later") == exported
+    assert [info.name for info in operations.list_exports(lake)] == ["later-export"]
+    assert entries(lake, "later-export") == exported
 
 
-def test_rollback_by_time_and_by_export(lake: Lakehouse) -> None:
+def test_rollback_by_timestamp_and_by_export(lake: Lakehouse) -> None:
     target = create(lake, "a", "t")
     operations.plan_export(lake, "kept", version=target).execute()
     drop(lake, "a")
@@ -165,26 +165,30 @@ def test_rollback_of_selected_namespaces_and_tables(lake: Lakehouse) -> None:
     }
     version = plan.execute().version
     keys = lake.snapshot().keys
-    back = {keys.namespace_key("a"), keys.table_key("a", "t"), keys.table_key("a", "u.v")}
-    back |= {keys.table_key("b", "u.v"), keys.table_key("c.d", "t")}
-    assert entries(lake) == {**latest, **{key: entries(lake, target)[key] for key in back}}
-    assert "rollback_from_root" not in lake.snapshot().root.system, "an ordinary commit"
+    restored_keys = {keys.namespace_key("a"), keys.table_key("a", "t"), keys.table_key("a", "u.v")}
+    restored_keys |= {keys.table_key("b", "u.v"), keys.table_key("c.d", "t")}
+    assert entries(lake) == {**latest, **{key: entries(lake, target)[key] for key in restored_keys}}
+    assert "rollback_from_root" not in lake.snapshot().root.system, "a partial rollback is an ordinary commit"
     assert next(iter(lake.history())).operation == "rollback"
     assert operations.rollback(lake, target, namespaces=["new"]) == version + 1
     assert not lake.snapshot().has_namespace("new")
 
 
 def test_table_with_name_of_a_view_is_not_restored(lake: Lakehouse, lakes: Lakes) -> None:
-    """Neither a rollback nor a restore does so. In whole versions, names are unique."""
+    """Neither a rollback nor a restore of the table alone succeeds. Names within a version are unique, so the namespace
+    can be rolled back.
+    """
     create(lake, "views", "v")
-    with_table = lake.latest_version()
+    version_with_table = lake.latest_version()
     operations.plan_export(lake, "full", "full").execute()
     drop(lake, "views", "v")
     with lake.transaction() as txn:
         txn.alter_namespace("views", {f"{VIEW_PREFIX}v": "{}"})
-    assert_rejected(lake, ObjectExistsError, lambda: operations.plan_rollback(lake, with_table, tables=["views.v"]))
+    assert_rejected(
+        lake, ObjectExistsError, lambda: operations.plan_rollback(lake, version_with_table, tables=["views.v"])
+    )
     assert_rejected(lake, ObjectExistsError, lambda: operations.plan_restore(lake, "full", tables=["views.v"]))
-    operations.plan_rollback(lake, with_table, namespaces=["views"]).execute()
+    operations.plan_rollback(lake, version_with_table, namespaces=["views"]).execute()
     assert lake.snapshot().tables("views") == ["v"]
     assert views_in(lake.snapshot().namespace("views").properties) == []
 
@@ -201,25 +205,25 @@ def test_plan_rejects_table_without_namespace(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments"),
+    ("error", "arguments"),
     [
         (InvalidInputError, {}),
         (InvalidInputError, {"to": 0, "timestamp": 1}),
         (VersionNotFoundError, {"to": 99}),
         (VersionNotFoundError, {"to": -1}),
         (VersionNotFoundError, {"timestamp": 0}),
-        (ExportNotFoundError, {"to": "nowhere"}),
+        (ExportNotFoundError, {"to": "missing"}),
         (ExportNotFoundError, {"to": ""}),
-        (NamespaceNotFoundError, {"to": 0, "namespaces": ["nowhere"]}),
-        (TableNotFoundError, {"to": 0, "tables": ["a.nowhere"]}),
-        (InvalidInputError, {"to": 0, "tables": ["nodot"]}),
+        (NamespaceNotFoundError, {"to": 0, "namespaces": ["missing"]}),
+        (TableNotFoundError, {"to": 0, "tables": ["a.missing"]}),
+        (InvalidInputError, {"to": 0, "tables": ["without-dot"]}),
     ],
 )
 def test_invalid_targets_and_names_are_rejected(
-    lake: Lakehouse, kind: type[TrinityLakeError], arguments: dict[str, Any]
+    lake: Lakehouse, error: type[TrinityLakeError], arguments: dict[str, Any]
 ) -> None:
     create(lake, "a")
-    assert_rejected(lake, kind, lambda: operations.rollback(lake, **arguments))
+    assert_rejected(lake, error, lambda: operations.rollback(lake, **arguments))
 
 
 def test_rollback_to_expired_or_sealed_version_fails(lake: Lakehouse) -> None:
@@ -256,39 +260,41 @@ def _definition_of(lake: Lakehouse, version: int, namespace: str, name: str | No
     return location
 
 
-@pytest.mark.parametrize("what", ["namespace", "table", "node", "metadata"])
-@pytest.mark.parametrize("planned", [False, True])
-@pytest.mark.parametrize("subset", [False, True])
+@pytest.mark.parametrize("file_kind", ["namespace", "table", "node", "metadata"])
+@pytest.mark.parametrize("is_planned", [False, True])
+@pytest.mark.parametrize("is_partial", [False, True])
 def test_missing_file_is_reported_and_nothing_is_committed(
-    lakes: Lakes, what: str, planned: bool, subset: bool
+    lakes: Lakes, file_kind: str, is_planned: bool, is_partial: bool
 ) -> None:
     lake = lakes.local(order=3, **small_sizes(3))
     append_rows(lake)
-    long = "m" * 3_400  # leaves little room in the root, so that nodes are written
-    with lake.transaction(message=long) as txn:
+    long_message = "m" * 3_400  # fills the root, so that nodes are written
+    with lake.transaction(message=long_message) as txn:
         txn.create_namespace("big")
         for number in range(24):
             txn.create_table("big", f"t{number}", table())
     target = lake.latest_version()
-    with lake.transaction(message=long) as txn:
+    with lake.transaction(message=long_message) as txn:
         for number in range(24):
             txn.alter_table("big", f"t{number}", table(changed="yes"))
     drop(lake, "big")
     drop(lake, "ns")
-    choice = ["big", "ns"] if subset else None
-    plan = operations.plan_rollback(lake, target, choice)
+    namespaces = ["big", "ns"] if is_partial else None
+    plan = operations.plan_rollback(lake, target, namespaces)
     snapshot = lake.snapshot(target)
-    if what == "node":
+    if file_kind == "node":
         nodes = {visited.location for visited in walk(lake.files.nodes, snapshot.root, snapshot.location)}
-        node_paths = {v.location for v in walk(lake.files.nodes, lake.snapshot().root, lake.snapshot().location)}
+        node_paths = {
+            visited.location for visited in walk(lake.files.nodes, lake.snapshot().root, lake.snapshot().location)
+        }
         path = min(nodes - node_paths - {snapshot.location})
-    elif what == "metadata":
+    elif file_kind == "metadata":
         path = snapshot.table("ns", "t").format_properties["metadata_location"]
     else:
-        path = _definition_of(lake, target, "big", None if what == "namespace" else "t3")
+        path = _definition_of(lake, target, "big", None if file_kind == "namespace" else "t3")
     saved = lake.storage.read(path)
     lake.storage.delete(path)
-    action = plan.execute if planned else lambda: operations.rollback(lake, target, choice)
+    action = plan.execute if is_planned else lambda: operations.rollback(lake, target, namespaces)
     error = assert_rejected(lake, FileMissingError, action)
     assert error.path == path
     assert path in str(error)
@@ -297,7 +303,7 @@ def test_missing_file_is_reported_and_nothing_is_committed(
     assert entries(lake) == entries(lake, target)
 
 
-@pytest.mark.local_only("a lakehouse writes files of a folder beyond its root only where both are local")
+@pytest.mark.local_only("uses a local table root")
 @pytest.mark.parametrize("kind", ["metadata", "manifest list", "manifest", "data"])
 def test_missing_external_file_fails_rollback(lakes: Lakes, tmp_path: Path, kind: str) -> None:
     lake = lakes.local(table_root=f"file://{tmp_path}/outside")
@@ -306,32 +312,32 @@ def test_missing_external_file_fails_rollback(lakes: Lakes, tmp_path: Path, kind
     uris = {str(file.kind): file.location for file in files_of(definition, StorageFileIO.on(lake.storage)) if file.live}
     drop(lake, "ns")
     plan = operations.plan_rollback(lake, target)
-    file, saved = Path(uris[kind].removeprefix("file://")), tmp_path / "saved"
-    file.rename(saved)
+    file, saved_path = Path(uris[kind].removeprefix("file://")), tmp_path / "saved"
+    file.rename(saved_path)
     for action in (plan.execute, lambda: operations.rollback(lake, target), lambda: plan.execute(reapply=True)):
         error = assert_rejected(lake, FileMissingError, action)
         assert error.path == uris[kind]
         assert f"version {target}" in str(error)
-    saved.rename(file)
+    saved_path.rename(file)
     plan.execute()
     assert entries(lake) == entries(lake, target)
 
 
-@pytest.mark.parametrize("choice", [None, ["ns"]])
-def test_external_files_are_checked_with_options_of_the_lakehouse(moto: S3Server, choice: list[str] | None) -> None:
-    tables = moto.make_bucket()
+@pytest.mark.parametrize("namespaces", [None, ["ns"]])
+def test_external_files_are_checked_with_options_of_the_lakehouse(moto: S3Server, namespaces: list[str] | None) -> None:
+    bucket = moto.make_bucket()
     root = moto.fresh_root()
     try:
-        lake = Lakehouse.create(root, moto.storage_options, table_root=f"s3://{tables}/")
+        lake = Lakehouse.create(root, moto.storage_options, table_root=f"s3://{bucket}/")
         target = append_rows(lake)
         drop(lake, "ns")
-        assert operations.rollback(lake, target, choice) == lake.latest_version()
+        assert operations.rollback(lake, target, namespaces) == lake.latest_version()
         assert entries(lake) == entries(lake, target)
         drop(lake, "ns")
-        moto.delete_all(f"s3://{tables}/")
-        assert_rejected(lake, FileMissingError, lambda: operations.rollback(lake, target, choice))
+        moto.delete_all(f"s3://{bucket}/")
+        assert_rejected(lake, FileMissingError, lambda: operations.rollback(lake, target, namespaces))
     finally:
-        moto.drop_bucket(tables)
+        moto.drop_bucket(bucket)
         moto.delete_all(root)
 
 
@@ -339,7 +345,7 @@ def test_files_of_external_table_are_not_checked(lakes: Lakes) -> None:
     lake = lakes.memory()
     with lake.transaction() as txn:
         txn.create_namespace("ns")
-        location = {"metadata_location": "gone/metadata.json"}
+        location = {"metadata_location": "missing/metadata.json"}
         for table_type in ("EXTERNAL", "FEDERATED"):
             txn.create_table("ns", table_type, replace(table(), table_type=table_type, format_properties=location))
     target = lake.latest_version()
@@ -367,10 +373,10 @@ def test_concurrent_commit_is_a_conflict(lake: Lakehouse) -> None:
     error = assert_rejected(lake, CommitConflictError, plan.execute)
     assert "reapply" in str(error)
     create(lake, "b")
-    for choice in (None, ["a"]):
-        slow = with_interference(lake, lambda: alter(lake, "a", "t"))
+    for namespaces in (None, ["a"]):
+        lake_with_interference = with_interference(lake, lambda: alter(lake, "a", "t"))
         with pytest.raises(CommitConflictError):
-            operations.rollback(slow, target, choice)
+            operations.rollback(lake_with_interference, target, namespaces)
         assert next(iter(lake.history())).operation == "alter-table"
 
 
@@ -382,71 +388,71 @@ def test_reapply_rolls_back_intermediate_commits(lake: Lakehouse) -> None:
     plan.execute(reapply=True)
     assert entries(lake) == entries(lake, target)
     alter(lake, "a", "t")
-    slow = with_interference(lake, lambda: create(lake, "c", "t"))
-    version = operations.rollback(slow, target, reapply=True)
+    lake_with_interference = with_interference(lake, lambda: create(lake, "c", "t"))
+    version = operations.rollback(lake_with_interference, target, reapply=True)
     assert entries(lake) == entries(lake, target)
     assert lake.snapshot().root.system["rollback_from_root"] == root_path(version - 1)
-    assert next(iter(lake.history())).counts == {"changed": 3}, "counted on the version that it was applied to"
+    assert next(iter(lake.history())).counts == {"changed": 3}, "counted relative to the version before the rollback"
 
 
-def test_partial_rollback_merges_with_other_commits(lake: Lakehouse) -> None:
+def test_partial_rollback_does_not_conflict_with_other_commits(lake: Lakehouse) -> None:
     target = create(lake, "a", "t")
     alter(lake, "a", "t")
-    slow = with_interference(lake, lambda: create(lake, "b", "t"))
-    operations.rollback(slow, target, ["a"])
+    lake_with_interference = with_interference(lake, lambda: create(lake, "b", "t"))
+    operations.rollback(lake_with_interference, target, ["a"])
     assert lake.snapshot().has_table("b", "t")
     assert entries(lake, target).items() <= entries(lake).items()
 
 
-@pytest.mark.parametrize("choice", [{"namespaces": ["a"]}, {"tables": ["a.t", "a.u"]}], ids=["namespace", "tables"])
-def test_selected_objects_are_rolled_back_or_nothing_is(lake: Lakehouse, choice: dict[str, list[str]]) -> None:
-    """A concurrent change of a selected table that the plan does not change is a conflict as well."""
+@pytest.mark.parametrize("selection", [{"namespaces": ["a"]}, {"tables": ["a.t", "a.u"]}], ids=["namespace", "tables"])
+def test_selected_objects_are_rolled_back_atomically(lake: Lakehouse, selection: dict[str, list[str]]) -> None:
+    """A concurrent change of a selected table is a conflict even if the plan does not change the table."""
     target = create(lake, "a", "t", "u")
     alter(lake, "a", "t")
-    slow = with_interference(lake, lambda: alter(lake, "a", "u"))
+    lake_with_interference = with_interference(lake, lambda: alter(lake, "a", "u"))
     with pytest.raises(CommitConflictError, match=r"a\.u"):
-        operations.rollback(slow, target, **choice)
+        operations.rollback(lake_with_interference, target, **selection)
     assert next(iter(lake.history())).operation == "alter-table"
-    slow = with_interference(lake, lambda: alter(lake, "a", "u"))
-    operations.rollback(slow, target, **choice, reapply=True)
+    lake_with_interference = with_interference(lake, lambda: alter(lake, "a", "u"))
+    operations.rollback(lake_with_interference, target, **selection, reapply=True)
     assert entries(lake) == entries(lake, target)
 
 
-@pytest.mark.parametrize("subset", [False, True])
-def test_target_that_expires_before_commit_fails(lake: Lakehouse, subset: bool) -> None:
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_target_that_expires_before_commit_fails(lake: Lakehouse, is_partial: bool) -> None:
     target = create(lake, "a", "t")
     alter(lake, "a", "t")
-    slow = with_interference(lake, lambda: expire(lake, str(target)))
+    lake_with_interference = with_interference(lake, lambda: expire(lake, str(target)))
     with pytest.raises(VersionExpiredError):
-        operations.rollback(slow, target, ["a"] if subset else None, reapply=True)
+        operations.rollback(lake_with_interference, target, ["a"] if is_partial else None, reapply=True)
     operations.plan_export(lake, "kept", version=target + 1).execute()
     drop(lake, "a")
-    slow = with_interference(lake, lambda: operations.drop_export(lake, "kept"))
+    lake_with_interference = with_interference(lake, lambda: operations.drop_export(lake, "kept"))
     with pytest.raises(ExportNotFoundError):
-        operations.rollback(slow, "kept", ["a"] if subset else None, reapply=True)
+        operations.rollback(lake_with_interference, "kept", ["a"] if is_partial else None, reapply=True)
 
 
-@pytest.mark.parametrize("subset", [False, True])
-def test_only_approved_plan_is_executed(lake: Lakehouse, subset: bool) -> None:
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_only_approved_plan_is_executed(lake: Lakehouse, is_partial: bool) -> None:
     target = create(lake, "a", "t")
     alter(lake, "a", "t")
-    choice = ["a"] if subset else None
-    plan = operations.plan_rollback(lake, target, choice)
-    assert plan.digest == operations.plan_rollback(lake, target, choice).digest
-    assert plan.digest != operations.plan_rollback(lake, 0, choice).digest
+    namespaces = ["a"] if is_partial else None
+    plan = operations.plan_rollback(lake, target, namespaces)
+    assert plan.digest == operations.plan_rollback(lake, target, namespaces).digest
+    assert plan.digest != operations.plan_rollback(lake, 0, namespaces).digest
     assert plan.digest != operations.plan_rollback(lake, target, tables=["a.t"]).digest
     assert_rejected(lake, PlanChangedError, lambda: plan.execute("nonsense"))
     assert_rejected(lake, PlanChangedError, lambda: plan.execute(""))
     create(lake, "b")
     assert_rejected(lake, PlanChangedError, lambda: plan.execute(plan.digest))
     assert_rejected(lake, PlanChangedError, lambda: plan.execute(plan.digest, reapply=True))
-    repeated = operations.plan_rollback(lake, target, choice)
+    repeated = operations.plan_rollback(lake, target, namespaces)
     plan.execute(repeated.digest)
     assert entries(lake, target).items() <= entries(lake).items()
 
 
-def test_full_buffer_leaves_room_for_larger_system_rows(lake: Lakehouse) -> None:
-    """Rollbacks with the longest message to full roots must not exceed the size limit of node files."""
+def test_rollback_to_full_root_does_not_exceed_node_size_limit(lake: Lakehouse) -> None:
+    """A rollback to a full root with the longest message must not exceed the size limit of node files."""
     create(lake, "ns")
     for number in range(30):
         with lake.transaction() as txn:
@@ -460,17 +466,17 @@ def test_full_buffer_leaves_room_for_larger_system_rows(lake: Lakehouse) -> None
     assert operations.verify(lake).findings == ()
 
 
-def test_plan_does_not_keep_storage_open(lake: Lakehouse) -> None:
+def test_requests_do_not_grow_with_shared_content(lake: Lakehouse) -> None:
     """The number of requests does not grow with the content that both versions share."""
     target = create(lake, "a", *(f"t{number}" for number in range(40)))
     alter(lake, "a", "t1")
-    counted: Storage = FaultyStorage(lake.storage)
-    operations.rollback(Lakehouse(counted), target)
-    assert isinstance(counted, FaultyStorage)
-    assert len(counted.log) < 40
+    faulty_storage: Storage = FaultyStorage(lake.storage)
+    operations.rollback(Lakehouse(faulty_storage), target)
+    assert isinstance(faulty_storage, FaultyStorage)
+    assert len(faulty_storage.log) < 40
 
 
-def test_requests_grow_with_tree_height_only(lakes: Lakes) -> None:
+def test_requests_grow_only_with_tree_height(lakes: Lakes) -> None:
     """Nodes that both versions share are not read."""
     lake = lakes.memory(order=8, **small_sizes(8))
     create(lake, "ns", *(f"t{number:03}" for number in range(600)))
@@ -489,31 +495,31 @@ def test_missing_root_blocks_rollback_and_namespace_drop(tmp_path: Path) -> None
         create(lake, f"n{number}")
     lake.storage.delete(root_path(2))
     lake.storage.delete(HINT_PATH)
-    lake = Lakehouse(lake.storage)  # forget the latest version, which is beyond the gap
-    for plan in (lambda: operations.plan_rollback(lake, 0), lambda: operations.plan_drop_namespace(lake, "n0")):
-        with pytest.raises(CorruptFileError) as caught:
-            plan()
-        assert caught.value.path == root_path(2)
+    lake = Lakehouse(lake.storage)  # does not know the latest version, which is after the gap
+    for make_plan in (lambda: operations.plan_rollback(lake, 0), lambda: operations.plan_drop_namespace(lake, "n0")):
+        with pytest.raises(CorruptFileError) as raised:
+            make_plan()
+        assert raised.value.path == root_path(2)
     assert not lake.storage.exists(root_path(2))
 
 
-def test_rollback_needs_every_table_file(tmp_path: Path) -> None:
+def test_rollback_requires_every_table_file(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path / "damaged"), {"fsync": "false"})
     target = append_rows(lake)
     drop(lake, "ns", "t")
     definition = lake.snapshot(target).table("ns", "t")
-    kinds = {
+    locations_by_kind = {
         str(file.kind): file.location for file in files_of(definition, StorageFileIO.on(lake.storage)) if file.live
     }
-    assert {"metadata", "manifest list", "manifest", "data"} <= kinds.keys()
+    assert {"metadata", "manifest list", "manifest", "data"} <= locations_by_kind.keys()
     latest = lake.latest_version()
-    for path in kinds.values():
-        saved = lake.storage.read(path)
+    for path in locations_by_kind.values():
+        data = lake.storage.read(path)
         lake.storage.delete(path)
-        with pytest.raises(FileMissingError, match=f"cannot go back to version {target}") as caught:
+        with pytest.raises(FileMissingError, match=f"cannot go back to version {target}") as raised:
             operations.rollback(lake, target)
-        assert caught.value.path == path
-        lake.storage.create(path, saved)
+        assert raised.value.path == path
+        lake.storage.create(path, data)
     assert lake.latest_version() == latest
     operations.rollback(lake, target)
     assert lake.snapshot().has_table("ns", "t")

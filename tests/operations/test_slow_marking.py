@@ -1,4 +1,4 @@
-"""Reading may take longer than the time to live of a transaction, because only written files age."""
+"""Test that reading may take longer than the time to live of a transaction, because only written files age."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TTL_MS = 60_000
 
 
 class SlowStorage(AgingStorage):
-    """Advances its clock at each read and create."""
+    """A storage that advances its clock at each read and create."""
 
     def __init__(self, inner: Storage, time_ms: int):
         super().__init__(inner, time_ms)
@@ -50,10 +50,10 @@ def clock(lakes: Lakes) -> SlowStorage:
 
 @pytest.fixture
 def lake(clock: SlowStorage, lakes: Lakes) -> Lakehouse:
-    """A lakehouse with versions that can expire and an orphan. Reading five files takes longer than its TTL."""
+    """A lakehouse with expirable versions and an orphan. Reading five files takes longer than its time to live."""
     lake = Lakehouse.create(clock.root, storage=clock, txn_ttl_millis=TTL_MS)
     grow(Aging(lake, clock), 4)
-    clock.create(new_node_path(), b"left")
+    clock.create(new_node_path(), b"orphan")
     clock.time_ms += 10 * TTL_MS
     clock.read_ms = TTL_MS // 4
     return lakes.watch(Lakehouse(clock, cache="off"))
@@ -64,8 +64,8 @@ def test_slow_expire_and_purge_complete(lake: Lakehouse, clock: SlowStorage) -> 
     assert plan.execute(plan.digest).version is not None
     assert states(lake) == [("EXPIRED", "0-3")]
     clock.time_ms += 10 * TTL_MS
-    due = operations.plan_purge(lake)
-    assert due.execute(due.digest).is_complete
+    purge_plan = operations.plan_purge(lake)
+    assert purge_plan.execute(purge_plan.digest).is_complete
     assert states(lake) == [("PURGED", "0-3")]
 
 
@@ -76,7 +76,7 @@ def test_slow_orphan_removal_completes(lake: Lakehouse) -> None:
 
 
 def test_slow_marking_includes_concurrent_commits(lake: Lakehouse, clock: SlowStorage) -> None:
-    """Marking them takes longer than the time to live as well."""
+    """Marking the concurrent commits also takes longer than the time to live."""
     other = Lakehouse(clock.inner)
     plan = operations.plan_orphan_removal(lake)
 
@@ -91,9 +91,11 @@ def test_slow_marking_includes_concurrent_commits(lake: Lakehouse, clock: SlowSt
 
 
 def test_slow_compaction_completes(clock: SlowStorage) -> None:
-    small = Lakehouse.create("memory://untidy/", storage=clock, txn_ttl_millis=TTL_MS, order=4, **small_sizes(4))
+    lake_with_small_nodes = Lakehouse.create(
+        "memory://untidy/", storage=clock, txn_ttl_millis=TTL_MS, order=4, **small_sizes(4)
+    )
     clock.read_ms = 0
-    make_untidy(small)
+    make_untidy(lake_with_small_nodes)
     clock.read_ms = TTL_MS // 4
     assert operations.compact(Lakehouse(clock, cache="off")).has_changed
 
@@ -119,12 +121,12 @@ def test_slow_trim_and_table_compaction_complete(lake: Lakehouse, clock: SlowSto
 
 
 def test_slow_data_file_compaction_completes(clock: SlowStorage) -> None:
-    """Finding them may take longer than the time to live, but rewriting them may not."""
-    small = Lakehouse.create("memory://small-files/", storage=clock, txn_ttl_millis=TTL_MS)
+    """Planning may take longer than the time to live, but the rewrite may not."""
+    lake_with_small_files = Lakehouse.create("memory://small-files/", storage=clock, txn_ttl_millis=TTL_MS)
     clock.read_ms = 0
     for _ in range(6):
-        append_rows(small, "ns.rows")
-    before = small.latest_version()
+        append_rows(lake_with_small_files, "ns.rows")
+    before = lake_with_small_files.latest_version()
     clock.time_ms += 10 * TTL_MS
     clock.read_ms = TTL_MS
     plan = operations.plan_compact_tables(Lakehouse(clock, cache="off"))
@@ -133,13 +135,13 @@ def test_slow_data_file_compaction_completes(clock: SlowStorage) -> None:
 
 
 def test_slow_repair_completes(lake: Lakehouse, clock: SlowStorage) -> None:
-    """The verification takes longer than the time to live, and the repair is a commit after it."""
+    """The verification before the repair takes longer than the time to live."""
     before = lake.latest_version()
     operations.plan_export(lake, "kept").execute()
     version = ForeignLake(clock).rollback(before, keeps_unknown=True)
-    begun_ms = clock.time_ms
+    started_ms = clock.time_ms
     plan = operations.plan_repair(Lakehouse(clock, cache="off"))
-    assert clock.time_ms - begun_ms > TTL_MS
+    assert clock.time_ms - started_ms > TTL_MS
     assert not plan.is_empty
     assert plan.execute(plan.digest).is_complete
     assert lake.latest_version() == version + 1
@@ -154,8 +156,8 @@ def test_slow_reconcile_completes(lake: Lakehouse, clock: SlowStorage) -> None:
     assert report.restored_exports == ("kept",)
 
 
-class _Tree:
-    """A change of nodes whose draft takes a chosen time."""
+class _SlowChange:
+    """A change of nodes that calls ``work`` when it is drafted."""
 
     def __init__(self, work: Callable[[], None]):
         self._work = work
@@ -168,8 +170,8 @@ class _Tree:
         """Accept any concurrent commit."""
 
 
-def test_files_of_an_attempt_age(lake: Lakehouse, clock: SlowStorage) -> None:
-    """They could be removed as orphans before the root is created."""
+def test_files_of_a_slow_attempt_expire(lake: Lakehouse, clock: SlowStorage) -> None:
+    """An orphan removal could delete the files before the root is created."""
     clock.create_ms = 2 * TTL_MS
     version = lake.latest_version()
     before = listed(clock)
@@ -177,10 +179,10 @@ def test_files_of_an_attempt_age(lake: Lakehouse, clock: SlowStorage) -> None:
     with pytest.raises(TransactionExpiredError):
         change.commit(lake, lake.snapshot())
     assert lake.latest_version() == version
-    assert listed(clock) == before, "what was written is gone"
+    assert listed(clock) == before, "the written files are deleted"
 
 
-def test_files_written_before_the_commit_age_from_their_write(lake: Lakehouse, clock: SlowStorage) -> None:
+def test_files_written_before_the_commit_expire_relative_to_their_write(lake: Lakehouse, clock: SlowStorage) -> None:
     written_ms = clock.time_ms
 
     def work() -> None:
@@ -188,12 +190,12 @@ def test_files_written_before_the_commit_age_from_their_write(lake: Lakehouse, c
 
     base = lake.snapshot()
     with pytest.raises(TransactionExpiredError):
-        lake.commit(_Tree(work), base, written_since_ms=written_ms)
-    assert lake.commit(_Tree(work), base) == base.version + 1
+        lake.commit(_SlowChange(work), base, written_since_ms=written_ms)
+    assert lake.commit(_SlowChange(work), base) == base.version + 1
 
 
-def test_transaction_ages_from_its_start(lake: Lakehouse, clock: SlowStorage) -> None:
-    """Its base and its staged definitions may be older."""
+def test_transaction_expires_relative_to_its_start(lake: Lakehouse, clock: SlowStorage) -> None:
+    """The transaction's base and staged definitions may be older than the time to live."""
     txn = lake.transaction()
     txn.create_namespace("late")
     clock.time_ms += TTL_MS + 1
@@ -203,17 +205,17 @@ def test_transaction_ages_from_its_start(lake: Lakehouse, clock: SlowStorage) ->
 
 def test_saved_transaction_keeps_its_age(lake: Lakehouse, clock: SlowStorage) -> None:
     clock.read_ms = 0
-    clock_free = Lakehouse(lake.storage)
-    txn = clock_free.transaction()
+    reopened = Lakehouse(lake.storage)
+    txn = reopened.transaction()
     txn.create_namespace("saved")
-    resumed = clock_free.resume_transaction(txn.save())
+    resumed = reopened.resume_transaction(txn.save())
     with pytest.raises(ConflictError):
         resumed.reset_age()
     resumed.rollback()
 
 
 def test_operation_marks_again_after_an_orphan_removal(lake: Lakehouse, clock: SlowStorage) -> None:
-    """Files that it read are older than the removal's limit, but not its own files."""
+    """Files that the operation read are older than the limit of the removal, but its own files are not."""
     base = lake.snapshot()
     clock.time_ms += 100 * TTL_MS
     operations.plan_orphan_removal(lake).execute()

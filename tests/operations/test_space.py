@@ -1,4 +1,4 @@
-"""After many overwrites and maintenance, few files other than the kept ones remain."""
+"""Test that few unneeded files remain after many overwrites and maintenance."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def rows(seed: int) -> pa.Table:
     return pa.table({"id": pa.array(range(ROWS), pa.int64()), "value": pa.array(values, pa.int64())})
 
 
-def overwrite_all(lake: Lakehouse, seed: int) -> None:
+def overwrite_tables(lake: Lakehouse, seed: int) -> None:
     catalog = catalog_at(lake)
     for number, name in enumerate(TABLES):
         catalog.load_table(f"ns.{name}").overwrite(rows(1_000 * number + seed))
 
 
-def lake_with_tables(storage: Storage) -> Lakehouse:
+def create_lake_with_tables(storage: Storage) -> Lakehouse:
     lake = Lakehouse.create(
         storage.root, storage=storage, minimum_versions_to_keep=1, maximum_version_age_millis=3_600_000
     )
@@ -43,40 +43,42 @@ def lake_with_tables(storage: Storage) -> Lakehouse:
     return lake
 
 
-def bytes_under(folder: Path) -> int:
+def count_bytes(folder: Path) -> int:
     background.drain()
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.fixture
-def outside(tmp_path: Path) -> Path:
+def external_folder(tmp_path: Path) -> Path:
     """The folder of an Iceberg table in another catalog."""
     storage = LocalStorage(f"file://{tmp_path}/outside/", fsync=False)
-    lake = lake_with_tables(storage)
-    overwrite_all(lake, 7)
+    lake = create_lake_with_tables(storage)
+    overwrite_tables(lake, 7)
     return tmp_path / "outside"
 
 
-def contents_of(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     background.drain()
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.local_only("measures disk usage")
 @pytest.mark.parametrize("n_overwrites", [10, pytest.param(30, marks=pytest.mark.soak)])
-def test_space_after_many_overwrites_is_bounded(lakes: Lakes, tmp_path: Path, outside: Path, n_overwrites: int) -> None:
+def test_space_after_many_overwrites_is_bounded(
+    lakes: Lakes, tmp_path: Path, external_folder: Path, n_overwrites: int
+) -> None:
     folder = tmp_path / "lake"
     storage = AgingStorage(LocalStorage(f"file://{folder}/", fsync=False), 1_790_000_000_000)
-    lake = lake_with_tables(storage)
-    stray = {"tables/mine/notes.txt": b"mine", "0000/1111/0000/readme.md": b"mine, too", "data.csv": b"a,b"}
-    for path, data in stray.items():
+    lake = create_lake_with_tables(storage)
+    stray_files = {"tables/mine/notes.txt": b"mine", "0000/1111/0000/readme.md": b"mine", "data.csv": b"a,b"}
+    for path, data in stray_files.items():
         storage.create(path, data)
-    external = catalog_at(Lakehouse.open(f"file://{outside}/")).load_table("ns.t0")
-    lake = allowing(lake, outside)
+    external = catalog_at(Lakehouse.open(f"file://{external_folder}/")).load_table("ns.t0")
+    lake = allowing(lake, external_folder)
     operations.register_table(lake, "ns", "external", external.metadata_location)
-    untouched = contents_of(outside)
+    external_files = read_files(external_folder)
     for seed in range(n_overwrites):
-        overwrite_all(lake, seed)
+        overwrite_tables(lake, seed)
         storage.time_ms += 60_000
     shutil.copytree(folder, tmp_path / "before")
     tables = {name: catalog_at(lake).load_table(f"ns.{name}").scan().to_arrow() for name in [*TABLES, "external"]}
@@ -89,15 +91,15 @@ def test_space_after_many_overwrites_is_bounded(lakes: Lakes, tmp_path: Path, ou
     storage.time_ms += LONG_MS
     purged = operations.plan_purge(lake).execute()
 
-    fresh = lake_with_tables(LocalStorage(f"file://{tmp_path}/fresh/", fsync=False))
-    overwrite_all(fresh, n_overwrites - 1)
+    new_lake = create_lake_with_tables(LocalStorage(f"file://{tmp_path}/fresh/", fsync=False))
+    overwrite_tables(new_lake, n_overwrites - 1)
     assert trimmed.version is not None
     assert expired.files >= purged.files > len(TABLES) * (n_overwrites - 1)
     assert purged.is_complete
-    assert bytes_under(folder) <= 1.2 * bytes_under(tmp_path / "fresh")
-    assert bytes_under(folder) < bytes_under(tmp_path / "before") / (n_overwrites / 2)
-    assert contents_of(outside) == untouched
-    assert {path: storage.read(path) for path in stray} == stray
+    assert count_bytes(folder) <= 1.2 * count_bytes(tmp_path / "fresh")
+    assert count_bytes(folder) < count_bytes(tmp_path / "before") / (n_overwrites / 2)
+    assert read_files(external_folder) == external_files
+    assert {path: storage.read(path) for path in stray_files} == stray_files
     for name, before in tables.items():
         assert catalog_at(lake).load_table(f"ns.{name}").scan().to_arrow() == before
     assert operations.verify(lake).is_clean

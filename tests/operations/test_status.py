@@ -1,4 +1,4 @@
-"""Status of a lakehouse: due operations, committers, findings, and a bounded number of requests."""
+"""Test the status of a lakehouse: due operations, committers, findings, and a bounded number of requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 @pytest.fixture
 def old_lake() -> Aging:
-    """A lakehouse with five versions and a retention of one day and at least one version."""
+    """A lakehouse with five versions that keeps versions for one day, and at least one version."""
     old_lake = Aging.on(
         MemoryStorage(f"memory://status-{uuid.uuid4().hex}/"),
         maximum_version_age_millis=DAY_MS,
@@ -48,7 +48,7 @@ def command_of(status: Status, operation: str) -> str:
     return next(entry.command for entry in status.due if entry.what == operation)
 
 
-def with_export(lake: Lakehouse, **fields: object) -> None:
+def add_export_record(lake: Lakehouse, **fields: object) -> None:
     record = {"name": "e", "version": 1, "level": ExportLevel.MINIMAL, "state": ExportState.COMPLETE, **fields}
     definition = lake.snapshot().definition
     lake.alter_definition(exports=(*definition.exports, ExportRecord(**record)))  # type: ignore[arg-type]
@@ -81,29 +81,36 @@ def test_due_operations_have_commands(old_lake: Aging) -> None:
     operations.verify(old_lake.lake, incremental=True)
     assert states(lakehouse_status(old_lake.lake))["verify"] == "fine"
     old_lake.expire()
-    waiting = lakehouse_status(old_lake.lake)
-    assert states(waiting)["purge"] == "later"
-    assert waiting.expired == 4
-    purgeable = operations.plan_purge(old_lake.lake)
-    assert purgeable.is_empty
+    status_before_purge = lakehouse_status(old_lake.lake)
+    assert states(status_before_purge)["purge"] == "later"
+    assert status_before_purge.expired == 4
+    purge_plan = operations.plan_purge(old_lake.lake)
+    assert purge_plan.is_empty
     old_lake.later(DAY_MS)
-    due = lakehouse_status(old_lake.lake)
-    assert (states(due)["purge"], command_of(due, "purge")) == ("due", "purge")
-    assert due.space.purgeable_bytes == operations.plan_purge(old_lake.lake).bytes > 0
+    status_with_due_purge = lakehouse_status(old_lake.lake)
+    assert (states(status_with_due_purge)["purge"], command_of(status_with_due_purge, "purge")) == ("due", "purge")
+    assert status_with_due_purge.space.purgeable_bytes == operations.plan_purge(old_lake.lake).bytes > 0
     old_lake.purge()
-    done = lakehouse_status(old_lake.lake)
-    assert (states(done)["purge"], done.space.purgeable_bytes, done.expired) == ("fine", 0, 0)
+    status_after_purge = lakehouse_status(old_lake.lake)
+    assert (
+        states(status_after_purge)["purge"],
+        status_after_purge.space.purgeable_bytes,
+        status_after_purge.expired,
+    ) == ("fine", 0, 0)
     old_lake.later(40 * DAY_MS)
-    looked = lakehouse_status(old_lake.lake)
-    assert (states(looked)["orphans"], command_of(looked, "orphans")) == ("look", "orphans")
-    assert not any("orphans" in command for command in looked.commands)
-    old_lake.lake.storage.create(new_table_path("ns", "gone", 200), b"x")
+    status_with_old_orphans = lakehouse_status(old_lake.lake)
+    assert (states(status_with_old_orphans)["orphans"], command_of(status_with_old_orphans, "orphans")) == (
+        "look",
+        "orphans",
+    )
+    assert not any("orphans" in command for command in status_with_old_orphans.commands)
+    old_lake.lake.storage.create(new_table_path("ns", "orphan", 200), b"x")
     old_lake.later(2 * DAY_MS)
     assert old_lake.remove_orphans().files == 1
     assert states(lakehouse_status(old_lake.lake))["orphans"] == "fine"
 
 
-def test_plans_count_bytes_without_recorded_plans(old_lake: Aging) -> None:
+def test_bytes_are_planned_without_recorded_plans(old_lake: Aging) -> None:
     old_lake.later(10 * DAY_MS)
     status = lakehouse_status(old_lake.lake, plan_seconds=60)
     assert status.space.expirable_bytes == operations.plan_expiration(old_lake.lake).bytes > 0
@@ -112,13 +119,13 @@ def test_plans_count_bytes_without_recorded_plans(old_lake: Aging) -> None:
 
 def test_overdue_and_interrupted_exports_and_clones_are_due(old_lake: Aging) -> None:
     now_ms = old_lake.lake.storage.now_ms()
-    with_export(old_lake.lake, retain_until_millis=now_ms + HOUR_MS, created_at_millis=now_ms)
+    add_export_record(old_lake.lake, retain_until_millis=now_ms + HOUR_MS, created_at_millis=now_ms)
     assert states(lakehouse_status(old_lake.lake))["exports"] == "fine"
     assert states(lakehouse_status(old_lake.lake, ages=DueAges(export_ms=HOUR_MS)))["exports"] == "fine"
     old_lake.later(3 * HOUR_MS)
     status = lakehouse_status(old_lake.lake)
     assert (states(status)["exports"], command_of(status, "exports")) == ("due", "prune-exports")
-    with_export(old_lake.lake, name="odd name", clone_id="c", state=ExportState.COPYING, created_at_millis=now_ms)
+    add_export_record(old_lake.lake, name="odd name", clone_id="c", state=ExportState.COPYING, created_at_millis=now_ms)
     old_lake.later(2 * DAY_MS)
     status = lakehouse_status(old_lake.lake)
     assert (states(status)["clones"], command_of(status, "clones")) == ("due", "drop-clone 'odd name'")
@@ -148,7 +155,7 @@ def test_committers_and_conflicts_are_counted(old_lake: Aging) -> None:
     assert lakehouse_status(old_lake.lake, last=2).commits.versions == 2
 
 
-def test_problems_become_findings(old_lake: Aging) -> None:
+def test_problems_are_reported_as_findings(old_lake: Aging) -> None:
     old_lake.lake.close()
     old_lake.lake.storage.write(HINT_PATH, b"1")
     status = lakehouse_status(old_lake.lake)
@@ -173,8 +180,8 @@ def test_unreadable_root_is_a_finding_and_other_parts_are_reported(old_lake: Agi
         lakehouse_status(Lakehouse(old_lake.lake.storage))
 
 
-def test_invalid_settings_become_findings(old_lake: Aging) -> None:
-    batch = ExpirationBatch(id="x", versions="all of them", expired_at_millis=2**62)
+def test_invalid_settings_are_reported_as_findings(old_lake: Aging) -> None:
+    batch = ExpirationBatch(id="x", versions="not a range", expired_at_millis=2**62)
     old_lake.lake.alter_definition(expirations=(batch,))
     status = lakehouse_status(old_lake.lake)
     assert (status.version, status.tone, len(status.due)) == (5, "bad", 6)
@@ -197,7 +204,7 @@ def test_plan_with_another_digest_is_not_counted(old_lake: Aging) -> None:
     assert (space.purgeable_bytes, "1 of them were not read" in space.note) == (0, True)
 
 
-def test_status_cost_does_not_grow_with_the_lakehouse(old_lake: Aging) -> None:
+def test_number_of_requests_does_not_grow_with_the_lakehouse(old_lake: Aging) -> None:
     first = lakehouse_status(old_lake.lake).cost.total_requests
     for _ in range(40):
         alter(old_lake.lake, "ns", "t")
@@ -213,11 +220,13 @@ def test_status_cost_does_not_grow_with_the_lakehouse(old_lake: Aging) -> None:
         old_lake.later(2 * DAY_MS)
         alter(old_lake.lake, "ns", "t")
         old_lake.expire()
-    many = lakehouse_status(old_lake.lake)
-    assert many.cost.total_requests <= many.commits.versions + MOST_OTHER_REQUESTS
+    status_with_many_batches = lakehouse_status(old_lake.lake)
+    assert (
+        status_with_many_batches.cost.total_requests <= status_with_many_batches.commits.versions + MOST_OTHER_REQUESTS
+    )
 
 
-def test_undone_versions_are_reported_within_the_bound(old_lake: Aging) -> None:
+def test_undone_versions_are_reported_within_the_request_limit(old_lake: Aging) -> None:
     first = lakehouse_status(old_lake.lake)
     assert first.undone == ()
     for _ in range(6):
@@ -233,7 +242,7 @@ def test_undone_versions_are_reported_within_the_bound(old_lake: Aging) -> None:
     assert status.cost.total_requests <= status.commits.versions + MOST_OTHER_REQUESTS
 
 
-def test_status_as_json(old_lake: Aging) -> None:
+def test_status_is_rendered_as_json(old_lake: Aging) -> None:
     document = lakehouse_status(old_lake.lake).to_dict()
     assert document["headline"] == "Version 4, 0 s old: nothing to do"
     assert {"version", "due", "next", "commits", "space", "findings", "ages", "cost"} <= document.keys()

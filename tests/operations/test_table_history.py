@@ -1,4 +1,4 @@
-"""The history of a table lists the versions that changed it."""
+"""Test that the history of a table lists the versions that changed it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_history_contains_drop_and_rollback(lake: Lakehouse) -> None:
     assert (dropped.change.kind, dropped.rows_changed) == ("removed", -4)
 
 
-def test_changes_of_expired_versions_count_for_the_next_one(lake: Lakehouse) -> None:
+def test_changes_of_expired_versions_count_for_the_next_version(lake: Lakehouse) -> None:
     expire(lake, "4-5")
     history = table_history(lake, "sales", "orders").versions
     assert [(entry.info.version, entry.since, entry.rows_changed) for entry in history] == [
@@ -68,7 +68,7 @@ def test_changes_of_expired_versions_count_for_the_next_one(lake: Lakehouse) -> 
     ]
 
 
-def test_damaged_old_version_does_not_hide_newer_ones(lake: Lakehouse) -> None:
+def test_damaged_old_version_does_not_hide_newer_versions(lake: Lakehouse) -> None:
     path = lake.snapshot(5).table("sales", "orders").format_properties[METADATA_LOCATION]
     truncate(lake.storage, path)
     newest, damaged, *_ = table_history(Lakehouse(lake.storage), "sales", "orders").versions

@@ -1,4 +1,4 @@
-"""Test that each table has one name: no operation and no transaction gives its id a second one."""
+"""Test that each table has one name: no operation and no transaction adds a second name for its id."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinitylake_ops.versions.table_names import TableNames
 
 
 def create_and_rename(lake: Lakehouse, source: str = "ns.t", target: str = "hidden.t") -> int:
-    """Create a table, rename it, and return the version before."""
+    """Create a table, rename it, and return the version before the rename."""
     append_rows(lake)
     catalog_at(lake).create_namespace("hidden")
     version = lake.latest_version()
@@ -32,12 +32,12 @@ def names_of(lake: Lakehouse, table_id: str) -> list[str]:
 
 
 def table_id_of(lake: Lakehouse, name: str = "hidden.t") -> str:
-    namespace, _, one = name.partition(".")
-    return lake.snapshot().table(namespace, one).id
+    namespace, _, table_name = name.partition(".")
+    return lake.snapshot().table(namespace, table_name).id
 
 
 def add_second_name(lake: Lakehouse) -> None:
-    """Give ``hidden.t`` the second name ``ns.t``, as an older program could."""
+    """Add the second name ``ns.t`` to ``hidden.t``, as an older program could."""
     snapshot = lake.snapshot()
     keys = snapshot.keys
     with lake.transaction() as txn:
@@ -63,10 +63,10 @@ def test_rollback_fails_after_concurrent_registration_under_another_name(lake: L
     location = lake.snapshot().table("ns", "t").format_properties["metadata_location"]
     catalog_at(lake).drop_table("ns.t")
     plan = operations.plan_rollback(lake, version, tables=["ns.t"])
-    operations.register_table(lake, "ns", "back", location)
+    operations.register_table(lake, "ns", "restored", location)
     with pytest.raises(TableHasAnotherNameError):
         plan.execute(reapply=True)
-    assert names_of(lake, table_id) == ["ns.back"]
+    assert names_of(lake, table_id) == ["ns.restored"]
 
 
 def test_whole_rollback_creates_no_second_name(lake: Lakehouse) -> None:
@@ -78,21 +78,21 @@ def test_whole_rollback_creates_no_second_name(lake: Lakehouse) -> None:
         operations.plan_rollback(lake, version)
 
 
-def create_again(lake: Lakehouse, version: int) -> None:
+def create_second_name(lake: Lakehouse, version: int) -> None:
     with lake.transaction() as txn:
-        txn.create_table("ns", "again", lake.snapshot().table("hidden", "t"))
+        txn.create_table("ns", "second", lake.snapshot().table("hidden", "t"))
 
 
-def restore(lake: Lakehouse, version: int) -> None:
-    old = lake.snapshot(version)
-    key = old.keys.table_key("ns", "t")
+def restore_old_entry(lake: Lakehouse, version: int) -> None:
+    old_snapshot = lake.snapshot(version)
+    key = old_snapshot.keys.table_key("ns", "t")
     with lake.transaction() as txn:
-        txn.restore_entry(key, old.entry(key))
+        txn.restore_entry(key, old_snapshot.entry(key))
 
 
-def create_saved(lake: Lakehouse, version: int) -> None:
+def create_in_resumed_transaction(lake: Lakehouse, version: int) -> None:
     txn = lake.transaction()
-    txn.create_table("ns", "again", lake.snapshot().table("hidden", "t"))
+    txn.create_table("ns", "second", lake.snapshot().table("hidden", "t"))
     lake.resume_transaction(txn.save()).commit()
 
 
@@ -104,11 +104,13 @@ def create_twice(lake: Lakehouse, version: int) -> None:
 
 def register(lake: Lakehouse, version: int) -> None:
     operations.register_table(
-        lake, "ns", "again", lake.snapshot().table("hidden", "t").format_properties["metadata_location"]
+        lake, "ns", "second", lake.snapshot().table("hidden", "t").format_properties["metadata_location"]
     )
 
 
-@pytest.mark.parametrize("change", [create_again, restore, create_saved, create_twice, register])
+@pytest.mark.parametrize(
+    "change", [create_second_name, restore_old_entry, create_in_resumed_transaction, create_twice, register]
+)
 def test_no_transaction_creates_a_second_name(lake: Lakehouse, change: Callable[[Lakehouse, int], None]) -> None:
     version = create_and_rename(lake)
     table_id, before = table_id_of(lake), lake.latest_version()
@@ -153,20 +155,20 @@ def test_promotion_creates_no_second_name(lake: Lakehouse, lakes: Lakes) -> None
     assert names_of(lake, table_id_of(lake)) == ["hidden.t"]
 
 
-def undelete(lake: Lakehouse, version: int) -> None:
+def roll_back_table(lake: Lakehouse, version: int) -> None:
     operations.plan_rollback(lake, version, tables=["ns.t"]).execute()
 
 
 def create_from_definition(lake: Lakehouse, version: int) -> None:
     with lake.transaction() as txn:
-        txn.create_table("ns", "back", lake.snapshot(version).table("ns", "t"))
+        txn.create_table("ns", "restored", lake.snapshot(version).table("ns", "t"))
 
 
-COMES_BACK = pytest.mark.parametrize("come_back", [undelete, create_from_definition])
+RESTORES_TABLE = pytest.mark.parametrize("restore_table", [roll_back_table, create_from_definition])
 
 
 def create_clone(lake: Lakehouse, lakes: Lakes) -> tuple[Lakehouse, str, int]:
-    """Clone a lakehouse with ``ns.t``. Return the clone, the table's id, and the version of the parent."""
+    """Clone a lakehouse with ``ns.t``. Return the clone, the table's id, and the parent's version."""
     append_rows(lake)
     catalog_at(lake).create_namespace("hidden")
     version = lake.latest_version()
@@ -174,16 +176,16 @@ def create_clone(lake: Lakehouse, lakes: Lakes) -> tuple[Lakehouse, str, int]:
     return Lakehouse.open(root_of(lakes)), table_id_of(lake, "ns.t"), version
 
 
-@COMES_BACK
+@RESTORES_TABLE
 def test_promotion_fails_after_concurrent_restore_of_the_table(
-    lake: Lakehouse, lakes: Lakes, come_back: Callable[[Lakehouse, int], None]
+    lake: Lakehouse, lakes: Lakes, restore_table: Callable[[Lakehouse, int], None]
 ) -> None:
-    """The clone renamed a table that the parent dropped, and the parent restores it after the plan."""
+    """The clone renamed a table that the parent dropped, and the parent restores the table after the plan."""
     clone, table_id, version = create_clone(lake, lakes)
     catalog_at(clone).rename_table("ns.t", "hidden.t")
     catalog_at(lake).drop_table("ns.t")
     plan = operations.plan_promotion(lake, "x")
-    come_back(lake, version)
+    restore_table(lake, version)
     names, before = names_of(lake, table_id), lake.latest_version()
     assert len(names) == 1
     with pytest.raises(TableHasAnotherNameError):
@@ -194,16 +196,16 @@ def test_promotion_fails_after_concurrent_restore_of_the_table(
     assert names_of(lake, table_id) == ["hidden.t"]
 
 
-@COMES_BACK
+@RESTORES_TABLE
 def test_refresh_fails_after_concurrent_restore_of_the_table(
-    lake: Lakehouse, lakes: Lakes, come_back: Callable[[Lakehouse, int], None]
+    lake: Lakehouse, lakes: Lakes, restore_table: Callable[[Lakehouse, int], None]
 ) -> None:
-    """The parent renamed a table that the clone dropped, and the clone restores it after the plan."""
+    """The parent renamed a table that the clone dropped, and the clone restores the table after the plan."""
     clone, table_id, _ = create_clone(lake, lakes)
     catalog_at(lake).rename_table("ns.t", "hidden.t")
     catalog_at(clone).drop_table("ns.t")
     plan = operations.plan_refresh(lake, "x")
-    come_back(clone, 0)
+    restore_table(clone, 0)
     names, before = names_of(clone, table_id), clone.latest_version()
     assert len(names) == 1
     with pytest.raises(TableHasAnotherNameError):
@@ -234,7 +236,7 @@ def test_verify_reports_two_names(lake: Lakehouse) -> None:
 
 def test_table_names_index_reads_versions_in_any_order(lake: Lakehouse) -> None:
     version = create_and_rename(lake)
-    names, table_id, old = TableNames(), table_id_of(lake), lake.snapshot(version)
+    names, table_id, old_snapshot = TableNames(), table_id_of(lake), lake.snapshot(version)
     for _ in range(2):
         assert [str(name) for name in names.names_of(lake.snapshot(), table_id)] == ["hidden.t"]
-        assert [str(name) for name in names.names_of(old, table_id)] == ["ns.t"]
+        assert [str(name) for name in names.names_of(old_snapshot, table_id)] == ["ns.t"]

@@ -1,4 +1,4 @@
-"""Operations on a lakehouse with a table root: deleted files, and files that are never deleted."""
+"""Test operations on a lakehouse with a table root: which files they delete, and which files they keep."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from trinitylake_ops.storage import Storage, open_storage
 
 __all__ = ["table_roots"]
 
-pytestmark = pytest.mark.local_only("opens roots in this process's memory by their names alone")
+pytestmark = pytest.mark.local_only("opens memory roots without storage options")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def root(table_roots: TableRoots) -> str:
 
 @pytest.fixture
 def aging(table_roots: TableRoots, root: str) -> Aging:
-    """A lakehouse with a table under its table root, and some unneeded files of that table."""
+    """A lakehouse with a table under its table root that also has unneeded files."""
     aging = table_roots.lake(root)
     append_rows(aging.lake)
     overwrite_rows(aging.lake, "ns.t")
@@ -56,7 +56,7 @@ def aging(table_roots: TableRoots, root: str) -> Aging:
 
 
 def copy_of(aging: Aging, table_roots: TableRoots) -> Aging:
-    """Copy the files of a lakehouse, not those under its table root."""
+    """Copy the files of a lakehouse, except those under its table root."""
     storage = table_roots.lakes.storage("copy")
     clock = AgingStorage(storage, aging.clock.time_ms)
     return Aging(copy_lakehouse(aging.lake, clock), clock)
@@ -78,25 +78,25 @@ def test_unneeded_files_under_the_table_root_are_deleted(aging: Aging, root: str
     assert paths_under(root) == {TableUser(lake.snapshot().definition.id, lake.root).path}
 
 
-def test_plans_name_table_root_files_by_uri(aging: Aging, root: str) -> None:
+def test_plans_list_table_root_files_by_uri(aging: Aging, root: str) -> None:
     lake = aging.lake
-    orphans = put_orphans(aging, root)
-    assert operations.plan_orphan_removal(lake).is_empty, "they are young"
+    orphan_paths = put_orphans(aging, root)
+    assert operations.plan_orphan_removal(lake).is_empty, "the files are too young"
     aging.later()
     plan = operations.plan_orphan_removal(lake)
-    assert plan.paths == sorted(f"{root}{path}" for path in orphans)
+    assert plan.paths == sorted(f"{root}{path}" for path in orphan_paths)
     assert plan.files == {"table file": 3}
     assert operations.verify(lake).orphan_files == 3
     assert plan.execute(plan.digest).files == 3
-    assert paths_under(root).isdisjoint(orphans)
+    assert paths_under(root).isdisjoint(orphan_paths)
     operations.plan_trim_tables(lake, keeping(1)).execute()
     aging.later()
-    plan_expiration = operations.plan_expiration(lake, keeping(1))
-    freed = {path for path in plan_expiration.freed.sizes_bytes if path.startswith(root)}
-    assert {path.removeprefix(root) for path in freed} == paths_under(root) - needed_paths(lake, root)
-    plan_expiration.execute()
+    expiration_plan = operations.plan_expiration(lake, keeping(1))
+    reclaimed_uris = {path for path in expiration_plan.freed.sizes_bytes if path.startswith(root)}
+    assert {path.removeprefix(root) for path in reclaimed_uris} == paths_under(root) - needed_paths(lake, root)
+    expiration_plan.execute()
     aging.later()
-    assert operations.plan_purge(lake).sizes_bytes.keys() >= freed
+    assert operations.plan_purge(lake).sizes_bytes.keys() >= reclaimed_uris
     purged = operations.plan_purge(lake).execute(budget=operations.Budget(requests_per_second=10_000))
     assert purged.is_complete
     assert paths_under(root) == needed_paths(lake, root)
@@ -105,7 +105,7 @@ def test_plans_name_table_root_files_by_uri(aging: Aging, root: str) -> None:
 def test_slow_clock_of_the_table_root_does_not_age_files(
     aging: Aging, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files there have times of that clock, so a new file seems old by the lakehouse's clock."""
+    """Files under the table root have times of its clock, so a new file seems old by the lakehouse's clock."""
     put_orphans(aging, root)
     storage = aging.lake.external_storages.storage_of(FileAddress(root, ""))
     now_ms = aging.clock.time_ms
@@ -119,13 +119,19 @@ def test_foreign_files_under_the_table_root_are_kept(aging: Aging, table_roots: 
     """Two lakehouses share a table root that also contains other files."""
     other = table_roots.lake(root, "other")
     append_rows(other.lake)
-    strange = {"tables/nobody/data/1.parquet", "tables/torn/_owner.json", "tables/torn/data/1", "notes.txt", "tables/x"}
+    foreign_paths = {
+        "tables/unowned/data/1.parquet",
+        "tables/damaged/_owner.json",
+        "tables/damaged/data/1",
+        "notes.txt",
+        "tables/x",
+    }
     storage = open_storage(root)
-    for path in strange:
-        storage.create(path, b"theirs")
+    for path in foreign_paths:
+        storage.create(path, b"foreign")
     put_orphans(aging, root)
     clean_up(aging)
-    assert paths_under(root) == needed_paths(aging.lake, root) | needed_files_of(other.lake, root) | strange
+    assert paths_under(root) == needed_paths(aging.lake, root) | needed_files_of(other.lake, root) | foreign_paths
     assert rows(other.lake) == [1, 2, 3]
     before = needed_paths(aging.lake, root)
     clean_up(other)
@@ -133,7 +139,7 @@ def test_foreign_files_under_the_table_root_are_kept(aging: Aging, table_roots: 
     operations.compact(other.lake)
     other.clean_up()
     user = TableUser(other.lake.snapshot().definition.id, other.lake.root).path
-    assert paths_under(root) == before | {user} | strange
+    assert paths_under(root) == before | {user} | foreign_paths
     assert operations.verify(aging.lake, deep=True).findings == ()
 
 
@@ -145,7 +151,7 @@ def needed_files_of(lake: Lakehouse, root: str) -> set[str]:
 
 
 def test_copy_does_not_delete_files_of_its_original(aging: Aging, table_roots: TableRoots, root: str) -> None:
-    """Both have the same id, so owner files do not distinguish them."""
+    """Both lakehouses have the same id, so owner files do not distinguish them."""
     copy = copy_of(aging, table_roots)
     before = paths_under(root)
     copy.later()
@@ -156,9 +162,9 @@ def test_copy_does_not_delete_files_of_its_original(aging: Aging, table_roots: T
     copy.purge()
     copy.remove_orphans()
     assert paths_under(root) == before
-    shown = str(operations.plan_orphan_removal(copy.lake).table().title)
-    assert f"files under the table root {root} are kept" in shown
-    assert f"the lakehouse at {aging.lake.root!r} with the same id" in shown
+    title = str(operations.plan_orphan_removal(copy.lake).table().title)
+    assert f"files under the table root {root} are kept" in title
+    assert f"the lakehouse at {aging.lake.root!r} with the same id" in title
     assert [entry.code for entry in operations.verify(copy.lake).findings if entry.path == root] == ["table-root-kept"]
 
 
@@ -178,7 +184,7 @@ def test_original_does_not_delete_files_of_a_copy(aging: Aging, table_roots: Tab
     relocation = operations.plan_relocation(aging.lake, root)
     assert (relocation.table_root, relocation.tables, relocation.is_empty) == (root, (), False)
     version = aging.lake.latest_version()
-    assert relocation.execute(relocation.digest).version == version, "nothing in the lakehouse changes"
+    assert relocation.execute(relocation.digest).version == version, "the lakehouse does not change"
     assert operations.plan_relocation(aging.lake, root).is_empty
     clean_up(aging)
     assert paths_under(root) == needed_paths(aging.lake, root)
@@ -199,7 +205,7 @@ def test_moved_lakehouse_claims_its_table_root(aging: Aging, table_roots: TableR
 
 
 def test_definition_alone_does_not_allow_deletion(table_roots: TableRoots, root: str) -> None:
-    """A hostile definition names the table root, and even the id, of another lakehouse."""
+    """A hostile definition contains the table root, and even the id, of another lakehouse."""
     victim = table_roots.lake(root)
     append_rows(victim.lake)
     overwrite_rows(victim.lake, "ns.t")
@@ -210,10 +216,10 @@ def test_definition_alone_does_not_allow_deletion(table_roots: TableRoots, root:
         txn.alter_definition(replace(txn.definition, table_root=root))
     hostile.clean_up()
     assert paths_under(root) == before
-    own = table_roots.aging(table_roots.lakes.storage("own"))
-    with own.lake.transaction() as txn:
+    second_hostile = table_roots.aging(table_roots.lakes.storage("second"))
+    with second_hostile.lake.transaction() as txn:
         txn.alter_definition(replace(txn.definition, table_root=victim.lake.root))
-    own.clean_up()
+    second_hostile.clean_up()
     assert operations.verify(victim.lake).is_clean
 
 
@@ -234,27 +240,27 @@ def test_unclaimed_table_root_is_kept(table_roots: TableRoots, root: str) -> Non
 
 
 def test_plan_file_with_arbitrary_locations_is_harmless(aging: Aging, table_roots: TableRoots, root: str) -> None:
-    """Plans are files of the lakehouse, and a forged plan must not delete files of others."""
+    """Plans are files of the lakehouse, and a forged plan must not delete files of another lakehouse."""
     other = table_roots.lake(root, "other")
     append_rows(other.lake)
-    theirs = {f"{root}{path}" for path in needed_files_of(other.lake, root)}
-    own = f"{root}tables/{aging.lake.snapshot().table('ns', 't').id}/data/stray.parquet"
-    elsewhere = {"memory://any/tables/x/data/1", f"{root}notes.txt", f"{root}tables/nobody/data/1"}
+    other_uris = {f"{root}{path}" for path in needed_files_of(other.lake, root)}
+    own_uri = f"{root}tables/{aging.lake.snapshot().table('ns', 't').id}/data/stray.parquet"
+    unowned_uris = {"memory://any/tables/x/data/1", f"{root}notes.txt", f"{root}tables/unowned/data/1"}
     mark = Mark(survey_versions(aging.lake), with_tables=True)
-    assert unreached(mark, dict.fromkeys({*theirs, *elsewhere, own}, 1)) == {own: 1}
+    assert unreached(mark, dict.fromkeys({*other_uris, *unowned_uris, own_uri}, 1)) == {own_uri: 1}
 
 
-@pytest.mark.parametrize("linked", ["", "tables"])
-def test_cleanup_with_link_to_root_as_table_root(table_roots: TableRoots, tmp_path: Path, linked: str) -> None:
+@pytest.mark.parametrize("link_name", ["", "tables"])
+def test_cleanup_with_link_to_root_as_table_root(table_roots: TableRoots, tmp_path: Path, link_name: str) -> None:
     """The same files are listed twice, and each listing contains only some of the needed names."""
     folder, link = tmp_path / "lake", tmp_path / "link"
     aging = table_roots.aging(open_storage(f"file://{folder}/", {"fsync": "false"}))
     append_rows(aging.lake, "ns.older")
-    if linked:
+    if link_name:
         link.mkdir()
-    (link / linked).symlink_to(folder / linked)
+    (link / link_name).symlink_to(folder / link_name)
     aging.lake.alter_definition(table_root=f"file://{link}/")
-    if not linked:
+    if not link_name:
         with pytest.raises(LocationNotAllowedError):
             append_rows(aging.lake)
         aging.clean_up()
@@ -288,12 +294,12 @@ def test_cleanup_with_root_of_another_lakehouse_as_table_root(table_roots: Table
     operations.compact(guest.lake)
     guest.clean_up()
     host_id = host.lake.snapshot().table("ns", "t").id
-    left = {path for path in paths_under(host.lake.root) if path.startswith("tables/")}
+    remaining = {path for path in paths_under(host.lake.root) if path.startswith("tables/")}
     user = TableUser(guest.lake.snapshot().definition.id, guest.lake.root).path
-    assert {path for path in left if not path.startswith(f"tables/{host_id}/")} == {user}
+    assert {path for path in remaining if not path.startswith(f"tables/{host_id}/")} == {user}
 
 
-def test_deletion_stops_once_a_copy_writes_to_the_table_root(aging: Aging, root: str) -> None:
+def test_deletion_stops_if_a_copy_writes_to_the_table_root(aging: Aging, root: str) -> None:
     put_orphans(aging, root)
     before = paths_under(root)
     lake, storage = aging.lake, open_storage(root)
@@ -305,7 +311,7 @@ def test_deletion_stops_once_a_copy_writes_to_the_table_root(aging: Aging, root:
     assert paths_under(root) >= before
 
 
-def test_damaged_table_file_keeps_its_folder(aging: Aging, root: str) -> None:
+def test_damaged_user_file_blocks_deletions_under_the_table_root(aging: Aging, root: str) -> None:
     storage, lakehouse_id = open_storage(root), aging.lake.snapshot().definition.id
     user = TableUser(lakehouse_id, aging.lake.root, frees=True)
     for damage in (b"", b"{}", user.to_bytes()[:-9], TableUser("other", "memory://x/").to_bytes()):
@@ -323,10 +329,10 @@ def test_exports_and_restores_keep_table_root_files(aging: Aging, table_roots: T
     plan = operations.plan_export(lake, "here", "full")
     plan.execute(plan.digest)
     assert list(lake.storage.list("tables/")) == []
-    checked = operations.verify_export(lake, "here", deep=True)
-    assert (checked.missing, checked.changed) == ((), ())
-    away = table_roots.root("away")
-    operations.plan_export(lake, "away", "full", target=away).execute()
+    verification = operations.verify_export(lake, "here", deep=True)
+    assert (verification.missing, verification.changed) == ((), ())
+    target_root = table_roots.root("away")
+    operations.plan_export(lake, "away", "full", target=target_root).execute()
     assert rows(lake) == expected
     for name in ("here", "away"):
         append_rows(lake)
@@ -357,7 +363,7 @@ def test_interrupted_export_keeps_its_table_root_copies(aging: Aging, root: str)
     assert copies
     aging.later()
     aging.remove_orphans()
-    assert paths_under(root) >= copies, "its manifest names them"
+    assert paths_under(root) >= copies, "the manifest of the export lists the copies"
     report = operations.plan_export(lake, "here", "full").execute()
     assert (report.resumed, report.copied_files < report.files) == (True, True)
     operations.drop_export(lake, "here")
@@ -365,8 +371,8 @@ def test_interrupted_export_keeps_its_table_root_copies(aging: Aging, root: str)
     assert paths_under(root).isdisjoint(copies)
 
 
-def moved_to(root: str, target: str) -> Storage:
-    """Move all files under a table root to another one."""
+def move_files(root: str, target: str) -> Storage:
+    """Move all files under a table root to another root, and return its storage."""
     source, storage = open_storage(root), open_storage(target)
     for info in list(source.list()):
         storage.write(info.path, source.read(info.path))
@@ -374,15 +380,15 @@ def moved_to(root: str, target: str) -> Storage:
     return storage
 
 
-def test_table_root_is_moved(aging: Aging, table_roots: TableRoots, root: str) -> None:
+def test_relocation_changes_the_table_root(aging: Aging, table_roots: TableRoots, root: str) -> None:
     lake, target = aging.lake, table_roots.root("new-tables")
     version = lake.latest_version()
-    older = [catalog_at(lake, number).load_table("ns.t").scan().to_arrow().num_rows for number in (2, 3)]
-    opened_before = Lakehouse.open(lake.root)
-    expected = rows(opened_before)
+    older_row_counts = [catalog_at(lake, number).load_table("ns.t").scan().to_arrow().num_rows for number in (2, 3)]
+    other_reader = Lakehouse.open(lake.root)
+    expected = rows(other_reader)
     with pytest.raises(FileMissingError):
         operations.plan_relocation(lake, target)
-    moved_to(root, target)
+    move_files(root, target)
     plan = operations.plan_relocation(lake, target)
     assert (plan.tables, plan.table_root) == (("ns.t",), target)
     assert lake.latest_version() == version
@@ -392,14 +398,16 @@ def test_table_root_is_moved(aging: Aging, table_roots: TableRoots, root: str) -
     assert operations.plan_relocation(reopened, target).is_empty
     assert rows(reopened) == expected
     assert root not in catalog_at(reopened).load_table("ns.t").metadata.model_dump_json()
-    assert [catalog_at(reopened, number).load_table("ns.t").scan().to_arrow().num_rows for number in (2, 3)] == older
+    assert [
+        catalog_at(reopened, number).load_table("ns.t").scan().to_arrow().num_rows for number in (2, 3)
+    ] == older_row_counts
     append_rows(reopened)
-    assert len(rows(opened_before)) == len(expected) + 3, "an open lakehouse notices the move"
+    assert len(rows(other_reader)) == len(expected) + 3, "an open lakehouse uses the new table root"
     assert operations.verify(lake, deep=True).findings == ()
-    kept = {path for path in paths_under(target) if path.endswith(".parquet")}
+    data_files = {path for path in paths_under(target) if path.endswith(".parquet")}
     aging.later()
     aging.remove_orphans()
-    assert paths_under(target) >= kept, "older versions need them"
+    assert paths_under(target) >= data_files, "older versions need the data files"
     clean_up(aging)
     assert paths_under(target) == needed_paths(lake, target) | (
         {TableUser(lake.snapshot().definition.id, lake.root).path}
@@ -427,20 +435,20 @@ def test_invalid_table_roots_are_rejected(aging: Aging, table_roots: TableRoots,
 def test_file_that_a_purge_may_delete_cannot_be_registered(aging: Aging, table_roots: TableRoots, root: str) -> None:
     other = table_roots.lake(root, "other")
     append_rows(other.lake)
-    uri, theirs = (
+    uri, other_uri = (
         lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION] for lake in (aging.lake, other.lake)
     )
     with pytest.raises(InvalidInputError):
-        catalog_at(aging.lake).register_table("ns.again", uri)
-    operations.register_table(aging.lake, "ns", "again", uri)
-    catalog_at(aging.lake).register_table("ns.theirs", theirs)
+        catalog_at(aging.lake).register_table("ns.second", uri)
+    operations.register_table(aging.lake, "ns", "second", uri)
+    catalog_at(aging.lake).register_table("ns.theirs", other_uri)
     drop(aging.lake, "ns", "t")
     operations.compact(aging.lake)
     aging.clean_up()
-    assert catalog_at(aging.lake).load_table("ns.again").scan().to_arrow().num_rows == 3
+    assert catalog_at(aging.lake).load_table("ns.second").scan().to_arrow().num_rows == 3
 
 
-def test_commands_delete_under_and_claim_a_table_root(tmp_path: Path) -> None:
+def test_commands_use_and_claim_a_table_root(tmp_path: Path) -> None:
     root, table_root = tmp_path / "lake", f"file://{tmp_path}/tables/"
     command = ["--root", str(root), "--storage-option", "fsync=false"]
 
@@ -466,14 +474,14 @@ def test_commands_delete_under_and_claim_a_table_root(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("fixed_requests_of_test")
 def test_verify_checks_table_root_outside_the_lakehouse(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    lake = Lakehouse.create(str(tmp_path / "damaged"), {"fsync": "false"}, table_root=str(elsewhere))
+    table_root = tmp_path / "tables"
+    lake = Lakehouse.create(str(tmp_path / "damaged"), {"fsync": "false"}, table_root=str(table_root))
     with catalog_at(lake) as catalog:
         catalog.create_namespace("ns")
         rows = pa.table({"id": pa.array([1], pa.int64())})
         catalog.create_table("ns.t", rows.schema).append(rows)
     assert operations.verify(lake).findings == ()
-    (data,) = elsewhere.rglob("*.parquet")
+    (data,) = table_root.rglob("*.parquet")
     data.unlink()
     (finding,) = operations.verify(lake).findings
     assert (finding.code, finding.path) == ("table-file-missing", f"file://{data}")

@@ -1,4 +1,4 @@
-"""Orphans under a table root, found by an inventory of the table root, of the lakehouse, or of both."""
+"""Test orphan removal under a table root with an inventory of the table root, of the lakehouse, or of both."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from trinitylake_ops.storage import Storage
 
 __all__ = ["table_roots"]
 
-pytestmark = pytest.mark.local_only("opens roots in this process's memory by their names alone")
+pytestmark = pytest.mark.local_only("opens memory roots without storage options")
 
-LATE = f"tables/{NEW_ID}/data/late.parquet"
+LATE_PATH = f"tables/{NEW_ID}/data/late.parquet"
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ def root(table_roots: TableRoots) -> str:
 
 @pytest.fixture
 def aging(table_roots: TableRoots, root: str) -> Aging:
-    """A lakehouse with orphans under its root and its table root. Late files belong to another table."""
+    """A lakehouse with orphans under its root and its table root."""
     aging = table_roots.lake(root, "bucket/lake")
     append_rows(aging.lake)
     overwrite_rows(aging.lake, "ns.t")
     put_orphans(aging, root)
-    aging.lake.storage.create(new_node_path(), b"left")
+    aging.lake.storage.create(new_node_path(), b"orphan")
     aging.later()
     return aging
 
@@ -53,20 +53,20 @@ def keys(prefix: str, paths: Collection[str]) -> list[str]:
     return [f"{prefix}{path}" for path in sorted(paths)]
 
 
-def inventory(folder: Path, aging: Aging, root: str, *, of_lake: bool = True, of_tables: bool = True) -> str:
-    """Write an inventory of the bucket of both roots, with the keys of one of them or of both."""
+def write_inventory_of(folder: Path, aging: Aging, root: str, *, has_lake: bool = True, has_tables: bool = True) -> str:
+    """Write an inventory of the bucket of both roots, with the keys of the selected roots."""
     bucket = root.removesuffix("tables/")
-    paths = keys("lake/", listed(aging.lake.storage)) if of_lake else []
-    paths += keys("tables/", paths_under(root)) if of_tables else []
-    return write_inventory(folder, bucket, ["what/a/key", *paths, "tables/x"])
+    paths = keys("lake/", listed(aging.lake.storage)) if has_lake else []
+    paths += keys("tables/", paths_under(root)) if has_tables else []
+    return write_inventory(folder, bucket, ["other/key", *paths, "tables/x"])
 
 
-def test_inventory_of_both_roots_gives_the_same_plan_as_a_listing(aging: Aging, root: str, tmp_path: Path) -> None:
-    location = inventory(tmp_path / "inventory", aging, root)
-    by_listing = operations.plan_orphan_removal(aging.lake)
+def test_inventory_of_both_roots_yields_the_same_plan_as_a_listing(aging: Aging, root: str, tmp_path: Path) -> None:
+    location = write_inventory_of(tmp_path / "inventory", aging, root)
+    plan_with_listing = operations.plan_orphan_removal(aging.lake)
     plan = operations.plan_orphan_removal(aging.lake, inventory=location)
     assert len(plan.paths) == 4
-    assert (plan.digest, plan.unowned_files) == (by_listing.digest, by_listing.unowned_files)
+    assert (plan.digest, plan.unowned_files) == (plan_with_listing.digest, plan_with_listing.unowned_files)
     assert plan.execute(plan.digest).files == 4
     append_rows(aging.lake)
     aging.clean_up()
@@ -75,13 +75,13 @@ def test_inventory_of_both_roots_gives_the_same_plan_as_a_listing(aging: Aging, 
     assert operations.verify(aging.lake, deep=True).findings == ()
 
 
-@pytest.mark.parametrize(("of_lake", "of_tables"), [(True, False), (False, True), (True, True)])
-def test_root_missing_in_the_inventory_is_listed(
-    aging: Aging, root: str, tmp_path: Path, of_lake: bool, of_tables: bool
+@pytest.mark.parametrize(("has_lake", "has_tables"), [(True, False), (False, True), (True, True)])
+def test_root_missing_from_the_inventory_is_listed(
+    aging: Aging, root: str, tmp_path: Path, has_lake: bool, has_tables: bool
 ) -> None:
-    """A root with files in the inventory is not listed, so newer files wait for the next inventory."""
-    storage_at(aging, root).delete(owner_path(NEW_ID))  # otherwise the whole folder would be listed
-    location = inventory(tmp_path / "inventory", aging, root, of_lake=of_lake, of_tables=of_tables)
+    """A root with files in the inventory is not listed, so newer files are removed with a later inventory."""
+    storage_at(aging, root).delete(owner_path(NEW_ID))  # an owner file would cause a listing of the whole folder
+    location = write_inventory_of(tmp_path / "inventory", aging, root, has_lake=has_lake, has_tables=has_tables)
     table_id = aging.lake.snapshot().table("ns", "t").id
     node, late_file = new_node_path(), f"tables/{table_id}/data/late.parquet"
     aging.lake.storage.create(node, b"late")
@@ -89,26 +89,26 @@ def test_root_missing_in_the_inventory_is_listed(
     aging.later()
     orphans = set(operations.plan_orphan_removal(aging.lake, inventory=location).paths)
     assert f"{root}tables/{table_id}/data/stray.parquet" in orphans
-    assert (node in orphans, f"{root}{late_file}" in orphans) == (not of_lake, not of_tables)
+    assert (node in orphans, f"{root}{late_file}" in orphans) == (not has_lake, not has_tables)
     assert orphans <= set(operations.plan_orphan_removal(aging.lake).paths)
 
 
 def test_table_root_owner_file_is_kept_with_newer_files(aging: Aging, root: str, tmp_path: Path) -> None:
-    location = inventory(tmp_path / "inventory", aging, root)
-    storage_at(aging, root).create(LATE, b"came late")
+    location = write_inventory_of(tmp_path / "inventory", aging, root)
+    storage_at(aging, root).create(LATE_PATH, b"late")
     owner = f"{root}{owner_path(NEW_ID)}"
     aging.later(1)
     assert owner not in operations.plan_orphan_removal(aging.lake, inventory=location).paths
     aging.later()
     plan = operations.plan_orphan_removal(aging.lake, inventory=location)
-    assert {owner, f"{root}{LATE}"} <= set(plan.paths)
+    assert {owner, f"{root}{LATE_PATH}"} <= set(plan.paths)
     assert plan.execute(plan.digest).is_complete
     assert not any(NEW_ID in path for path in paths_under(root))
 
 
-def test_inventory_of_another_root_only(table_roots: TableRoots, tmp_path: Path) -> None:
-    """A catalog in Redis has no inventory, but its tables on S3 have one."""
-    root = table_roots.root("apart")
+def test_inventory_may_cover_only_the_table_root(table_roots: TableRoots, tmp_path: Path) -> None:
+    """For example, a catalog in Redis has no inventory, but its tables on S3 have one."""
+    root = table_roots.root("tables")
     aging = table_roots.lake(root, "lake")
     append_rows(aging.lake)
     orphans = put_orphans(aging, root)
@@ -120,13 +120,13 @@ def test_inventory_of_another_root_only(table_roots: TableRoots, tmp_path: Path)
     other = write_inventory(tmp_path / "other", "bucket", ["a"])
     with pytest.raises(InvalidInputError, match=f"covers 's3://bucket/', which does not contain .*{root}"):
         operations.plan_orphan_removal(aging.lake, inventory=other)
-    without_lake = write_inventory(tmp_path / "nothing", root, ["a/x", f"tables/{NEW_ID}/data/stray.parquet"])
+    unneeded_inventory = write_inventory(tmp_path / "nothing", root, ["a/x", f"tables/{NEW_ID}/data/stray.parquet"])
     with pytest.raises(InvalidInputError):
-        operations.plan_orphan_removal(aging.lake, inventory=without_lake)
+        operations.plan_orphan_removal(aging.lake, inventory=unneeded_inventory)
 
 
 def test_inventory_does_not_delete_files_of_a_copy(aging: Aging, root: str, tmp_path: Path) -> None:
-    location = inventory(tmp_path / "inventory", aging, root)
+    location = write_inventory_of(tmp_path / "inventory", aging, root)
     add_user(storage_at(aging, root), aging.lake.snapshot().definition.id, "memory://copy/")
     plan = operations.plan_orphan_removal(aging.lake, inventory=location)
     assert not [path for path in plan.paths if path.startswith(root)]

@@ -38,16 +38,16 @@ def test_export_into_root_in_use_is_rejected(lake: Lakehouse, tmp_path: Path, le
     assert lake.latest_version() == before
 
 
-@pytest.mark.parametrize("verb", ["export", "clone"])
-def test_unusable_target_is_rejected_before_it_is_recorded(tmp_path: Path, verb: str) -> None:
+@pytest.mark.parametrize("operation", ["export", "clone"])
+def test_unwritable_target_is_rejected_before_it_is_recorded(tmp_path: Path, operation: str) -> None:
     lake = Lakehouse.create(f"file://{tmp_path}/lake", {"fsync": "false"})
     before, target = lake.latest_version(), "file:///proc/trinitylake/target"
-    with pytest.raises(StoragePermissionError) as caught:
-        if verb == "export":
+    with pytest.raises(StoragePermissionError) as raised:
+        if operation == "export":
             operations.plan_export(lake, "backup", "full", target=target).execute()
         else:
             operations.plan_clone(lake, target, "backup").execute()
-    assert target in str(caught.value)
+    assert target in str(raised.value)
     assert lake.latest_version() == before
 
 
@@ -79,7 +79,7 @@ def test_clone_into_table_root_or_another_target_is_rejected(lakes: Lakes, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("used", "target", "is_rejected"),
+    ("used_root", "target", "is_rejected"),
     [
         ("s3://bucket/data/", "s3a://bucket/data", True),
         ("s3://bucket/data/", "s3n://Bucket/data/x/", True),
@@ -92,15 +92,18 @@ def test_clone_into_table_root_or_another_target_is_rejected(lakes: Lakes, tmp_p
         ("s3://bucket/data/", "s3://bucket/Data/", False),
     ],
 )
-def test_other_spellings_of_a_root_are_rejected(lakes: Lakes, used: str, target: str, is_rejected: bool) -> None:
+def test_other_spellings_of_a_root_are_rejected(lakes: Lakes, used_root: str, target: str, is_rejected: bool) -> None:
     lake = lakes.memory()
     definition = lake.snapshot().definition
-    for named in (replace(definition, table_root=used), replace(definition, sources=(SourceRecord(root=used),))):
+    for definition_with_root in (
+        replace(definition, table_root=used_root),
+        replace(definition, sources=(SourceRecord(root=used_root),)),
+    ):
         if is_rejected:
             with pytest.raises(InvalidInputError):
-                target_root(lake, target, named)
+                target_root(lake, target, definition_with_root)
         else:
-            assert target_root(lake, target, named) == target.rstrip("/") + "/"
+            assert target_root(lake, target, definition_with_root) == target.rstrip("/") + "/"
 
 
 def test_relocation_to_files_with_other_sizes_is_rejected(lake: Lakehouse, tmp_path: Path) -> None:
@@ -116,8 +119,8 @@ def test_relocation_to_files_with_other_sizes_is_rejected(lake: Lakehouse, tmp_p
     assert catalog_at(lake).load_table("ns.t").scan().to_arrow()["i"].to_pylist() == [1, 2, 3]
 
 
-def test_table_that_can_no_longer_be_copied_is_left_out(lake: Lakehouse, tmp_path: Path) -> None:
-    """A file is missing at both roots, so the export must not be reported as complete."""
+def test_export_skips_and_reports_table_that_can_no_longer_be_copied(lake: Lakehouse, tmp_path: Path) -> None:
+    """A file is missing at both roots, so the export is not complete."""
     target = f"file://{tmp_path}/backups"
     catalog_at(lake).create_table("ns.other", pa.schema([("i", pa.int64())])).append(pa.table({"i": [7]}))
     operations.plan_export(lake, "first", "full", target=target).execute()
@@ -131,31 +134,31 @@ def test_table_that_can_no_longer_be_copied_is_left_out(lake: Lakehouse, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("file", "damage", "is_changed"),
+    ("pattern", "damage", "is_changed"),
     [
-        ("*.parquet", "lost", False),
-        ("*.parquet", "cut", False),
-        ("*-m0.avro", "lost", False),
-        ("*-m0.avro", "cut", False),
-        ("snap-*.avro", "lost", False),
-        ("*.metadata.json", "cut", False),
-        ("*.parquet", "lost", True),
-        ("*.parquet", "cut", True),
-        ("*-m0.avro", "cut", True),
+        ("*.parquet", "missing", False),
+        ("*.parquet", "truncated", False),
+        ("*-m0.avro", "missing", False),
+        ("*-m0.avro", "truncated", False),
+        ("snap-*.avro", "missing", False),
+        ("*.metadata.json", "truncated", False),
+        ("*.parquet", "missing", True),
+        ("*.parquet", "truncated", True),
+        ("*-m0.avro", "truncated", True),
     ],
 )
-def test_target_has_each_file_that_an_export_needs(
-    lake: Lakehouse, tmp_path: Path, file: str, damage: str, is_changed: bool
+def test_export_copies_damaged_files_at_target_again(
+    lake: Lakehouse, tmp_path: Path, pattern: str, damage: str, is_changed: bool
 ) -> None:
     """Missing and truncated files of unchanged tables are copied again."""
     target = f"file://{tmp_path}/backups"
     catalog_at(lake).create_table("ns.other", pa.schema([("i", pa.int64())])).append(pa.table({"i": [7]}))
     operations.plan_export(lake, "first", "full", target=target).execute()
     folder = Path(catalog_at(Lakehouse.open(target)).load_table("ns.t").location().removeprefix("file://"))
-    path = sorted(folder.rglob(file))[-1]
+    path = sorted(folder.rglob(pattern))[-1]
     content = path.read_bytes()
     path.unlink()
-    if damage == "cut":
+    if damage == "truncated":
         path.write_bytes(content[:-1])
     catalog_at(lake).load_table("ns.t" if is_changed else "ns.other").append(pa.table({"i": [4]}))
     report = operations.plan_export(lake, "second", "full", target=target).execute()

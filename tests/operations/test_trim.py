@@ -1,4 +1,4 @@
-"""Trim removes unneeded Iceberg snapshots from the latest metadata without changing what readers see."""
+"""Test that trim removes unneeded Iceberg snapshots from the latest metadata, and readers see the same rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOUR_MS = 3_600_000
 
 
 def keeping(versions: int) -> RetentionPolicy:
-    """Return a policy that keeps only the newest versions, regardless of the age of the others."""
+    """Return a policy that keeps only the newest versions."""
     return RetentionPolicy(maximum_age_ms=0, minimum_versions=versions, protected_ms=0)
 
 
@@ -47,7 +47,7 @@ def lake(lakes: Lakes) -> Lakehouse:
     return Lakehouse(ClockStorage(lakehouse.storage, lakehouse.storage.now_ms() + HOUR_MS))
 
 
-def later(lake: Lakehouse) -> None:
+def advance_clock(lake: Lakehouse) -> None:
     assert isinstance(lake.storage, ClockStorage)
     lake.storage.time_ms += HOUR_MS
 
@@ -57,31 +57,31 @@ def rows(*ids: int) -> pa.Table:
 
 
 def overwrite(lake: Lakehouse, name: str, times: int, first: int = 0) -> None:
-    """Replace the rows of a table, which is created if missing, a number of times with one version each."""
+    """Replace the rows of a table ``times`` times, with a version each. Create the table if it is missing."""
     catalog = catalog_at(lake)
     catalog.create_namespace_if_not_exists("ns")
     table = catalog.create_table_if_not_exists(f"ns.{name}", ROWS.schema)
     for number in range(first, first + times):
         replace_rows(table, number)
-    later(lake)
+    advance_clock(lake)
 
 
 def load(lake: Lakehouse, name: str, version: int | str | None = None) -> Table:
     return catalog_at(lake, version).load_table(f"ns.{name}")
 
 
-def read(lake: Lakehouse, name: str, version: int | str | None = None) -> list[int]:
+def read_ids(lake: Lakehouse, name: str, version: int | str | None = None) -> list[int]:
     return sorted(load(lake, name, version).scan().to_arrow()["id"].to_pylist())
 
 
-def contents(lake: Lakehouse) -> dict[int, dict[str, list[int]]]:
+def rows_of_all_versions(lake: Lakehouse) -> dict[int, dict[str, list[int]]]:
     """Return the rows of every table at every version."""
-    found = {}
+    rows_by_version = {}
     for version in range(lake.latest_version() + 1):
         snapshot = lake.snapshot(version)
         names = snapshot.tables("ns") if snapshot.has_namespace("ns") else []
-        found[version] = {name: read(lake, name, version) for name in names}
-    return found
+        rows_by_version[version] = {name: read_ids(lake, name, version) for name in names}
+    return rows_by_version
 
 
 def snapshot_ids(lake: Lakehouse, name: str, version: int | None = None) -> set[int]:
@@ -97,33 +97,33 @@ def test_trim_keeps_needed_snapshots_and_all_versions_readable(lake: Lakehouse) 
     for name in ("t", "u"):
         overwrite(lake, name, 6)
     latest = lake.latest_version()
-    before, files = contents(lake), metadata_files(lake)
-    current_of_kept = {load(lake, "u", version).metadata.current_snapshot_id for version in (latest, latest - 1)}
+    before, files = rows_of_all_versions(lake), metadata_files(lake)
+    kept_ids = {load(lake, "u", version).metadata.current_snapshot_id for version in (latest, latest - 1)}
     plan = operations.plan_trim_tables(lake, keeping(2))
     assert lake.latest_version() == latest
     assert [(trim.namespace, trim.table) for trim in plan.tables] == [("ns", "t"), ("ns", "u")]
-    # Each overwrite except the first is two snapshots, a delete and an append.
+    # Each overwrite except the first adds two snapshots, a delete and an append.
     assert [(len(trim.dropped), len(trim.kept)) for trim in plan.tables] == [(10, 1), (9, 2)]
-    assert set(plan.tables[1].kept) == current_of_kept
+    assert set(plan.tables[1].kept) == kept_ids
     report = plan.execute()
     assert (report.version, report.snapshots_dropped, report.tables) == (latest + 1, 19, ("ns.t", "ns.u"))
     assert (report.left, report.attempts) == ((), 1)
-    assert snapshot_ids(lake, "u") == current_of_kept
-    assert contents(lake) == {**before, latest + 1: before[latest]}
-    assert files.items() < metadata_files(lake).items(), "no metadata file was touched"
+    assert snapshot_ids(lake, "u") == kept_ids
+    assert rows_of_all_versions(lake) == {**before, latest + 1: before[latest]}
+    assert files.items() < metadata_files(lake).items(), "existing metadata files are not changed"
     info = next(lake.history(limit=1))
     assert (info.operation, info.message) == ("trim", "19 snapshots of 2 tables")
     assert operations.verify(lake).findings == ()
     table = load(lake, "t")
     table.append(rows(100))
-    assert read(lake, "t") == [5, 100]
+    assert read_ids(lake, "t") == [5, 100]
 
 
 def test_second_trim_does_nothing(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
     policy = keeping(1)
     operations.plan_trim_tables(lake, policy).execute()
-    later(lake)
+    advance_clock(lake)
     files = listed(lake.storage)
     plan = operations.plan_trim_tables(lake, policy)
     assert (plan.tables, plan.snapshots_dropped) == ((), 0)
@@ -137,7 +137,7 @@ def test_trim_uses_lakehouse_settings_by_default(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
     assert operations.plan_trim_tables(lake).snapshots_dropped < 5, "young versions are kept"
     lake.alter_definition(maximum_version_age_millis=0, minimum_versions_to_keep=1, txn_ttl_millis=1)
-    later(lake)
+    advance_clock(lake)
     assert operations.plan_trim_tables(lake).snapshots_dropped == 4
     with pytest.raises(InvalidInputError):
         operations.plan_trim_tables(lake, keeping(0))
@@ -145,36 +145,36 @@ def test_trim_uses_lakehouse_settings_by_default(lake: Lakehouse) -> None:
 
 def test_trim_keeps_snapshots_of_exports_branches_and_tags(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
-    exported = lake.latest_version()
+    exported_version = lake.latest_version()
     exported_id = load(lake, "t").metadata.current_snapshot_id
     operations.plan_export(lake, "kept").execute()
     overwrite(lake, "t", 1, first=10)
-    tagged, branched = (load(lake, "t").snapshots()[at].snapshot_id for at in (0, 2))
-    with load(lake, "t").manage_snapshots() as change:
-        change.create_tag(tagged, "first").create_branch(branched, "other")
+    tagged_id, branched_id = (load(lake, "t").snapshots()[index].snapshot_id for index in (0, 2))
+    with load(lake, "t").manage_snapshots() as update:
+        update.create_tag(tagged_id, "first").create_branch(branched_id, "other")
     overwrite(lake, "t", 2, first=20)
     current_id = load(lake, "t").metadata.current_snapshot_id
-    later(lake)
+    advance_clock(lake)
     (trim,) = operations.plan_trim_tables(lake, keeping(1)).tables
-    assert set(trim.kept) == {exported_id, tagged, branched, current_id}
+    assert set(trim.kept) == {exported_id, tagged_id, branched_id, current_id}
     operations.plan_trim_tables(lake, keeping(1)).execute()
-    assert snapshot_ids(lake, "t") == {exported_id, tagged, branched, current_id}
-    assert read(lake, "t", "kept") == read(lake, "t", exported) == [2]
-    assert load(lake, "t").scan(snapshot_id=tagged).to_arrow()["id"].to_pylist() == [0]
+    assert snapshot_ids(lake, "t") == {exported_id, tagged_id, branched_id, current_id}
+    assert read_ids(lake, "t", "kept") == read_ids(lake, "t", exported_version) == [2]
+    assert load(lake, "t").scan(snapshot_id=tagged_id).to_arrow()["id"].to_pylist() == [0]
     assert set(load(lake, "t").metadata.refs) == {"main", "first", "other"}
 
 
-def test_trim_keeps_a_branch_of_an_older_kept_version(lake: Lakehouse) -> None:
+def test_trim_keeps_tagged_snapshots_of_kept_versions(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
-    tagged = load(lake, "t").snapshots()[0].snapshot_id
-    with load(lake, "t").manage_snapshots() as change:
-        change.create_tag(tagged, "first")
-    with load(lake, "t").manage_snapshots() as change:
-        change.remove_tag("first")
-    later(lake)
-    for kept, is_needed in ((2, True), (1, False)):
-        (trim,) = operations.plan_trim_tables(lake, keeping(kept)).tables
-        assert (tagged in trim.kept) == is_needed
+    tagged_id = load(lake, "t").snapshots()[0].snapshot_id
+    with load(lake, "t").manage_snapshots() as update:
+        update.create_tag(tagged_id, "first")
+    with load(lake, "t").manage_snapshots() as update:
+        update.remove_tag("first")
+    advance_clock(lake)
+    for n_versions, is_needed in ((2, True), (1, False)):
+        (trim,) = operations.plan_trim_tables(lake, keeping(n_versions)).tables
+        assert (tagged_id in trim.kept) == is_needed
 
 
 def test_trim_drops_statistics_of_dropped_snapshots(lake: Lakehouse) -> None:
@@ -201,7 +201,7 @@ def test_trim_drops_statistics_of_dropped_snapshots(lake: Lakehouse) -> None:
     ]
     updates = tuple(SetPartitionStatisticsUpdate(partition_statistics=file) for file in partitions)
     catalog_at(lake).commit_table(table, (), updates)
-    later(lake)
+    advance_clock(lake)
     operations.plan_trim_tables(lake, keeping(1)).execute()
     metadata = load(lake, "t").metadata
     assert [file.snapshot_id for file in metadata.statistics] == [ids[-1]]
@@ -210,24 +210,24 @@ def test_trim_drops_statistics_of_dropped_snapshots(lake: Lakehouse) -> None:
 
 def test_trim_covers_managed_iceberg_tables_in_their_own_folders(lake: Lakehouse, lakes: Lakes) -> None:
     other = lakes.local("other")
-    overwrite_real(other, 3)
+    create_and_overwrite(other, 3)
     overwrite(lake, "t", 3)
     managed = lake.snapshot().table("ns", "t")
     location = managed.format_properties["metadata_location"]
     lake.storage.create("tables/moved/metadata/1.metadata.json", lake.storage.read(location))
-    foreign = other.snapshot().table("ns", "t").format_properties["metadata_location"]
-    operations.register_table(lake, "ns", "external", other.root + foreign)
+    other_location = other.snapshot().table("ns", "t").format_properties["metadata_location"]
+    operations.register_table(lake, "ns", "external", other.root + other_location)
     with lake.transaction() as txn:
         txn.create_table("ns", "lance", TableDef(table_format="LANCE"))
         txn.create_table("ns", "bare", TableDef())
         txn.create_table("ns", "federated", replace(managed, id="f", table_type="FEDERATED"))
         txn.create_table("ns", "renamed", replace(managed, id="another"))
         txn.create_table("ns", "moved", metadata_at(managed, "moved", "tables/moved/metadata/1.metadata.json"))
-        txn.create_table("ns", "gone", metadata_at(managed, "gone", "tables/gone/metadata/1.metadata.json"))
-    later(lake)
+        txn.create_table("ns", "missing", metadata_at(managed, "missing", "tables/missing/metadata/1.metadata.json"))
+    advance_clock(lake)
     plan = operations.plan_trim_tables(lake, keeping(1))
     assert [trim.table for trim in plan.tables] == ["t"]
-    assert plan.unreadable == ("ns.gone", "ns.moved")
+    assert plan.unreadable == ("ns.missing", "ns.moved")
     for name in ("external", "lance", "bare", "federated", "renamed"):
         with pytest.raises(InvalidInputError, match=f"ns.{name} cannot be trimmed"):
             operations.plan_trim_tables(lake, keeping(1), tables=[f"ns.{name}"])
@@ -237,7 +237,7 @@ def test_trim_covers_managed_iceberg_tables_in_their_own_folders(lake: Lakehouse
     plan.execute()
     assert lake.snapshot().table("ns", "external") == external
     with lake.transaction() as txn:
-        for name in ("gone", "moved"):
+        for name in ("missing", "moved"):
             txn.drop_table("ns", name)
 
 
@@ -246,7 +246,7 @@ def metadata_at(definition: TableDef, table_id: str, location: str) -> TableDef:
     return replace(definition, id=table_id, format_properties=properties)
 
 
-def overwrite_real(lake: Lakehouse, times: int) -> None:
+def create_and_overwrite(lake: Lakehouse, times: int) -> None:
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
@@ -256,12 +256,12 @@ def overwrite_real(lake: Lakehouse, times: int) -> None:
 
 def replace_rows(table: Table, number: int) -> None:
     if table.current_snapshot() is None:
-        table.append(rows(number))  # pyiceberg warns if there are no rows to overwrite
+        table.append(rows(number))  # an overwrite of an empty table causes a warning of pyiceberg
     else:
         table.overwrite(rows(number))
 
 
-def test_trim_of_selected_tables(lake: Lakehouse) -> None:
+def test_selected_tables_are_trimmed(lake: Lakehouse) -> None:
     for name in ("t", "u", "v"):
         overwrite(lake, name, 2)
     plan = operations.plan_trim_tables(lake, keeping(1), tables=["ns.v", "ns.t", "ns.v"])
@@ -275,24 +275,24 @@ def test_trim_of_two_tables_in_one_folder_keeps_both(lake: Lakehouse) -> None:
     middle = lake.snapshot()
     overwrite(lake, "t", 3, first=10)
     keys = middle.keys
-    with lake.transaction() as txn:  # like a program that does not check table ids
+    with lake.transaction() as txn:  # commits like a program that does not check table ids
         txn.restore_entry(keys.table_key("ns", "copy"), middle.entry(keys.table_key("ns", "t")), mirrors=True)
     assert lake.snapshot().table("ns", "copy").id == lake.snapshot().table("ns", "t").id
-    later(lake)
+    advance_clock(lake)
     operations.plan_trim_tables(lake, keeping(1)).execute()
-    currents = {load(lake, name).metadata.current_snapshot_id for name in ("t", "copy")}
-    assert snapshot_ids(lake, "t") == currents
-    assert (read(lake, "t"), read(lake, "copy")) == ([12], [2])
+    current_ids = {load(lake, name).metadata.current_snapshot_id for name in ("t", "copy")}
+    assert snapshot_ids(lake, "t") == current_ids
+    assert (read_ids(lake, "t"), read_ids(lake, "copy")) == ([12], [2])
     with lake.transaction() as txn:
         txn.drop_table("ns", "copy")
 
 
-def test_trim_plans_are_shown_and_approved_by_digest(lake: Lakehouse) -> None:
+def test_trim_executes_only_the_approved_plan(lake: Lakehouse) -> None:
     overwrite(lake, "t", 8)
     plan = operations.plan_trim_tables(lake, keeping(1))
-    shown = json.loads(plan.to_json())
-    assert shown["digest"] == plan.digest == operations.plan_trim_tables(lake, keeping(1)).digest
-    (table,) = shown["tables"]
+    document = json.loads(plan.to_json())
+    assert document["digest"] == plan.digest == operations.plan_trim_tables(lake, keeping(1)).digest
+    (table,) = document["tables"]
     assert set(table) == {"namespace", "table", "table_id", "metadata_location", "dropped", "kept"}
     assert len(table["dropped"]) == 14
     assert "14 snapshots of 1 tables" in str(plan)
@@ -301,12 +301,12 @@ def test_trim_plans_are_shown_and_approved_by_digest(lake: Lakehouse) -> None:
     overwrite(lake, "t", 1)
     with pytest.raises(PlanChangedError):
         plan.execute(plan.digest)
-    assert json.loads(plan.execute().to_json())["snapshots_dropped"] == 14, "what was planned, not what came since"
+    assert json.loads(plan.execute().to_json())["snapshots_dropped"] == 14, "only planned snapshots are dropped"
     assert len(snapshot_ids(lake, "t")) == 3
 
 
-class Racing(StorageWrapper):
-    """Runs one of several actions before each root is created."""
+class RacingStorage(StorageWrapper):
+    """A storage that runs the next action before each root is created."""
 
     def __init__(self, inner: Any, *actions: Callable[[], None]):
         super().__init__(inner)
@@ -319,24 +319,24 @@ class Racing(StorageWrapper):
 
 
 def with_conflicts(lake: Lakehouse, plan: TrimPlan, *actions: Callable[[], None]) -> TrimPlan:
-    """Return the plan with a storage that causes conflicts."""
-    return replace(plan, operation=replace(plan.operation, lake=Lakehouse(Racing(lake.storage, *actions))))
+    """Return a plan whose execution conflicts with the commits of ``actions``."""
+    return replace(plan, operation=replace(plan.operation, lake=Lakehouse(RacingStorage(lake.storage, *actions))))
 
 
 def test_trim_plans_again_if_a_table_changes(lake: Lakehouse) -> None:
     for name in ("t", "u"):
         overwrite(lake, name, 3)
     plan = operations.plan_trim_tables(lake, keeping(1))
-    dropped = {trim.table: set(trim.dropped) for trim in plan.tables}
-    all_before = snapshot_ids(lake, "t")
+    planned_drops = {trim.table: set(trim.dropped) for trim in plan.tables}
+    ids_before = snapshot_ids(lake, "t")
     report = with_conflicts(lake, plan, lambda: overwrite(lake, "t", 2, first=50)).execute()
     assert (report.attempts, report.tables) == (2, ("ns.t", "ns.u"))
-    assert read(lake, "t") == [51]
+    assert read_ids(lake, "t") == [51]
     # The snapshot that was current in the plan is not approved for removal, although it is no longer needed.
-    assert snapshot_ids(lake, "t") & all_before == all_before - dropped["t"]
+    assert snapshot_ids(lake, "t") & ids_before == ids_before - planned_drops["t"]
     assert len(snapshot_ids(lake, "t")) == 5
-    of_table = {path for path in metadata_files(lake) if lake.snapshot().table("ns", "u").id in path}
-    assert len(of_table) == 1 + 3 + 1, "files of the lost attempt were deleted"
+    metadata_of_table = {path for path in metadata_files(lake) if lake.snapshot().table("ns", "u").id in path}
+    assert len(metadata_of_table) == 1 + 3 + 1, "files of the failed attempt are deleted"
 
 
 def test_trim_skips_a_table_dropped_or_replaced_concurrently(lake: Lakehouse) -> None:
@@ -344,13 +344,13 @@ def test_trim_skips_a_table_dropped_or_replaced_concurrently(lake: Lakehouse) ->
         overwrite(lake, name, 2)
     plan = operations.plan_trim_tables(lake, keeping(1))
 
-    def replace_two() -> None:
+    def replace_tables() -> None:
         catalog = catalog_at(lake)
         catalog.drop_table("ns.t")
         catalog.drop_table("ns.u")
         overwrite(lake, "u", 2)
 
-    report = with_conflicts(lake, plan, replace_two).execute()
+    report = with_conflicts(lake, plan, replace_tables).execute()
     assert (report.tables, report.left) == (("ns.v",), ("ns.t", "ns.u"))
     assert len(snapshot_ids(lake, "u")) == 3
 
@@ -366,53 +366,53 @@ def test_trim_ignores_unrelated_commits(lake: Lakehouse) -> None:
 def test_trim_respects_a_new_export(lake: Lakehouse) -> None:
     overwrite(lake, "t", 3)
     version = lake.latest_version() - 1
-    needed = load(lake, "t", version).metadata.current_snapshot_id
+    needed_id = load(lake, "t", version).metadata.current_snapshot_id
     plan = operations.plan_trim_tables(lake, keeping(1))
-    assert needed in plan.tables[0].dropped
+    assert needed_id in plan.tables[0].dropped
     report = with_conflicts(
         lake, plan, lambda: print(operations.plan_export(lake, "x", version=version).execute())
     ).execute()
     assert report.attempts == 2
-    assert needed in snapshot_ids(lake, "t")
+    assert needed_id in snapshot_ids(lake, "t")
 
 
 def test_trim_attempts_are_bounded(lake: Lakehouse) -> None:
     overwrite(lake, "t", 2)
     plan = operations.plan_trim_tables(lake, keeping(1))
-    appends = [lambda: load(lake, "t").append(rows(7))] * (MAX_ATTEMPTS + 1)
+    actions = [lambda: load(lake, "t").append(rows(7))] * (MAX_ATTEMPTS + 1)
     n_files = len(metadata_files(lake))
     with pytest.raises(CommitConflictError):
-        with_conflicts(lake, plan, *appends).execute()
-    assert read(lake, "t") == [1, *[7] * MAX_ATTEMPTS]
-    assert len(metadata_files(lake)) == n_files + MAX_ATTEMPTS, "nothing of the trim is left"
+        with_conflicts(lake, plan, *actions).execute()
+    assert read_ids(lake, "t") == [1, *[7] * MAX_ATTEMPTS]
+    assert len(metadata_files(lake)) == n_files + MAX_ATTEMPTS, "no file of the trim remains"
 
 
 def test_trim_with_unknown_outcome_deletes_nothing(lake: Lakehouse) -> None:
     overwrite(lake, "t", 2)
     plan = operations.plan_trim_tables(lake, keeping(1))
 
-    class LostResponse(StorageWrapper):
-        """Creates a root and loses the response."""
+    class LostResponseStorage(StorageWrapper):
+        """A storage that creates roots but loses the response."""
 
-        lost = ""
+        root_path = ""
 
         def create(self, path: str, data: bytes) -> None:
             super().create(path, data)
             if path.startswith("_") and path.endswith(".arrow"):
-                self.lost = path
+                self.root_path = path
                 raise errors.AmbiguousWriteError("lost", path=path)
 
         def read(
             self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None
         ) -> bytes:
-            if path == self.lost:
+            if path == self.root_path:
                 raise errors.StoragePermissionError("unreadable", path=path)
             return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     with pytest.raises(errors.CommitOutcomeUnknownError):
-        replace(plan, operation=replace(plan.operation, lake=Lakehouse(LostResponse(lake.storage)))).execute()
-    assert read(lake, "t") == [1]
-    assert len(snapshot_ids(lake, "t")) == 1, "it was committed"
+        replace(plan, operation=replace(plan.operation, lake=Lakehouse(LostResponseStorage(lake.storage)))).execute()
+    assert read_ids(lake, "t") == [1]
+    assert len(snapshot_ids(lake, "t")) == 1, "the trim was committed"
 
 
 def test_trim_is_blocked_before_a_reconcile(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,7 +428,7 @@ def test_trim_plan_reads_each_metadata_file_once(lake: Lakehouse, lakes: Lakes) 
     metered = MeteredLakehouse(lake)
     plan = operations.plan_trim_tables(metered.lake, keeping(2))
     versions = lake.latest_version() + 1
-    # hint, roots, lakehouse definition; then definitions and metadata: 2 of the latest, 1 of the previous version
+    # The hint, roots and the lakehouse definition, then three pairs of table definition and metadata file.
     assert metered.cost().requests["read"] <= versions + 2 * 3 + 8
     assert set(metered.cost().requests) <= {"read", "list", "stat"}
     assert plan.snapshots_dropped > 0

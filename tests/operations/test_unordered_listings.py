@@ -1,4 +1,4 @@
-"""Operations give the same results on a storage with unordered listings."""
+"""Test that operations have the same results on a storage with unordered listings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def aging(request: pytest.FixtureRequest, lakes: Lakes) -> Aging:
     return aging
 
 
-def test_cleanup_with_unordered_listings(aging: Aging) -> None:
+def test_cleanup_does_not_depend_on_listing_order(aging: Aging) -> None:
     lake = aging.lake
     operations.plan_export(lake, "kept", version=2).execute()
     before = lake.snapshot("kept").namespaces()
@@ -42,7 +42,7 @@ def test_cleanup_with_unordered_listings(aging: Aging) -> None:
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_latest_version_and_roots_with_unordered_listings(aging: Aging) -> None:
+def test_latest_version_does_not_depend_on_listing_order(aging: Aging) -> None:
     latest = aging.lake.latest_version()
     aging.lake.storage.delete(HINT_PATH)
     reopened = Lakehouse(aging.lake.storage)
@@ -52,14 +52,14 @@ def test_latest_version_and_roots_with_unordered_listings(aging: Aging) -> None:
     assert operations.inspect_hint(reopened).hinted == latest
 
 
-def test_lease_with_unordered_listings(aging: Aging) -> None:
+def test_lease_does_not_depend_on_listing_order(aging: Aging) -> None:
     storage = aging.lake.storage
     for _ in range(12):
         with lease(storage, "purge"), pytest.raises(MaintenanceBlockedError), lease(storage, "orphans"):
             pass
 
 
-@pytest.mark.local_only("about lists of storages in memory")
+@pytest.mark.local_only("shuffles listings of memory storages")
 def test_listings_of_the_process_can_be_shuffled(monkeypatch: pytest.MonkeyPatch, lakes: Lakes) -> None:
     storage = lakes.storage()
     assert isinstance(storage, MemoryStorage)

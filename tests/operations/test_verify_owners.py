@@ -1,4 +1,4 @@
-"""Test findings about owner files."""
+"""Test what verify reports about owner files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lake(lakes: Lakes) -> Lakehouse:
     return lake
 
 
-def owner_of(lake: Lakehouse, table: str = "t") -> str:
+def owner_path_of(lake: Lakehouse, table: str = "t") -> str:
     return owner_path(lake.snapshot().table("ns", table).id)
 
 
@@ -41,7 +41,7 @@ def findings_of(lake: Lakehouse, *, deep: bool) -> list[tuple[str, str, str | No
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_missing_owner_file_is_reported_once_and_repaired(lake: Lakehouse, deep: bool) -> None:
-    paths = sorted([owner_of(lake), owner_of(lake, "u")])
+    paths = sorted([owner_path_of(lake), owner_path_of(lake, "u")])
     version = lake.latest_version()
     for path in paths:
         lake.storage.delete(path)
@@ -57,19 +57,19 @@ def test_missing_owner_file_is_reported_once_and_repaired(lake: Lakehouse, deep:
 
 
 def test_repair_does_not_claim_folder_of_another_lakehouse(lake: Lakehouse) -> None:
-    path = owner_of(lake)
+    path = owner_path_of(lake)
     lake.storage.delete(path)
     plan = operations.plan_repair(lake)
-    theirs = owner_file(replace(lake.snapshot().definition, id="another"))
-    lake.storage.create(path, theirs)
+    foreign_data = owner_file(replace(lake.snapshot().definition, id="another"))
+    lake.storage.create(path, foreign_data)
     with pytest.raises(FileExistsAlreadyError):
         plan.execute()
-    assert lake.storage.read(path) == theirs
+    assert lake.storage.read(path) == foreign_data
 
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_damaged_owner_file_is_reported(lake: Lakehouse, deep: bool) -> None:
-    path = owner_of(lake)
+    path = owner_path_of(lake)
     content = lake.storage.read(path)
     lake.storage.write(path, content[:-1])
     assert findings_of(lake, deep=deep) == [("error", "owner-damaged", path)]
@@ -82,7 +82,7 @@ def test_damaged_owner_file_is_reported(lake: Lakehouse, deep: bool) -> None:
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_owner_file_of_another_lakehouse_is_reported(lake: Lakehouse, deep: bool) -> None:
-    path, definition = owner_of(lake), lake.snapshot().definition
+    path, definition = owner_path_of(lake), lake.snapshot().definition
     lake.storage.write(path, owner_file(replace(definition, id="another")))
     assert findings_of(lake, deep=deep) == [("error", "owner-other", path)]
     lake.storage.write(path, owner_file(replace(definition, id=str(uuid.uuid4()))))
@@ -90,21 +90,21 @@ def test_owner_file_of_another_lakehouse_is_reported(lake: Lakehouse, deep: bool
 
 
 def test_folders_of_undefined_tables_are_not_reported(lake: Lakehouse) -> None:
-    lake.storage.create("tables/theirs/data/1", b"")
+    lake.storage.create("tables/foreign/data/1", b"")
     lake.storage.create(owner_path("other"), owner_file(replace(lake.snapshot().definition, id="another")))
     assert findings_of(lake, deep=True) == []
-    lake.storage.create(owner_path("broken"), b"{")
-    assert findings_of(lake, deep=False) == [("error", "owner-damaged", owner_path("broken"))]
+    lake.storage.create(owner_path("damaged"), b"{")
+    assert findings_of(lake, deep=False) == [("error", "owner-damaged", owner_path("damaged"))]
 
 
-def test_intact_owner_files_are_only_read_by_deep_run(lake: Lakehouse) -> None:
-    faulty = FaultyStorage(lake.storage)
-    watched = Lakehouse(faulty)
+def test_intact_owner_files_are_read_only_by_deep_run(lake: Lakehouse) -> None:
+    storage_with_log = FaultyStorage(lake.storage)
+    lake_with_log = Lakehouse(storage_with_log)
 
-    def read() -> list[str]:
-        return sorted(request.path for request in faulty.log if request.path.endswith("_owner.json"))
+    def read_owner_paths() -> list[str]:
+        return sorted(request.path for request in storage_with_log.log if request.path.endswith("_owner.json"))
 
-    assert operations.verify(watched).findings == ()
-    assert read() == []
-    assert operations.verify(watched, deep=True).findings == ()
-    assert read() == sorted([owner_of(lake), owner_of(lake, "u")])
+    assert operations.verify(lake_with_log).findings == ()
+    assert read_owner_paths() == []
+    assert operations.verify(lake_with_log, deep=True).findings == ()
+    assert read_owner_paths() == sorted([owner_path_of(lake), owner_path_of(lake, "u")])

@@ -1,6 +1,6 @@
-"""Test that a deep verify without a record finds every kind of damage to every kind of table file.
+"""Test that a deep verify without a record reports every kind of damage to every kind of table file.
 
-Compaction and copying find it as well, before damaged content gets new checksums.
+Compaction and copies also detect damage, before the damaged content gets new checksums.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from trinitylake_ops.iceberg.validation.checksums import check_table_file
 from trinitylake_ops.operations import Finding
 from trinitylake_ops.storage import Storage
 
-KINDS: dict[str, Callable[[str], bool]] = {
+PREDICATES: dict[str, Callable[[str], bool]] = {
     "data": lambda path: path.endswith(".parquet"),
     "manifest": lambda path: path.endswith("-m0.avro"),
     "manifest list": lambda path: "/snap-" in path,
     "metadata": lambda path: path.rpartition("/")[2].startswith("00003-"),
     "former metadata": lambda path: path.rpartition("/")[2].startswith(("00001-", "00002-")),
 }
-FLIPS = 30
+N_FLIPS = 30
 
 
 def rows(*ids: int) -> pa.Table:
@@ -38,7 +38,7 @@ def rows(*ids: int) -> pa.Table:
 
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
-    """Two tables of three appends each."""
+    """A lakehouse with two tables, with three appends each."""
     lake = lakes.memory()
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
@@ -54,67 +54,68 @@ def findings_of(storage: Storage) -> Sequence[Finding]:
 
 
 def paths_of(lake: Lakehouse, kind: str) -> list[str]:
-    return sorted(info.path for info in lake.storage.list("tables/") if KINDS[kind](info.path))
+    return sorted(info.path for info in lake.storage.list("tables/") if PREDICATES[kind](info.path))
 
 
-def assert_found(lake: Lakehouse, *paths: str) -> None:
+def assert_reported(lake: Lakehouse, *paths: str) -> None:
     findings = [finding for finding in findings_of(lake.storage) if finding.severity == "error"]
     assert {finding.path for finding in findings} & set(paths), (paths, findings)
 
 
-def damage(lake: Lakehouse, kind: str, chance: random.Random, flips: int) -> None:
-    """Damage files of one kind in all ways, one after the other."""
+def damage(lake: Lakehouse, kind: str, rng: random.Random, n_flips: int) -> None:
+    """Damage files of one kind in all ways, one after another."""
     storage, paths = lake.storage, paths_of(lake, kind)
-    for _ in range(flips):
-        path = chance.choice(paths)
+    for _ in range(n_flips):
+        path = rng.choice(paths)
         data = storage.read(path)
         flipped = bytearray(data)
-        bit = chance.randrange(8 * len(data))
+        bit = rng.randrange(8 * len(data))
         flipped[bit // 8] ^= 1 << bit % 8
         storage.write(path, bytes(flipped))
-        assert_found(lake, path)
+        assert_reported(lake, path)
         storage.write(path, data)
-    for _ in range(max(2, flips // 10)):
-        path = chance.choice(paths)
+    for _ in range(max(2, n_flips // 10)):
+        path = rng.choice(paths)
         data = storage.read(path)
-        storage.write(path, data[: chance.randrange(len(data))])
-        assert_found(lake, path)
+        storage.write(path, data[: rng.randrange(len(data))])
+        assert_reported(lake, path)
         storage.delete(path)
-        assert_found(lake, path)
+        assert_reported(lake, path)
         storage.write(path, data)
-        first, second = chance.sample(paths, 2)
+        first, second = rng.sample(paths, 2)
         contents = storage.read(first), storage.read(second)
         storage.write(first, contents[1])
         storage.write(second, contents[0])
-        assert_found(lake, first, second)
+        assert_reported(lake, first, second)
         storage.write(first, contents[0])
         storage.write(second, contents[1])
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind in ("manifest", "data") else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
+    "kind",
+    [kind if kind in ("manifest", "data") else pytest.param(kind, marks=pytest.mark.soak) for kind in PREDICATES],
 )
-def test_each_damage_is_found_by_path(lake: Lakehouse, kind: str) -> None:
+def test_each_damage_is_reported_by_path(lake: Lakehouse, kind: str) -> None:
     assert findings_of(lake.storage) == ()
-    damage(lake, kind, random.Random(f"verify {kind}"), FLIPS)
+    damage(lake, kind, random.Random(f"verify {kind}"), N_FLIPS)
     assert findings_of(lake.storage) == ()
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_of_many_damages_is_found_by_path(lake: Lakehouse, kind: str) -> None:
+@pytest.mark.parametrize("kind", PREDICATES)
+def test_each_of_many_damages_is_reported_by_path(lake: Lakehouse, kind: str) -> None:
     damage(lake, kind, random.Random(f"soak {kind}"), 1000)
 
 
-def owner_of(lake: Lakehouse, path: str) -> tuple[str, str]:
-    """Return the name of the table that has a file, and its folder."""
+def table_of(lake: Lakehouse, path: str) -> tuple[str, str]:
+    """Return the name and the folder of the table that a file belongs to."""
     folder = "/".join(path.split("/")[:2]) + "/"
     (name,) = (name for name in ("t", "u") if lake.snapshot().table("ns", name).id in folder)
     return f"ns.{name}", folder
 
 
-def unsealed(storage: Storage, path: str) -> bytes:
-    """Write a data file like another program, with page checksums only, and return its bytes."""
+def rewrite_without_seal(storage: Storage, path: str) -> bytes:
+    """Rewrite a data file with page checksums only, as another program does, and return its bytes."""
     buffer = pa.BufferOutputStream()
     table = pq.read_table(pa.BufferReader(storage.read(path)))
     schema = {key: value for key, value in (table.schema.metadata or {}).items() if b"seal" not in key}
@@ -128,11 +129,11 @@ def unsealed(storage: Storage, path: str) -> bytes:
 def test_rows_of_damaged_file_are_not_rewritten(lake: Lakehouse, is_sealed: bool) -> None:
     plan = operations.plan_compact_tables(lake, min_input_files=2)
     path = paths_of(lake, "data")[0]
-    data = lake.storage.read(path) if is_sealed else unsealed(lake.storage, path)
+    data = lake.storage.read(path) if is_sealed else rewrite_without_seal(lake.storage, path)
     chunk = pq.read_metadata(pa.BufferReader(data)).row_group(0).column(0)
     end = chunk.data_page_offset + chunk.total_compressed_size
     flip(lake.storage, path, end - 2)
-    name, folder = owner_of(lake, path)
+    name, folder = table_of(lake, path)
     before = {info.path for info in lake.storage.list(folder)}
     report = plan.execute()
     assert [table.table for table in report.tables] == [item for item in ("ns.t", "ns.u") if item != name]
@@ -143,12 +144,12 @@ def test_rows_of_damaged_file_are_not_rewritten(lake: Lakehouse, is_sealed: bool
 
 @pytest.mark.parametrize("kind", ["data", "manifest", "manifest list", "metadata"])
 def test_damaged_file_is_not_copied(lake: Lakehouse, lakes: Lakes, kind: str) -> None:
-    """Damage that decoding does not detect."""
+    """Decoding does not detect this damage."""
     path = paths_of(lake, kind)[0]
     data = lake.storage.read(path)
-    at = data.index(b"seal") + len("seal") + 6 if kind != "data" else len(data) // 3
-    lake.storage.write(path, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-    name, _ = owner_of(lake, path)
+    position = data.index(b"seal") + len("seal") + 6 if kind != "data" else len(data) // 3
+    lake.storage.write(path, data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+    name, _ = table_of(lake, path)
     target = lakes.storage("target")
     report = operations.plan_export(Lakehouse(lake.storage), "e", level="full", target=target.root).execute()
     assert list(report.damaged) == [name]
@@ -157,10 +158,12 @@ def test_damaged_file_is_not_copied(lake: Lakehouse, lakes: Lakes, kind: str) ->
     assert findings_of(target) == ()
 
 
-def test_checksums_of_copies_use_their_own_names(lake: Lakehouse, lakes: Lakes) -> None:
+def test_checksums_of_copies_cover_their_names(lake: Lakehouse, lakes: Lakes) -> None:
     target = lakes.storage("target")
     operations.plan_export(lake, "e", target=target.root, level="full").execute()
-    copied = [info.path for info in target.list("tables/") if any(is_kind(info.path) for is_kind in KINDS.values())]
-    assert len(copied) >= 14
-    assert all(check_table_file(target.read(path), path) for path in copied)
+    copied_paths = [
+        info.path for info in target.list("tables/") if any(is_kind(info.path) for is_kind in PREDICATES.values())
+    ]
+    assert len(copied_paths) >= 14
+    assert all(check_table_file(target.read(path), path) for path in copied_paths)
     assert findings_of(target) == ()
