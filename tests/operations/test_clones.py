@@ -184,7 +184,7 @@ def test_rollback_to_version_before_the_clone_fails(parent: Aging, lakes: Lakes)
             operations.plan_rollback(clone, **target)  # type: ignore[arg-type]
 
 
-def test_clone_reads_no_parent_that_does_not_record_it(parent: Aging, lakes: Lakes) -> None:
+def test_clone_cannot_read_a_parent_that_does_not_record_it(parent: Aging, lakes: Lakes) -> None:
     """A lakehouse that claims to be a clone must not read other roots, whose names can be guessed."""
     while lakes.storage("clone").now_ms() <= parent.lake.snapshot(1).created_at_ms:
         time.sleep(0.05)  # some storages have a clock with a resolution of seconds
@@ -305,7 +305,7 @@ def test_overdue_clone_is_kept_until_it_is_dropped(parent: Aging, lakes: Lakes) 
     assert operations.list_clones(parent.lake) == []
 
 
-def test_clone_of_some_namespaces(parent: Aging, lakes: Lakes) -> None:
+def test_clone_contains_only_selected_namespaces(parent: Aging, lakes: Lakes) -> None:
     clone = create_clone(lakes, parent.lake, namespaces=["ns", "n1"])
     assert clone.snapshot().namespaces() == ["n1", "ns"]
     assert rows(clone) == [1, 2, 3]
@@ -315,7 +315,7 @@ def test_clone_of_some_namespaces(parent: Aging, lakes: Lakes) -> None:
         operations.plan_clone(parent.lake, root_of(lakes, "clone-b"), namespaces=["nowhere"])
 
 
-def test_clone_of_an_export_or_a_timestamp(parent: Aging, lakes: Lakes) -> None:
+def test_clone_can_start_at_an_export_or_a_timestamp(parent: Aging, lakes: Lakes) -> None:
     version = parent.lake.latest_version()
     operations.plan_export(parent.lake, "kept", "full").execute()
     create(parent.lake, "later")

@@ -18,7 +18,7 @@ from trinitylake_ops.errors import (
 )
 
 
-def test_drop_of_an_empty_namespace(lake: Lakehouse) -> None:
+def test_empty_namespace_is_dropped(lake: Lakehouse) -> None:
     create(lake, "a")
     version = create(lake, "b")
     plan = operations.plan_drop_namespace(lake, "a")

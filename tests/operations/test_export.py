@@ -83,7 +83,7 @@ def test_manifest_lists_copies_with_size_and_checksum(lake: Lakehouse) -> None:
     assert len(file["sha256"]) == 64
 
 
-def test_export_of_older_version_and_of_another_export(lake: Lakehouse) -> None:
+def test_older_version_and_another_export_can_be_exported(lake: Lakehouse) -> None:
     version = create(lake, "a", "t")
     drop(lake, "a")
     expected = entries(lake, version)
@@ -202,7 +202,7 @@ def test_times_after_the_year_9999_are_listed(lake: Lakehouse) -> None:
     assert maintenance.verify(lake).findings == ()
 
 
-def test_interrupted_export_resumes(lake: Lakehouse) -> None:
+def test_interrupted_export_is_resumed(lake: Lakehouse) -> None:
     version = create(lake, "a", "t")
     interrupt_export(lake, "name", retain_for=timedelta(days=1))
     (info,) = maintenance.list_exports(lake)

@@ -254,7 +254,7 @@ def test_export_with_another_selection_is_rejected_at_target(lake: Lakehouse, ta
             operations.plan_export(lake, "again", target=target, **arguments)
 
 
-def test_interrupted_export_resumes_with_the_same_options(lake: Lakehouse) -> None:
+def test_interrupted_export_is_resumed_with_the_same_options(lake: Lakehouse) -> None:
     class FullDiskStorage(MeteredStorage):
         n_remaining = 5
 

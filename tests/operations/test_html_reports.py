@@ -163,7 +163,7 @@ def test_pages_show_expired_and_purged_versions(aging: Aging) -> None:
     )
 
 
-def test_expiration_page_without_expired_versions(lake: Lakehouse) -> None:
+def test_expiration_page_shows_empty_plan(lake: Lakehouse) -> None:
     plan = operations.plan_expiration(lake, keeping(100))
     page = parse_page(expiration_page(plan))
     assert page.headline == "6 versions; none would expire; the latest is 5"

@@ -101,7 +101,7 @@ def test_known_subtrees_are_skipped(aging: Aging, lake: Lakehouse) -> None:
     assert not second.tables & first.tables
 
 
-def test_files_only_exported_roots_reach_are_kept(aging: Aging, lake: Lakehouse) -> None:
+def test_files_reached_only_by_exported_roots_are_kept(aging: Aging, lake: Lakehouse) -> None:
     grow(aging, 3)
     operations.plan_export(lake, "e", version=1).execute()
     exported = needed_files(lake, "e")
@@ -363,7 +363,7 @@ def test_files_shared_by_tables_are_kept(aging: Aging, lake: Lakehouse, table_ty
     append_rows(lake, "ns.t")  # the copy still refers to the old metadata, which shares data files
     drop(lake, "ns", dropped)
     remaining = "copy" if dropped == "t" else "t"
-    if (remaining, table_type) == ("copy", "MANAGED"):  # managed tables can only read their own metadata
+    if (remaining, table_type) == ("copy", "MANAGED"):  # a managed table can read only its own metadata
         shared = {file.location for file in files_of(definition, StorageFileIO.on(lake.storage)) if file.live}
         aging.clean_up()
         assert shared <= {info.path for info in lake.storage.list("tables/")}

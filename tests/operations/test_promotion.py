@@ -488,7 +488,7 @@ def test_change_after_undone_promotion_is_a_conflict(
     assert operations.verify(lake, deep=True).is_clean
 
 
-def test_promotion_after_rollback_of_a_later_promotion(parent: Aging, clone: Lakehouse) -> None:
+def test_new_changes_conflict_after_rollback_of_a_later_promotion(parent: Aging, clone: Lakehouse) -> None:
     lake = parent.lake
     append_rows(clone)
     operations.plan_promotion(lake, NAME).execute()

@@ -111,7 +111,7 @@ def test_foreign_program_coexists_with_this_package(aging: Aging, lake: Lakehous
 
 
 @pytest.mark.parametrize("keeps_unknown", [False, True])
-def test_reconcile_after_foreign_rollback_to_an_older_definition(
+def test_reconcile_restores_records_after_foreign_rollback(
     aging: Aging, lake: Lakehouse, foreign: ForeignLake, keeps_unknown: bool
 ) -> None:
     """The restored definition lacks the second export and the expiration."""
@@ -178,7 +178,7 @@ def test_reconcile_keeps_undeleted_versions(aging: Aging, lake: Lakehouse, forei
     assert operations.verify(lake).is_clean
 
 
-def test_reconcile_resumes_a_forgotten_purge(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
+def test_reconcile_resumes_an_interrupted_purge(aging: Aging, lake: Lakehouse, foreign: ForeignLake) -> None:
     """According to the restored definition the versions can be undeleted, but their roots are sealed."""
     aging.expire()
     target = lake.latest_version()

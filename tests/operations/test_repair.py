@@ -37,7 +37,7 @@ ROOT = "memory://repair/"
 
 @pytest.fixture
 def lake() -> Iterator[Lakehouse]:
-    """A lakehouse with a tree of several levels, a managed table and an export, which tests damage."""
+    """A lakehouse with a deep tree, a managed table and an export, for tests to damage."""
     storage = MemoryStorage(ROOT)
     lake = Lakehouse.create(ROOT, storage=storage, order=3, **small_sizes(3))
     with lake.transaction(message="m" * 3_400) as txn:

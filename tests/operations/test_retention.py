@@ -187,7 +187,7 @@ def utc(*parts: int) -> datetime:
     return datetime(*parts, tzinfo=UTC)  # type: ignore[arg-type]
 
 
-def test_keep_hourly() -> None:
+def test_keep_hourly_keeps_the_newest_version_of_each_hour() -> None:
     ages = history_of(utc(2024, 2, 1, 9, 59), utc(2024, 2, 1, 10, 0), utc(2024, 2, 1, 10, 59), utc(2024, 2, 1, 11, 0))
     assert kept_versions(ages, keep_hourly=1) == set(), "the version of this hour is the latest version"
     assert kept_versions(ages, keep_hourly=2) == {3}
@@ -195,7 +195,7 @@ def test_keep_hourly() -> None:
     assert kept_versions(ages, keep_hourly=4) == kept_versions(ages, keep_hourly=99) == {0, 2, 3}
 
 
-def test_keep_daily() -> None:
+def test_keep_daily_keeps_the_newest_version_of_each_day() -> None:
     ages = history_of(
         utc(2023, 12, 31, 23, 59), utc(2024, 1, 1), utc(2024, 1, 1, 23), utc(2024, 2, 29), utc(2024, 2, 29, 5)
     )
@@ -222,7 +222,7 @@ def test_keep_weekly_starts_on_monday_and_crosses_years() -> None:
     assert (reasons[1], reasons[5]) == ("weekly version of 2020-53", "weekly version of 2024-01")
 
 
-def test_keep_monthly() -> None:
+def test_keep_monthly_keeps_the_newest_version_of_each_month() -> None:
     ages = history_of(utc(2023, 1, 31), utc(2023, 12, 1), utc(2024, 1, 1), utc(2024, 1, 31, 23), utc(2024, 2, 1))
     assert kept_versions(ages, keep_monthly=2) == {4}
     assert kept_versions(ages, keep_monthly=3) == {3, 4}
@@ -230,7 +230,7 @@ def test_keep_monthly() -> None:
     assert kept_versions(ages, keep_monthly=5) == {0, 1, 3, 4}, "January of another year is another month"
 
 
-def test_counts_age_and_age_overrides() -> None:
+def test_counts_ages_and_overrides_keep_versions() -> None:
     ages = history_of(*(utc(2024, 2, day) for day in range(1, 11)))
     assert kept_versions(ages, minimum_versions=3) == {8, 9}, "the latest version counts"
     assert kept_versions(ages, keep_last=4) == {7, 8, 9}

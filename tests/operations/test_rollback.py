@@ -141,7 +141,7 @@ def test_rollback_without_changes_commits_nothing(lake: Lakehouse) -> None:
     assert_rejected(lake, CommitConflictError, plan.execute)
 
 
-def test_rollback_of_selected_namespaces_and_tables(lake: Lakehouse) -> None:
+def test_selected_namespaces_and_tables_are_rolled_back(lake: Lakehouse) -> None:
     with lake.transaction() as txn:
         for namespace in ("a", "b", "c.d"):
             txn.create_namespace(namespace)
@@ -242,7 +242,7 @@ def test_rollback_to_expired_or_sealed_version_fails(lake: Lakehouse) -> None:
     assert_rejected(lake, VersionExpiredError, lambda: operations.rollback(lake, "foreign"))
 
 
-def test_rollback_to_export_of_expired_version(lake: Lakehouse) -> None:
+def test_export_of_expired_version_can_be_rolled_back_to(lake: Lakehouse) -> None:
     target = create(lake, "a", "t")
     operations.plan_export(lake, "kept").execute()
     create(lake, "b")

@@ -251,7 +251,9 @@ def test_plan_file_with_arbitrary_locations_is_harmless(aging: Aging, table_root
 
 
 @pytest.mark.parametrize("link_name", ["", "tables"])
-def test_cleanup_with_link_to_root_as_table_root(table_roots: TableRoots, tmp_path: Path, link_name: str) -> None:
+def test_cleanup_keeps_files_if_table_root_is_a_link_to_the_root(
+    table_roots: TableRoots, tmp_path: Path, link_name: str
+) -> None:
     """The same files are listed twice, and each listing contains only some of the needed names."""
     folder, link = tmp_path / "lake", tmp_path / "link"
     aging = table_roots.aging(open_storage(f"file://{folder}/", {"fsync": "false"}))
@@ -279,7 +281,7 @@ def test_cleanup_with_link_to_root_as_table_root(table_roots: TableRoots, tmp_pa
     ] == []
 
 
-def test_cleanup_with_root_of_another_lakehouse_as_table_root(table_roots: TableRoots) -> None:
+def test_cleanup_keeps_files_if_table_root_is_another_lakehouse(table_roots: TableRoots) -> None:
     host = table_roots.aging(table_roots.lakes.storage("host"))
     append_rows(host.lake)
     guest = table_roots.lake(host.lake.root, "guest")
