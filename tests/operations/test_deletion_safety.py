@@ -271,7 +271,7 @@ def test_registration_fails_after_its_lease_expires(lakes: Lakes) -> None:
             return super().read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
     with pytest.raises(MaintenanceBlockedError):
-        operations.register_table(Lakehouse(SlowStorage(aging.clock)), "ns", "registered", metadata)
+        operations.register_table(Lakehouse(SlowStorage(aging.clock)), "ns", "second", metadata)
     assert aging.lake.snapshot().tables("ns") == ["t"]
 
 
