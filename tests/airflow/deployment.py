@@ -1,4 +1,4 @@
-"""A real Airflow: its processes with a separate environment and folder, and its API."""
+"""A real Airflow deployment: its processes in a separate environment and folder, and a client of its API."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def airflow_environment() -> Path:
         uv = [str(Path(sys.executable).with_name("uv"))]
         environment = folder / "v"
         subprocess.run([*uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, environment], check=True)
-        into = ["--quiet", "--python", environment / "bin" / "python"]
-        subprocess.run([*uv, "pip", "install", *into, "-r", CONSTRAINTS], check=True, timeout=_INSTALL_TIMEOUT_S)
+        options = ["--quiet", "--python", environment / "bin" / "python"]
+        subprocess.run([*uv, "pip", "install", *options, "-r", CONSTRAINTS], check=True, timeout=_INSTALL_TIMEOUT_S)
 
     name = f"airflow-{hashlib.sha256(CONSTRAINTS.read_bytes()).hexdigest()[:16]}"
     return cached_folder(name, install) / "v" / "bin"
@@ -52,8 +52,8 @@ def copy_source(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, folder)
-    without = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(PROJECT / "trinitylake_ops", folder / "trinitylake_ops", ignore=without)
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PROJECT / "trinitylake_ops", folder / "trinitylake_ops", ignore=ignore)
     return folder
 
 
@@ -72,7 +72,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 class Api:
-    """Client of an Airflow's API for a signed-in user."""
+    """A client of the Airflow API for a signed-in user."""
 
     def __init__(self, url: str):
         self.url = url
@@ -100,7 +100,7 @@ class Api:
         return json.loads(wait_for(send) or "null")
 
     def sign_in(self, user: str, password: str) -> None:
-        """Get a token for a user when the server is ready."""
+        """Wait until the server is ready, and get a token for a user."""
 
         def token() -> str | None:
             try:
@@ -133,7 +133,7 @@ class Api:
         try:
             self.request("POST", f"/api/v2/dags/{dag}/dagRuns", body)
         except urllib.error.HTTPError as error:
-            assert error.code == 409, error  # it had started, and the response was lost
+            assert error.code == 409, error  # the run was created by an earlier attempt whose response was lost
 
     def state(self, dag: str, run_id: str) -> str:
         """Return the state of a run."""
@@ -148,16 +148,16 @@ class Api:
         """Return the ids of the runs of a DAG."""
         return [str(run["dag_run_id"]) for run in self.request("GET", f"/api/v2/dags/{dag}/dagRuns")["dag_runs"]]
 
-    def tries(self, dag: str, run_id: str, task: str) -> int:
-        """Return the number of tries of a task of a run."""
+    def n_tries(self, dag: str, run_id: str, task: str) -> int:
+        """Return the number of tries of a task."""
         return int(self.request("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}")["try_number"])
 
     def task_state(self, dag: str, run_id: str, task: str) -> str | None:
-        """Return the state of a task of a run."""
+        """Return the state of a task."""
         state: str | None = self.request("GET", f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}")["state"]
         return state
 
-    def returned(self, dag: str, run_id: str, task: str) -> Any:
+    def return_value(self, dag: str, run_id: str, task: str) -> Any:
         """Return the return value of a task."""
         path = f"/api/v2/dags/{dag}/dagRuns/{run_id}/taskInstances/{task}/xcomEntries/return_value"
         return self.request("GET", f"{path}?deserialize=false&stringify=false")["value"]
@@ -183,8 +183,8 @@ class Deployment(Api):
             shutil.copy(dag, folder / "dags")
         uv = Path(sys.executable).with_name("uv")
         wheel = build_wheel(folder / "wheel")
-        into = ["--quiet", "--no-deps", "--python", self._programs / "python", "--target", self._packages]
-        subprocess.run([uv, "pip", "install", *into, wheel], check=True, capture_output=True)
+        options = ["--quiet", "--no-deps", "--python", self._programs / "python", "--target", self._packages]
+        subprocess.run([uv, "pip", "install", *options, wheel], check=True, capture_output=True)
         (folder / "passwords.json").write_text(json.dumps({USER: PASSWORD}))
         self._environment = self._settings(database)
 
@@ -227,7 +227,7 @@ class Deployment(Api):
             **inherited,
             "AIRFLOW_HOME": str(self.folder),
             "PYTHONPATH": str(self._packages),
-            "STEPS_OF": str(self.folder / "steps"),
+            "STEPS_FOLDER": str(self.folder / "steps"),
             "NO_PROXY": "127.0.0.1",
             **{f"AIRFLOW__{name}": str(value) for name, value in settings.items()},
         }
@@ -247,7 +247,7 @@ class Deployment(Api):
         return process.stdout
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a process of Airflow, with its output in a file named like the command."""
+        """Start a process of Airflow that writes its output to a file named after the command."""
         log = (self.folder / f"{'-'.join(arguments)}-{len(self._running)}.log").open("wb")
         with log:
             process = subprocess.Popen(
@@ -261,24 +261,24 @@ class Deployment(Api):
         self._running.append(process)
         return process
 
-    def replace_a_scheduler(self) -> None:
+    def replace_scheduler(self) -> None:
         """Kill a scheduler with all its workers and tasks, as when its machine fails, and start another one.
 
         If the workers continued, they would keep the scheduler's database connection open, including its locks.
         """
-        killed = next(process for process in self._running if "scheduler" in process.args and process.poll() is None)
-        os.killpg(killed.pid, signal.SIGKILL)
-        killed.wait()
+        scheduler = next(process for process in self._running if "scheduler" in process.args and process.poll() is None)
+        os.killpg(scheduler.pid, signal.SIGKILL)
+        scheduler.wait()
         self.start("scheduler", "--skip-serve-logs")
 
     def notes(self, run_id: str) -> list[str]:
-        """Return the notes of a run's tasks, each prefixed with the number of its try: see dags/killed_tasks.py."""
+        """Return the recorded steps of a run's tasks, each prefixed with its try number (see dags/killed_tasks.py)."""
         return (self.folder / "steps" / run_id).read_text().splitlines()
 
     def steps(self, run_id: str) -> list[str]:
-        """Return the names of the steps in the first try of a run's watched task."""
-        noted = [note.removeprefix("1 ") for note in self.notes(run_id)]
-        return [step for step in noted if step not in ("begun", "committed")]
+        """Return the names of the storage steps in the first try of the run's watched task."""
+        names = [name.removeprefix("1 ") for name in self.notes(run_id)]
+        return [step for step in names if step not in ("started", "committed")]
 
     def stop(self) -> None:
         """Stop all processes with their children."""
@@ -294,10 +294,10 @@ class Deployment(Api):
 
 
 def wait_for_approval_request(log: Path, dag: str, run_id: str, task: str) -> None:
-    """Wait until a task asks for an approval, and the scheduler has processed this according to its log.
+    """Wait until a task requests an approval and, according to its log, the scheduler has processed this.
 
-    If the response comes earlier, the task starts while the scheduler assumes that it has ended, and Airflow asks
-    again.
+    If the approval arrives earlier, the task starts while the scheduler still assumes that it has ended, and Airflow
+    requests the approval again.
     """
     key = f"TaskInstanceKey(dag_id='{dag}', task_id='{task}', run_id='{run_id}'"
     expected_line = f"Received executor event with state success for task instance {key}"
@@ -314,7 +314,7 @@ def wait_for(probe: Callable[[], Value | None]) -> Value:
 
 
 @contextmanager
-def deployed(
+def running_deployment(
     folder: Path, dags: Sequence[Path], *commands: Sequence[str], database: str | None = None, schedulers: int = 1
 ) -> Iterator[Deployment]:
     """Provide a running Airflow with DAGs, after running commands such as adding a connection; stop it after the block.

@@ -1,4 +1,4 @@
-"""Follow the first steps of docs/deploy/airflow.md like a new user: standalone Airflow and an approval."""
+"""Follow the first steps of docs/deploy/airflow.md as a new user does: standalone Airflow and an approval."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trinitylake_ops import Lakehouse
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(7_200)]
 
 PAGE = DOCS / "deploy" / "airflow.md"
-#: The connection for each row of the page's table of errors.
+#: The connection that causes each error in the page's table of errors.
 CONNECTION_ERRORS = {
     "the host is not a root": {"host": "lake"},
     "the extra has an unknown field": {"host": "/srv/lake", "extra": {"enginee": "local"}},
@@ -31,7 +31,7 @@ CONNECTION_ERRORS = {
     "there is no lakehouse": {"host": "/srv/lake"},
     "the storage's package is missing": {"host": "s3://bucket/lake"},
 }
-#: The triggerer's event loop is blocked while it imports a trigger.
+#: Importing a trigger must be fast, because it blocks the triggerer's event loop.
 IMPORT_TRIGGER = """
 import sys
 from trinitylake_ops.airflow_plugin import CommitTrigger
@@ -98,14 +98,14 @@ def test_new_user_publishes_and_approves_rollback(tmp_path: Path) -> None:
         airflow = Api(url)
         airflow.sign_in("admin", password)
         assert f"Password for user 'admin': {password}" in log.read_text()
-        # Not earlier, because tasks that start before the server is ready fail.
+        # DAGs are unpaused only now, because tasks that start before the server is ready fail.
         for dag in ("trinitylake_follow", "trinitylake_rollback", "trinitylake_publish"):
             airflow.wait_for_dag(dag)
             airflow.request("PATCH", f"/api/v2/dags/{dag}", {"is_paused": False})
         for dag in ("trinitylake_publish", "trinitylake_follow"):
             first, *_ = wait_for(lambda dag=dag: airflow.runs(dag) or None)
             assert airflow.wait_for_run(dag, first) == "success"
-        dag, run_id = "trinitylake_rollback", "by-hand"
+        dag, run_id = "trinitylake_rollback", "manual"
         airflow.trigger(dag, run_id, {"version": 0})
         wait_for(lambda: airflow.task_state(dag, run_id, "rollback.approve") == "awaiting_input" or None)
         wait_for_approval_request(log, dag, run_id, "rollback.approve")
@@ -114,7 +114,7 @@ def test_new_user_publishes_and_approves_rollback(tmp_path: Path) -> None:
             page.get_by_label("Username").fill("admin")
             page.get_by_label("Password").fill(password)
             page.get_by_role("button", name="Sign in").click()
-            page.wait_for_url(lambda now: "/auth/login" not in now)
+            page.wait_for_url(lambda current_url: "/auth/login" not in current_url)
             page.goto(f"{url}/required_actions")
             page.get_by_text("Approve the plan of rollback?").first.click()
             page.get_by_role("button", name="Approve").click()

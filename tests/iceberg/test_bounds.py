@@ -1,4 +1,4 @@
-"""Readers tolerate bounds in manifests that are not values of their columns, and compaction and copies repair them."""
+"""Readers tolerate invalid column bounds in manifests, and compaction and copies repair them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from trinitylake_ops.iceberg.reach import entries_in, manifests_in
 from trinitylake_ops.iceberg.validation.bounds import FaultyBounds, column_types, valid_bounds
 from trinitylake_ops.iceberg.write.data_files import write_data_files
 
-CUT = "A" * 15 + "\u2022 bullet"
-LOWER = CUT.encode()[:16]
-ROWS = pa.table({"k": ["k1", "k2"], "text": [CUT, "zzzz"]})
+TEXT = "A" * 15 + "\u2022 bullet"
+LOWER = TEXT.encode()[:16]  # ends in the middle of a character
+ROWS = pa.table({"k": ["k1", "k2"], "text": [TEXT, "zzzz"]})
 SCHEMA = {"type": "struct", "fields": [
     {"id": 1, "name": "text", "type": "string", "required": False},
     {"id": 2, "name": "n", "type": "long", "required": False},
@@ -46,7 +46,7 @@ SCHEMA = {"type": "struct", "fields": [
 TYPES = column_types(json.dumps(SCHEMA))
 
 
-def faulty_table(catalog: TrinityLakeCatalog) -> None:
+def create_table_with_invalid_bounds(catalog: TrinityLakeCatalog) -> None:
     """Create a table whose manifest has the lower bound that DuckDB writes."""
     table = catalog.create_table("ns.t", ROWS.schema)
     assert isinstance(table.io, StorageFileIO)
@@ -117,9 +117,9 @@ def test_invalid_bounds_are_repaired_or_dropped(
 
 @given(st.text(max_size=12), st.integers(0, 48))
 def test_truncated_lower_bound_remains_a_lower_bound(text: str, n_bytes: int) -> None:
-    cut = text.encode(errors="replace")[:n_bytes]
-    repaired = valid_bounds({1: cut}, {}, TYPES)
-    lower = cut if repaired is None else repaired[0][1]
+    truncated = text.encode(errors="replace")[:n_bytes]
+    repaired = valid_bounds({1: truncated}, {}, TYPES)
+    lower = truncated if repaired is None else repaired[0][1]
     assert text.startswith(lower.decode())
 
 
@@ -129,9 +129,9 @@ def test_invalid_schema_has_no_column_types(schema: str | bytes | None) -> None:
 
 
 def test_readers_repair_invalid_bounds(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    faulty_table(catalog)
+    create_table_with_invalid_bounds(catalog)
     table = catalog.load_table("ns.t")
-    for value, expected in (("zzzz", 1), (CUT, 1), ("A", 0)):
+    for value, expected in (("zzzz", 1), (TEXT, 1), ("A", 0)):
         row_filter = EqualTo("text", value)
         assert table.scan(row_filter).to_arrow().num_rows == expected
         assert isinstance(table.io, StorageFileIO)
@@ -146,7 +146,7 @@ def test_readers_repair_invalid_bounds(lake: Lakehouse, catalog: TrinityLakeCata
 def test_verify_reports_invalid_bounds_and_compaction_repairs_them(
     lake: Lakehouse, catalog: TrinityLakeCatalog
 ) -> None:
-    faulty_table(catalog)
+    create_table_with_invalid_bounds(catalog)
     for _ in range(2):
         report = operations.verify(lake, incremental=True)
         assert [(finding.code, finding.severity) for finding in report.findings] == [("table-bounds", "warning")]
@@ -159,7 +159,7 @@ def test_verify_reports_invalid_bounds_and_compaction_repairs_them(
 
 
 def test_copy_has_valid_bounds(lake: Lakehouse, catalog: TrinityLakeCatalog, tmp_path: Path) -> None:
-    faulty_table(catalog)
+    create_table_with_invalid_bounds(catalog)
     operations.plan_export(lake, "full", "full", target=f"file://{tmp_path}/copy").execute()
     copy = catalog_at(Lakehouse.open(f"file://{tmp_path}/copy"))
     assert [(type(file), file.lower_bounds[2]) for file in live_files(copy)] == [(DataFile, b"A" * 15)]

@@ -23,7 +23,7 @@ from trinitylake_ops.iceberg.write.upsert import stage_upsert
 from trinitylake_ops.storage import background
 
 NAME = ("ns", "t")
-MOMENT = dt.datetime(2030, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001 - a local time
+TIMESTAMP = dt.datetime(2030, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001 - a local time
 
 
 @pytest.fixture
@@ -44,33 +44,33 @@ def publish_column(lake: Lakehouse, rows: Any, method: str = "append") -> list[A
     return values
 
 
-PRESERVED = [
-    (pa.array([MOMENT], pa.timestamp("ns")), MOMENT),
-    (pa.array([MOMENT.replace(microsecond=0)], pa.timestamp("s")), MOMENT.replace(microsecond=0)),
-    (pa.array([MOMENT], pa.timestamp("ns", "Asia/Tokyo")), MOMENT.replace(tzinfo=dt.UTC)),
+PRESERVED_VALUES = [
+    (pa.array([TIMESTAMP], pa.timestamp("ns")), TIMESTAMP),
+    (pa.array([TIMESTAMP.replace(microsecond=0)], pa.timestamp("s")), TIMESTAMP.replace(microsecond=0)),
+    (pa.array([TIMESTAMP], pa.timestamp("ns", "Asia/Tokyo")), TIMESTAMP.replace(tzinfo=dt.UTC)),
     (pa.array([dt.time(1, 2, 3)], pa.time32("s")), dt.time(1, 2, 3)),
-    (pa.array([MOMENT.time()], pa.time64("ns")), MOMENT.time()),
-    (pa.array([MOMENT.date()], pa.date64()), MOMENT.date()),
+    (pa.array([TIMESTAMP.time()], pa.time64("ns")), TIMESTAMP.time()),
+    (pa.array([TIMESTAMP.date()], pa.date64()), TIMESTAMP.date()),
     (pa.array([1.5], pa.float16()), 1.5),
     (pa.array([decimal.Decimal("1.50")], pa.decimal256(38, 2)), decimal.Decimal("1.50")),
     (pa.array(["a"], pa.string_view()), "a"),
     (pa.array([b"a"], pa.binary_view()), b"a"),
-    (pa.array([MOMENT], pa.timestamp("ns")).dictionary_encode(), MOMENT),
-    (pa.array([[MOMENT]], pa.list_(pa.timestamp("ns"))), [MOMENT]),
-    (pa.array([{"v": MOMENT.time()}], pa.struct([("v", pa.time64("ns"))])), {"v": MOMENT.time()}),
+    (pa.array([TIMESTAMP], pa.timestamp("ns")).dictionary_encode(), TIMESTAMP),
+    (pa.array([[TIMESTAMP]], pa.list_(pa.timestamp("ns"))), [TIMESTAMP]),
+    (pa.array([{"v": TIMESTAMP.time()}], pa.struct([("v", pa.time64("ns"))])), {"v": TIMESTAMP.time()}),
 ]
 
 
 @pytest.mark.parametrize("method", ["append", "reader", "upsert"])
 def test_equivalent_types_are_stored_unchanged(lake: Lakehouse, method: str) -> None:
-    for index, (values, expected) in enumerate(PRESERVED):
+    for index, (values, expected) in enumerate(PRESERVED_VALUES):
         separate_lake = Lakehouse.create(f"{lake.root}-{index}")
-        for _ in range(2):  # into a new table, and into the same column again
+        for _ in range(2):  # into a new table, then into the existing column
             stored = publish_column(separate_lake, pa.table({"c": values}), method)
         assert stored == [expected] * (1 if method == "upsert" else 2), values.type
 
 
-LOSSY = [
+LOSSY_VALUES = [
     pa.array([1], pa.timestamp("ns")),
     pa.array([1], pa.time64("ns")),
     pa.array([[1]], pa.list_(pa.timestamp("ns"))),
@@ -81,7 +81,7 @@ LOSSY = [
 
 @pytest.mark.parametrize("method", ["append", "reader", "upsert"])
 def test_values_that_would_lose_precision_are_rejected(lake: Lakehouse, method: str) -> None:
-    for values in LOSSY:
+    for values in LOSSY_VALUES:
         with pytest.raises(InvalidInputError, match=r"ns\.t") as caught:
             publish_column(lake, pa.table({"c": values}), method)
         assert "\n" not in str(caught.value)
@@ -89,17 +89,17 @@ def test_values_that_would_lose_precision_are_rejected(lake: Lakehouse, method: 
 
 
 INVALID_TEXT = pa.StringArray.from_buffers(1, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff"))
-FAR = pa.array([6_600_000], pa.date32())
-UNREADABLE = [
-    FAR,
+FAR_FUTURE = pa.array([6_600_000], pa.date32())
+UNREADABLE_VALUES = [
+    FAR_FUTURE,
     pa.array([-(10**9)], pa.date32()),
     pa.array([-719_163], pa.date32()),
     pa.array([2_932_897], pa.date32()),
     pa.array([570_000_000_000], pa.timestamp("s")),
     pa.array([-62_135_596_801], pa.timestamp("s", "UTC")),
-    pa.StructArray.from_arrays([FAR], ["v"]),
-    pa.ListArray.from_arrays([0, 1], FAR),
-    pa.MapArray.from_arrays([0, 1], pa.array(["m"]), FAR),
+    pa.StructArray.from_arrays([FAR_FUTURE], ["v"]),
+    pa.ListArray.from_arrays([0, 1], FAR_FUTURE),
+    pa.MapArray.from_arrays([0, 1], pa.array(["m"]), FAR_FUTURE),
     pa.Array.from_buffers(pa.time64("us"), 1, [None, pa.py_buffer((10**15).to_bytes(8, "little"))]),
     INVALID_TEXT,
     pa.ListArray.from_arrays([0, 1], INVALID_TEXT),
@@ -108,7 +108,7 @@ UNREADABLE = [
 
 @pytest.mark.parametrize("method", ["append", "reader", "upsert", "partition"])
 def test_unreadable_values_are_rejected(lake: Lakehouse, method: str) -> None:
-    for index, values in enumerate(UNREADABLE):
+    for index, values in enumerate(UNREADABLE_VALUES):
         rows, version = pa.table({"c": values}), lake.latest_version()
         with pytest.raises(InvalidInputError, match=r"ns\.t") as caught:
             if method == "partition" and not pa.types.is_nested(values.type):
@@ -118,8 +118,8 @@ def test_unreadable_values_are_rejected(lake: Lakehouse, method: str) -> None:
         assert "\n" not in str(caught.value), index
         assert lake.latest_version() == version
     assert not [file.path for file in lake.storage.list() if file.path.endswith(".parquet")]
-    ends = [dt.date.min, dt.date.max]
-    assert publish_column(lake, pa.table({"c": pa.array([*ends, None])})) == [*ends, None]
+    limits = [dt.date.min, dt.date.max]
+    assert publish_column(lake, pa.table({"c": pa.array([*limits, None])})) == [*limits, None]
     separate_lake = Lakehouse.create(f"{lake.root}-times")
     times = [dt.datetime.min, dt.datetime.max]  # noqa: DTZ901 - local times
     assert publish_column(separate_lake, pa.table({"c": pa.array(times, pa.timestamp("us"))})) == times
@@ -148,7 +148,7 @@ def test_rows_without_required_columns_are_rejected(lake: Lakehouse) -> None:
     assert catalog_at(lake).load_table(NAME).scan().to_arrow().num_rows == 1
 
 
-UNSUPPORTED = [
+UNSUPPORTED_VALUES = [
     pa.array([1], pa.duration("s")),
     pa.nulls(1),
     pa.array([1], pa.uint64()),
@@ -164,7 +164,7 @@ UNSUPPORTED = [
 
 @pytest.mark.parametrize("method", ["append", "reader", "upsert"])
 def test_unsupported_type_has_one_line_error(lake: Lakehouse, method: str) -> None:
-    for values in UNSUPPORTED:
+    for values in UNSUPPORTED_VALUES:
         with pytest.raises(UnsupportedTypeError, match="'c'") as caught:
             publish_column(lake, pa.table({"c": values}), method)
         assert "\n" not in str(caught.value)
@@ -180,11 +180,11 @@ def test_list_view_of_existing_column_is_rejected(lake: Lakehouse) -> None:
 @pytest.mark.parametrize(
     ("existing", "new"),
     [
-        (pa.array([dt.date(2030, 1, 1)]), pa.array([MOMENT])),
+        (pa.array([dt.date(2030, 1, 1)]), pa.array([TIMESTAMP])),
         (pa.array([True]), pa.array([2])),
         (pa.array([[True]]), pa.array([[2]])),
-        (pa.array([{"v": dt.date(2030, 1, 1)}]), pa.array([{"v": MOMENT}])),
-        (pa.array([[MOMENT]]), pa.array([[MOMENT]], pa.list_(pa.timestamp("us", "UTC")))),
+        (pa.array([{"v": dt.date(2030, 1, 1)}]), pa.array([{"v": TIMESTAMP}])),
+        (pa.array([[TIMESTAMP]]), pa.array([[TIMESTAMP]], pa.list_(pa.timestamp("us", "UTC")))),
         (pa.array([[1]]), pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))),
         (pa.array([{"v": 1}]), pa.array([1])),
     ],
@@ -208,7 +208,7 @@ def test_float_column_is_widened_for_doubles(lake: Lakehouse) -> None:
 
 
 def test_null_columns_fit_any_column(lake: Lakehouse) -> None:
-    publish_column(lake, pa.table({"c": [True], "d": [[MOMENT.date()]]}))
+    publish_column(lake, pa.table({"c": [True], "d": [[TIMESTAMP.date()]]}))
     assert publish_column(lake, pa.table({"c": pa.nulls(1), "d": pa.array([[None]])}), "reader")[::-1] == [True, None]
 
 
@@ -216,33 +216,38 @@ class _Money:
     pass
 
 
-def _objects() -> pl.DataFrame:
+def _frame_with_objects() -> pl.DataFrame:
     return pl.DataFrame({"n": [1], "c": pl.Series([_Money()], dtype=pl.Object)})
 
 
 @pytest.mark.parametrize(
-    "make",
+    "make_frame",
     [
-        _objects,
-        lambda: _objects().lazy(),
+        _frame_with_objects,
+        lambda: _frame_with_objects().lazy(),
         lambda: pl.DataFrame({"c": pl.Series([1], dtype=pl.Int128)}),
         lambda: pl.DataFrame(schema={"c": pl.List(pl.Struct({"v": pl.Object}))}),
         lambda: pl.DataFrame(schema={"c": pl.Array(pl.Object, 2)}),
     ],
     ids=["eager", "lazy", "int128", "nested", "array"],
 )
-def test_unsupported_polars_frame_is_rejected(make: Any) -> None:
+def test_unsupported_polars_frame_is_rejected(make_frame: Any) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        arrow_of_polars(make())
+        arrow_of_polars(make_frame())
     assert "\n" not in str(caught.value)
 
 
 def test_polars_frame_is_stored(lake: Lakehouse) -> None:
     frame = pl.DataFrame(
-        {"c": [MOMENT.time()], "day": [MOMENT.date()], "kind": pl.Series(["a"], dtype=pl.Categorical), "at": [MOMENT]},
+        {
+            "c": [TIMESTAMP.time()],
+            "day": [TIMESTAMP.date()],
+            "kind": pl.Series(["a"], dtype=pl.Categorical),
+            "at": [TIMESTAMP],
+        },
         schema_overrides={"at": pl.Datetime("ns")},
     )
-    assert publish_column(lake, arrow_of_polars(frame.lazy())) == [MOMENT.time()]
+    assert publish_column(lake, arrow_of_polars(frame.lazy())) == [TIMESTAMP.time()]
 
 
 @pytest.mark.parametrize(
@@ -266,15 +271,18 @@ def test_unsupported_pandas_frame_is_rejected(values: Any) -> None:
     ],
     ids=["nulls", "periods", "durations"],
 )
-def test_unsupported_pandas_type_error_advises(lake: Lakehouse, values: Any, advice: str) -> None:
+def test_unsupported_pandas_type_error_suggests_fix(lake: Lakehouse, values: Any, advice: str) -> None:
     with pytest.raises(UnsupportedTypeError, match="'c'") as caught:
         publish_column(lake, arrow_of(pd.DataFrame({"c": values})))
     assert advice in str(caught.value)
 
 
 def test_pandas_nanoseconds_are_stored_only_without_loss(lake: Lakehouse) -> None:
-    at = pd.Series(pd.to_datetime(["2026-01-01 10:00"]).as_unit("ns"))
-    assert publish_column(lake, arrow_of(pd.DataFrame({"c": at}))) == [at[0].to_pydatetime()]
+    timestamps = pd.Series(pd.to_datetime(["2026-01-01 10:00"]).as_unit("ns"))
+    assert publish_column(lake, arrow_of(pd.DataFrame({"c": timestamps}))) == [timestamps[0].to_pydatetime()]
     with pytest.raises(InvalidInputError):
-        publish_column(lake, arrow_of(pd.DataFrame({"c": at + pd.Timedelta(1, "ns")})))
-    assert len(publish_column(lake, arrow_of(pd.DataFrame({"c": (at + pd.Timedelta(1, "ns")).dt.floor("us")})))) == 2
+        publish_column(lake, arrow_of(pd.DataFrame({"c": timestamps + pd.Timedelta(1, "ns")})))
+    assert (
+        len(publish_column(lake, arrow_of(pd.DataFrame({"c": (timestamps + pd.Timedelta(1, "ns")).dt.floor("us")}))))
+        == 2
+    )

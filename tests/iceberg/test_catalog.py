@@ -1,4 +1,4 @@
-"""The catalog through PyIceberg's API: each change is one version of the lakehouse."""
+"""The PyIceberg catalog: each change commits one version of the lakehouse."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_managed_table_is_stored_under_its_id(lake: Lakehouse, catalog: TrinityL
 
 
 def test_managed_table_is_stored_under_table_root(lakes: Lakes) -> None:
-    table_root = lakes.root("tables-elsewhere")
+    table_root = lakes.root("external-tables")
     lake = lakes.local(table_root=table_root)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
@@ -171,7 +171,7 @@ def test_properties_that_delete_or_move_files_are_rejected(lake: Lakehouse, cata
     for name, value in [
         ("write.metadata.delete-after-commit.enabled", "true"),
         ("gc.enabled", "true"),
-        ("write.data.path", "file:///elsewhere"),
+        ("write.data.path", "file:///other"),
     ]:
         with pytest.raises(InvalidDefinitionError, match=name):
             catalog.create_table("ns.u", SCHEMA, properties={name: value})
@@ -182,22 +182,22 @@ def test_properties_that_delete_or_move_files_are_rejected(lake: Lakehouse, cata
     with pytest.raises(InvalidDefinitionError):
         catalog.create_table("ns.u", SCHEMA, location=f"{lake.root}tables/mine")
     table.refresh()
-    with table.transaction() as change:
-        change.set_properties({"comment": "flights"})
+    with table.transaction() as txn:
+        txn.set_properties({"comment": "flights"})
     assert ids_of(catalog.load_table("ns.t")) == [0, 1, 2, 3]
 
 
 def test_catalog_reads_version_or_timestamp(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1, 2))
-    version, moment = lake.latest_version(), lake.snapshot().created_at
+    version, timestamp = lake.latest_version(), lake.snapshot().created_at
     catalog.load_table("ns.t").append(rows(3))
-    for past in (
+    for earlier_catalog in (
         load(lake, version=str(version)),
-        load(lake, timestamp=moment.isoformat()),
+        load(lake, timestamp=timestamp.isoformat()),
         load(lake, timestamp=str(lake.snapshot(version).created_at_ms)),
         catalog_at(lake, version),
     ):
-        assert ids_of(past.load_table("ns.t")) == [1, 2]
+        assert ids_of(earlier_catalog.load_table("ns.t")) == [1, 2]
     assert ids_of(load(lake).load_table("ns.t")) == [1, 2, 3]
     assert load(lake, version="0").list_namespaces() == []
     with pytest.raises(VersionNotFoundError):
@@ -210,26 +210,26 @@ def test_catalog_reads_version_or_timestamp(lake: Lakehouse, catalog: TrinityLak
 
 def test_catalog_on_earlier_version_is_read_only(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
-    past = load(lake, version=str(lake.latest_version()))
+    earlier_catalog = load(lake, version=str(lake.latest_version()))
     files = {info.path for info in lake.storage.list()}
-    table = past.load_table("ns.t")
+    table = earlier_catalog.load_table("ns.t")
     for change in (
         lambda: table.append(rows(2)),
         lambda: table.transaction().set_properties({"a": "b"}).commit_transaction(),
-        lambda: past.create_table("ns.u", SCHEMA),
-        lambda: past.create_namespace("other"),
-        lambda: past.drop_table("ns.t"),
-        lambda: past.purge_table("ns.t"),
-        lambda: past.rename_table("ns.t", "ns.u"),
-        lambda: past.update_namespace_properties("ns", updates={"a": "b"}),
-        lambda: past.register_table("ns.u", table.metadata_location),
+        lambda: earlier_catalog.create_table("ns.u", SCHEMA),
+        lambda: earlier_catalog.create_namespace("other"),
+        lambda: earlier_catalog.drop_table("ns.t"),
+        lambda: earlier_catalog.purge_table("ns.t"),
+        lambda: earlier_catalog.rename_table("ns.t", "ns.u"),
+        lambda: earlier_catalog.update_namespace_properties("ns", updates={"a": "b"}),
+        lambda: earlier_catalog.register_table("ns.u", table.metadata_location),
     ):
         with pytest.raises(InvalidInputError):
             change()
     assert {info.path for info in lake.storage.list()} == files
 
 
-def test_missing_lakehouse_or_root_is_an_error(lakes: Lakes, tmp_path: Path) -> None:
+def test_missing_lakehouse_or_root_raises_error(lakes: Lakes, tmp_path: Path) -> None:
     with pytest.raises(LakehouseNotFoundError):
         load_catalog("lake", **{"py-catalog-impl": IMPLEMENTATION, "root": str(tmp_path / "nothing")})
     with pytest.raises(InvalidInputError, match="'root'"):
@@ -253,7 +253,7 @@ def test_namespace_operations(catalog: TrinityLakeCatalog) -> None:
         catalog.drop_namespace("other")
     catalog.drop_table("other.t")
     catalog.drop_namespace("other")
-    for attempt in (
+    for operation in (
         lambda: catalog.load_namespace_properties("other"),
         lambda: catalog.drop_namespace("other"),
         lambda: catalog.update_namespace_properties("other", updates={"a": "b"}),
@@ -262,7 +262,7 @@ def test_namespace_operations(catalog: TrinityLakeCatalog) -> None:
         lambda: catalog.list_namespaces("a.b"),
     ):
         with pytest.raises(NoSuchNamespaceError):
-            attempt()
+            operation()
 
 
 def test_table_create_rename_and_purge(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
@@ -273,9 +273,9 @@ def test_table_create_rename_and_purge(lake: Lakehouse, catalog: TrinityLakeCata
     assert catalog.create_table_if_not_exists("ns.t", SCHEMA).metadata.table_uuid == table.metadata.table_uuid
     catalog.create_namespace("other")
     version = lake.latest_version()
-    moved = catalog.rename_table("ns.t", "other.u")
+    renamed = catalog.rename_table("ns.t", "other.u")
     assert lake.latest_version() == version + 1
-    moved.append(rows(2))
+    renamed.append(rows(2))
     assert ids_of(catalog.load_table(("other", "u"))) == [1, 2]
     assert (catalog.list_tables("ns"), catalog.list_tables("other")) == ([], [("other", "u")])
     assert lake.snapshot().table("other", "u").id == lake.snapshot(version).table("ns", "t").id
@@ -287,14 +287,14 @@ def test_table_create_rename_and_purge(lake: Lakehouse, catalog: TrinityLakeCata
     assert catalog.table_exists("ns.t")
     catalog.purge_table("other.u")
     assert not catalog.table_exists("other.u")
-    for attempt in (
+    for operation in (
         lambda: catalog.load_table("other.u"),
         lambda: catalog.drop_table("other.u"),
         lambda: catalog.rename_table("other.u", "ns.v"),
         lambda: catalog.load_table("a.b.c"),
     ):
         with pytest.raises(NoSuchTableError):
-            attempt()
+            operation()
     assert ids_of(catalog_at(lake, version).load_table("ns.t")) == [1]
 
 
@@ -324,7 +324,7 @@ def test_register_view_is_not_implemented(catalog: TrinityLakeCatalog) -> None:
 
 
 def test_table_cannot_have_name_of_view(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    """Creating, filling, renaming, registering or publishing it fails, and leaves no file of the table."""
+    """Creating, renaming or registering such a table fails, and leaves no files of the table."""
     metadata_location = catalog.create_table("ns.t", SCHEMA).metadata_location
     with lake.transaction() as txn:
         txn.alter_namespace("ns", {f"{VIEW_PREFIX}v": "{}"})
@@ -352,7 +352,7 @@ def test_create_table_with_unsupported_type_leaves_no_files(lake: Lakehouse, cat
     assert list(lake.storage.list("tables/")) == []
 
 
-def test_other_formats_and_broken_tables_are_typed_errors(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_other_formats_and_broken_tables_raise_typed_errors(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     with lake.transaction() as txn:
         txn.create_table("ns", "lance", TableDef(table_format="LANCE"))
         txn.create_table("ns", "bare", TableDef(format_properties={}))
@@ -375,14 +375,14 @@ def test_other_formats_and_broken_tables_are_typed_errors(lake: Lakehouse, catal
 
 def test_registered_table_is_external_and_read_only(lake: Lakehouse, catalog: TrinityLakeCatalog, lakes: Lakes) -> None:
     other_lake = lakes.local("other")
-    other = catalog_at(other_lake)
-    other.create_namespace("ns")
-    foreign = other.create_table("ns.t", SCHEMA)
-    foreign.append(rows(1, 2))
+    other_catalog = catalog_at(other_lake)
+    other_catalog.create_namespace("ns")
+    foreign_table = other_catalog.create_table("ns.t", SCHEMA)
+    foreign_table.append(rows(1, 2))
     catalog = catalog_at(allowing(lake, other_lake.root))
-    registered = catalog.register_table("ns.ext", foreign.metadata_location)
+    registered = catalog.register_table("ns.ext", foreign_table.metadata_location)
     assert lake.snapshot().table("ns", "ext").table_type == "EXTERNAL"
-    assert lake.snapshot().table("ns", "ext").format_properties["metadata_location"] == foreign.metadata_location
+    assert lake.snapshot().table("ns", "ext").format_properties["metadata_location"] == foreign_table.metadata_location
     assert ids_of(catalog.load_table("ns.ext")) == [1, 2]
     files, version = {info.path for info in other_lake.storage.list()}, lake.latest_version()
     for loaded in (registered, catalog.load_table("ns.ext")):
@@ -391,18 +391,18 @@ def test_registered_table_is_external_and_read_only(lake: Lakehouse, catalog: Tr
     with pytest.raises(InvalidDefinitionError, match=r"ns\.ext"):
         catalog.commit_table(registered, (), (SetPropertiesUpdate(updates={"a": "b"}),))
     assert ({info.path for info in other_lake.storage.list()}, lake.latest_version()) == (files, version)
-    mine = catalog.create_table("ns.t", SCHEMA)
-    mine.append(rows(9))
+    managed_table = catalog.create_table("ns.t", SCHEMA)
+    managed_table.append(rows(9))
     catalog.drop_table("ns.t")
     with pytest.raises(InvalidInputError):
-        catalog.register_table("ns.back", mine.metadata_location)
+        catalog.register_table("ns.back", managed_table.metadata_location)
     with pytest.raises(TableAlreadyExistsError):
-        catalog.register_table("ns.ext", foreign.metadata_location)
-    foreign.append(rows(7))
-    catalog.register_table("ns.ext", foreign.metadata_location, overwrite=True)
+        catalog.register_table("ns.ext", foreign_table.metadata_location)
+    foreign_table.append(rows(7))
+    catalog.register_table("ns.ext", foreign_table.metadata_location, overwrite=True)
     assert ids_of(catalog.load_table("ns.ext")) == [1, 2, 7]
     with pytest.raises(NoSuchNamespaceError):
-        catalog.register_table("nothing.t", foreign.metadata_location)
+        catalog.register_table("nothing.t", foreign_table.metadata_location)
 
 
 def test_registering_io_derives_lakehouse_root_for_flat_storages() -> None:
@@ -463,17 +463,17 @@ def faulty(lake: Lakehouse, *faults: Fault) -> tuple[TrinityLakeCatalog, FaultyS
 
 def test_failed_request_during_append_changes_nothing(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
-    probe, log = faulty(lake)
-    probe.load_table("ns.t").append(rows(2))
-    writes = [request for request in log.log if request.kind in ("create", "write")]
+    logged_catalog, faulty_storage = faulty(lake)
+    logged_catalog.load_table("ns.t").append(rows(2))
+    writes = [request for request in faulty_storage.log if request.kind in ("create", "write")]
     assert len(writes) >= 6  # data, manifest, manifest list, metadata, definition, nodes, root, hint
     for index, request in enumerate(writes, start=1):
         if request.path == "_latest_hint.txt":
             continue
         version, before = lake.latest_version(), ids_of(catalog.load_table("ns.t"))
         kinds = [write.kind for write in writes[:index]]
-        broken, _ = faulty(lake, fail(kinds.count(request.kind), StorageFullError, kind=request.kind))
-        table = broken.load_table("ns.t")
+        faulty_catalog, _ = faulty(lake, fail(kinds.count(request.kind), StorageFullError, kind=request.kind))
+        table = faulty_catalog.load_table("ns.t")
         with pytest.raises(StorageFullError):
             table.append(rows(99))
         assert (lake.latest_version(), ids_of(catalog.load_table("ns.t"))) == (version, before)
@@ -482,13 +482,13 @@ def test_failed_request_during_append_changes_nothing(lake: Lakehouse, catalog: 
 def test_unknown_commit_outcome_raises_commit_state_unknown(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA)
     root = f"_{f'{lake.latest_version() + 1:032b}'[::-1]}.arrow"
-    broken, _ = faulty(
+    faulty_catalog, _ = faulty(
         lake,
         fail(1, AmbiguousWriteError, "after", kind="create", path_part=root),
         fail(2, TransientError, kind="read", path_part=root, times=100),
     )
     table = catalog.load_table("ns.t")
-    table.catalog = broken
+    table.catalog = faulty_catalog
     with pytest.raises(CommitStateUnknownException):
         table.append(rows(1))
     assert ids_of(catalog.load_table("ns.t")) == [1]
@@ -500,7 +500,7 @@ def test_lost_race_leaves_no_metadata_file(lake: Lakehouse, catalog: TrinityLake
     def metadata_files() -> int:
         return sum(info.path.endswith(".metadata.json") for info in lake.storage.list("tables/"))
 
-    class Racing(FaultyStorage):
+    class RacingStorage(FaultyStorage):
         """Commits to the same table in another catalog just before the root is created."""
 
         raced = False
@@ -511,7 +511,7 @@ def test_lost_race_leaves_no_metadata_file(lake: Lakehouse, catalog: TrinityLake
                 catalog.load_table("ns.t").append(rows(1))
             super().create(path, data)
 
-    racing = catalog_at(Lakehouse(Racing(lake.storage, concurrency=1), lake.storage_options))
+    racing = catalog_at(Lakehouse(RacingStorage(lake.storage, concurrency=1), lake.storage_options))
     before = metadata_files()
     with pytest.raises(CommitFailedException, match="ns\\.t"):
         racing.load_table("ns.t").append(rows(2))
@@ -533,11 +533,11 @@ def test_all_table_files_use_metered_storage(
     with meter.measure() as measured:
         assert table.scan().to_arrow().num_rows == 3
     assert measured.counts.requests == budget("scan after an append").requests
-    fresh = catalog_at(lake).load_table("ns.t")
+    fresh_table = catalog_at(lake).load_table("ns.t")
     with meter.measure() as measured:
-        assert fresh.scan().to_arrow().num_rows == 3
+        assert fresh_table.scan().to_arrow().num_rows == 3
     assert measured.counts.requests == budget("scan, first time").requests
     with meter.measure() as measured:
-        assert fresh.scan().to_arrow().num_rows == 3
+        assert fresh_table.scan().to_arrow().num_rows == 3
     assert measured.counts.requests == budget("scan again").requests
     assert type(load_file_io(catalog.properties)) is StorageFileIO

@@ -1,4 +1,4 @@
-"""Content digests are independent of order and encoding, and differ for any changed value."""
+"""Content digests do not depend on row order or encoding, and differ if any value differs."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def test_digest_depends_on_values_but_not_on_order_or_batches(seed: int) -> None
     schema = iceberg(rows.schema)
     base = digest(rows, schema)
     order = random.sample(range(rows.num_rows), rows.num_rows)
-    parts = pa.Table.from_batches([rows.to_batches()[0].slice(at, 1) for at in order])
-    assert base.difference(digest(parts, schema, n_rows=3)) is None
+    shuffled = pa.Table.from_batches([rows.to_batches()[0].slice(index, 1) for index in order])
+    assert base.difference(digest(shuffled, schema, n_rows=3)) is None
     assert base.difference(digest(rows.slice(1), schema)) is not None
-    for at, field in enumerate(rows.schema):
+    for index, field in enumerate(rows.schema):
         values = rows[field.name].to_pylist()
         row = random.randrange(len(values))
-        other = value(random, field.type)
-        if repr(other) == repr(values[row]):
+        new_value = value(random, field.type)
+        if repr(new_value) == repr(values[row]):
             continue
-        changed_rows = rows.set_column(at, field, array([*values[:row], other, *values[row + 1 :]], field.type))
+        changed_rows = rows.set_column(index, field, array([*values[:row], new_value, *values[row + 1 :]], field.type))
         difference = base.difference(digest(changed_rows, schema))
         assert difference is not None
         assert f"'{field.name}" in difference
@@ -158,15 +158,15 @@ def test_string_hash_is_independent_of_batch_and_encoding() -> None:
     random = Random(5)
     texts = [random.randbytes(length) for length in range(300) for _ in range(3)]
     texts += [bytes(length) for length in range(1, 300)]  # zeros, which are also used as padding
-    for at in range(0, 64, 8):  # the high bytes of two words
-        texts.append(bytes(at + 7) + b"\x80" + bytes(7 - at % 8) + b"\x80" + bytes(70 - at))
+    for index in range(0, 64, 8):  # the high bytes of two words
+        texts.append(bytes(index + 7) + b"\x80" + bytes(7 - index % 8) + b"\x80" + bytes(70 - index))
     texts = list(dict.fromkeys(texts))
-    alone = [_texts(pa.array([text]))[0].as_py() for text in texts]
-    assert len(set(alone)) == len(texts)
-    assert _texts(pa.array(texts, pa.large_binary())).to_pylist() == alone
+    expected = [_texts(pa.array([text]))[0].as_py() for text in texts]
+    assert len(set(expected)) == len(texts)
+    assert _texts(pa.array(texts, pa.large_binary())).to_pylist() == expected
     order = random.sample(range(len(texts)), len(texts))
-    assert _texts(pa.array(texts).take(order)).to_pylist() == [alone[at] for at in order]
-    assert _texts(pa.array([b"x", *texts, None]).slice(1, 200)).to_pylist() == alone[:200]
+    assert _texts(pa.array(texts).take(order)).to_pylist() == [expected[index] for index in order]
+    assert _texts(pa.array([b"x", *texts, None]).slice(1, 200)).to_pylist() == expected[:200]
     for width in (8, 16, 20, 256):
         fixed = [text for text in texts if len(text) == width]
         stored = pa.array([fixed[0], *fixed], pa.binary(width)).slice(1)

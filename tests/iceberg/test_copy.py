@@ -15,7 +15,7 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import FileKind
 
 MANIFEST = "tables/t/metadata/m.avro"
-# Like the schema of a manifest, with partition values of every logical type of Avro.
+# A simplified manifest schema with a partition field of each logical type of Avro.
 VALUES = {
     "date": {"type": "int", "logicalType": "date"},
     "time": {"type": "long", "logicalType": "time-micros"},
@@ -41,11 +41,11 @@ SCHEMA = {
         }
     ],
 }
-PHYSICAL = b"logicalTypo"  # a meaningless attribute of the same length as the real one
+PHYSICAL = b"logicalTypo"  # an attribute that Avro ignores, with the same length as "logicalType"
 
 
 def manifest(codec: str, data_file: dict[str, Any]) -> bytes:
-    """Encode a manifest with these physical values."""
+    """Encode a manifest whose data file has the physical values ``data_file``."""
     physical_schema = fastavro.parse_schema(_renamed(SCHEMA))
     buffer = io.BytesIO()
     fastavro.writer(buffer, physical_schema, [{"data_file": data_file}], codec=codec, metadata={"format-version": "2"})
@@ -68,7 +68,7 @@ def _renamed(schema: Any) -> Any:
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "zstandard"])
 def test_rewritten_manifest_preserves_values_beyond_python_range(lakes: Lakes, codec: str) -> None:
-    """Such values are used for infinite dates and times."""
+    """Some engines use such values for infinite dates and times."""
     lake = lakes.local()
     values = {
         "date": 106_751_991,

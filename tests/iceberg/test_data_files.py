@@ -1,4 +1,4 @@
-"""Data files written without a catalog: partitions, statistics, memory, failures."""
+"""Data files written without a catalog: partitions, statistics, memory use and failures."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def test_data_file_can_be_pickled(lake: Lakehouse, io: StorageFileIO) -> None:
     assert "/day=2013-01-02/price=1.50/" in copy.file_path
 
 
-def test_file_is_finished_at_target_size(lake: Lakehouse, io: StorageFileIO) -> None:
-    batches = [flights(*[1] * 2_000, first_delay=at * 2_000) for at in range(10)]
+def test_new_file_starts_at_target_size(lake: Lakehouse, io: StorageFileIO) -> None:
+    batches = [flights(*[1] * 2_000, first_delay=index * 2_000) for index in range(10)]
     files = write_data_files(
         io, metadata_of(lake, FLIGHTS), batches, target_file_size_bytes=20_000, buffer_bytes=100_000
     )
@@ -140,20 +140,20 @@ class RecordingFileIO(StorageFileIO):
 
 def test_memory_is_bounded_for_many_partitions(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_OPEN_FILES", 3)
-    recording = RecordingFileIO.on(lake.storage, lake.storage_options)
-    recording.outputs = []
+    recording_io = RecordingFileIO.on(lake.storage, lake.storage_options)
+    recording_io.outputs = []
     n_open: list[int] = []
 
     def batches() -> Iterator[pa.RecordBatch]:
         for number in range(60):
             yield flights(*[number % 12] * 500, first_delay=number * 500)
-            n_open.append(sum(not output.exists() for output in recording.outputs))
+            n_open.append(sum(not output.exists() for output in recording_io.outputs))
 
-    files = write_data_files(recording, metadata_of(lake, FLIGHTS, "month"), batches(), buffer_bytes=50_000)
+    files = write_data_files(recording_io, metadata_of(lake, FLIGHTS, "month"), batches(), buffer_bytes=50_000)
     assert max(n_open) == 3
     n_row_groups = 0
     for data_file in files:
-        with recording.new_input(data_file.file_path).open() as stream:
+        with recording_io.new_input(data_file.file_path).open() as stream:
             n_row_groups += pq.read_metadata(stream).num_row_groups
     assert n_row_groups > 12, "partitions are flushed when the buffer is full"
     assert sum(data_file.record_count for data_file in files) == 30_000
@@ -169,19 +169,21 @@ def test_write_without_rows_creates_no_file(lake: Lakehouse, io: StorageFileIO, 
 
 
 def test_failed_write_leaves_no_files(lake: Lakehouse, io: StorageFileIO) -> None:
-    def failing() -> Iterator[pa.RecordBatch]:
+    def failing_batches() -> Iterator[pa.RecordBatch]:
         for month in range(6):
             yield flights(*[month] * 500)
         raise RuntimeError("the task was killed")
 
     metadata = metadata_of(lake, FLIGHTS, "month")
     with pytest.raises(RuntimeError, match="killed"):
-        write_data_files(io, metadata, failing(), target_file_size_bytes=1, buffer_bytes=20_000)
+        write_data_files(io, metadata, failing_batches(), target_file_size_bytes=1, buffer_bytes=20_000)
     assert list(lake.storage.list("tables/")) == []
-    for at in (1, 2):
-        broken = StorageFileIO.on(FaultyStorage(lake.storage, [fail(at, StorageFullError, kind="write")]))
+    for request_number in (1, 2):
+        faulty_io = StorageFileIO.on(
+            FaultyStorage(lake.storage, [fail(request_number, StorageFullError, kind="write")])
+        )
         with pytest.raises(StorageFullError):
-            write_data_files(broken, metadata, [flights(1, 2, 3)])
+            write_data_files(faulty_io, metadata, [flights(1, 2, 3)])
         assert list(lake.storage.list("tables/")) == []
 
 
@@ -195,7 +197,7 @@ def test_failed_write_leaves_no_files(lake: Lakehouse, io: StorageFileIO) -> Non
         ({"delay": pa.array(["soon"])}, "'delay' cannot be stored as long"),
     ],
 )
-def test_error_for_unsuitable_rows_names_the_column(
+def test_unsuitable_rows_raise_error_with_column_name(
     lake: Lakehouse, io: StorageFileIO, change: dict[str, pa.Array | None], message: str
 ) -> None:
     batch = flights(1)
@@ -223,9 +225,9 @@ def test_local_times_are_not_stored_as_utc(lake: Lakehouse, io: StorageFileIO) -
 
 
 def test_unsupported_partition_is_rejected(lake: Lakehouse, io: StorageFileIO) -> None:
-    floats = metadata_of(lake, pa.schema([("v", pa.float64())]), "v")
+    float_metadata = metadata_of(lake, pa.schema([("v", pa.float64())]), "v")
     with pytest.raises(InvalidDefinitionError):
-        write_data_files(io, floats, [])
+        write_data_files(io, float_metadata, [])
     with pytest.raises(InvalidDefinitionError):
         write_data_files(io, metadata_of(lake, pa.schema([("v", pa.uuid())]), "v"), [])
     schema: Schema = arrow_to_iceberg_schema(FLIGHTS)
@@ -264,8 +266,8 @@ def test_unknown_nested_field_is_rejected(
         InvalidInputError, match=f"column 'n' has the field '{missing_field}', which the table's column lacks"
     ):
         write_data_files(io, metadata, [batch])
-    same = pa.record_batch([pa.nulls(2, table_type)], names=["n"])
-    assert [data_file.record_count for data_file in write_data_files(io, metadata, [same])] == [2]
+    matching_batch = pa.record_batch([pa.nulls(2, table_type)], names=["n"])
+    assert [data_file.record_count for data_file in write_data_files(io, metadata, [matching_batch])] == [2]
 
 
 def test_duplicate_column_is_rejected(lake: Lakehouse, io: StorageFileIO) -> None:

@@ -1,4 +1,4 @@
-"""Small files that inflate to a lot, or declare it, are rejected before they cost memory or time."""
+"""Small files that inflate to a large size, or declare one, are rejected before they use much memory or time."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from trinitylake_ops.iceberg.validation.inflate import (
 ON_DISK_IN_SOAK = True  # tests/iceberg/conftest.py
 
 #: Maximum additional memory of a reader in bytes, and its maximum CPU time in seconds.
-EXTRA_BYTES = 256 << 20
-SECONDS = 10
+MAX_EXTRA_BYTES = 256 << 20
+MAX_CPU_SECONDS = 10
 
 _CHILD = """
 import resource, sys, time
@@ -55,14 +55,14 @@ from trinitylake_ops.iceberg.metadata import metadata_json
 path = sys.argv[1]
 data = open(path, "rb").read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-begun = time.process_time()
+started = time.process_time()
 try:
     (uncompressed if path.endswith(".avro") else metadata_json)(data, path)
 except CorruptFileError:
     pass
 else:
     raise SystemExit("the file was accepted")
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10, time.process_time() - begun)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10, time.process_time() - started)
 """
 RECORD = {"type": "record", "name": "r", "fields": [{"name": "text", "type": "bytes"}]}
 
@@ -72,7 +72,7 @@ def gzip_members(n_bytes: int) -> bytes:
     return member * (n_bytes // (64 << 20))
 
 
-def packed(codec: str, data: bytes) -> bytes:
+def compressed_block(codec: str, data: bytes) -> bytes:
     """Return the bytes of a block of an Avro file, compressed."""
     if codec == "deflate":
         return zlib.compress(data, 9)[2:-4]
@@ -87,21 +87,23 @@ def packed(codec: str, data: bytes) -> bytes:
 
 def avro_bomb(codec: str, n_bytes: int) -> bytes:
     """Return an Avro file with one block that inflates to ``n_bytes`` of zeros."""
-    return avro_file({"avro.codec": codec.encode()}, [(1, packed(codec, b"\0" * n_bytes))])
+    return avro_file({"avro.codec": codec.encode()}, [(1, compressed_block(codec, b"\0" * n_bytes))])
 
 
 def avro_file(meta: dict[str, bytes], blocks: list[tuple[int, bytes]], sync: bytes = b"s" * 16) -> bytes:
     fields = {"avro.schema": json.dumps(RECORD).encode(), "avro.codec": b"null", **meta}
-    header = b"".join(long(len(text)) + text for item in fields.items() for text in (as_bytes(item[0]), item[1]))
-    body = b"".join(long(count) + long(len(block)) + block + sync for count, block in blocks)
-    return b"Obj\x01" + long(len(fields)) + header + long(0) + sync + body
+    header = b"".join(
+        encoded_long(len(text)) + text for item in fields.items() for text in (as_bytes(item[0]), item[1])
+    )
+    body = b"".join(encoded_long(count) + encoded_long(len(block)) + block + sync for count, block in blocks)
+    return b"Obj\x01" + encoded_long(len(fields)) + header + encoded_long(0) + sync + body
 
 
 def as_bytes(text: str) -> bytes:
     return text.encode()
 
 
-def long(number: int) -> bytes:
+def encoded_long(number: int) -> bytes:
     remaining = (number << 1) ^ (number >> 63)
     encoded = bytearray()
     while remaining > 0x7F:
@@ -118,13 +120,13 @@ def test_decompression_bomb_is_rejected_within_memory_and_time_limits(kind: str,
     completed = subprocess.run([sys.executable, "-c", _CHILD, str(path)], capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     extra_bytes, seconds = map(float, completed.stdout.split())
-    assert extra_bytes < EXTRA_BYTES
-    assert seconds < SECONDS
+    assert extra_bytes < MAX_EXTRA_BYTES
+    assert seconds < MAX_CPU_SECONDS
 
 
 @pytest.mark.parametrize("codec", sorted(AVRO_CODECS))
 def test_codec_stops_at_size_limit(codec: str) -> None:
-    block = packed(codec, b"\0" * 1000)
+    block = compressed_block(codec, b"\0" * 1000)
     assert AVRO_CODECS[codec](block, 1000) == b"\0" * 1000
     with pytest.raises(InflatedTooLargeError):
         AVRO_CODECS[codec](block, 999)
@@ -132,7 +134,7 @@ def test_codec_stops_at_size_limit(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", ["deflate", "bzip2"])
 def test_truncated_block_is_corrupt(codec: str) -> None:
-    block = packed(codec, bytes(range(256)) * 8)[:-20]
+    block = compressed_block(codec, bytes(range(256)) * 8)[:-20]
     with pytest.raises(CorruptFileError):
         uncompressed(avro_file({"avro.codec": codec.encode()}, [(1, block)]), "x.avro")
 
@@ -142,10 +144,10 @@ def test_oversized_header_is_corrupt() -> None:
         schema = json.dumps({"type": "record", "name": "r", "fields": [], "doc": "x" * n_chars}).encode()
         return header_bytes({"avro.schema": schema, "avro.codec": b"null"}, b"s" * 16)
 
-    assert uncompressed(with_schema(MAX_HEADER_BYTES - 1_000), "own.avro").n_records == 0
+    assert uncompressed(with_schema(MAX_HEADER_BYTES - 1_000), "small.avro").n_records == 0
     with pytest.raises(CorruptFileError):
         uncompressed(with_schema(MAX_HEADER_BYTES), "large.avro")
-    check_header_size(with_schema(MAX_HEADER_BYTES - 1_000)[: 1 << 20], "own.avro")
+    check_header_size(with_schema(MAX_HEADER_BYTES - 1_000)[: 1 << 20], "small.avro")
     with pytest.raises(CorruptFileError):  # detected in the first bytes, without reading the rest
         check_header_size(with_schema(MAX_HEADER_BYTES)[: 1 << 20], "large.avro")
 
@@ -155,7 +157,7 @@ def test_limit_applies_to_all_members_and_blocks_together() -> None:
     assert inflate_gzip(member * 2 + b"\0" * 512, 1200) == b"x" * 1200
     with pytest.raises(InflatedTooLargeError):
         inflate_gzip(member * 2, 1199)
-    half = packed("deflate", b"\0" * (avro_limit_bytes(0) // 2 + 1))
+    half = compressed_block("deflate", b"\0" * (avro_limit_bytes(0) // 2 + 1))
     with pytest.raises(CorruptFileError):
         uncompressed(avro_file({"avro.codec": b"deflate"}, [(1, half), (1, half)]), "x.avro")
 
@@ -183,27 +185,27 @@ def schema_with(field: object) -> bytes:
         avro_file({}, [(1 << 60, b"\0" * 100)]),
         avro_file({}, [(100_000, b"\0" * 200_000)]),
         avro_file({}, [(-1, b"\0")]),
-        avro_file({"avro.schema": schema_with(EMPTY_ITEMS)}, [(1, long(1 << 60) + long(0))]),
-        avro_file({"avro.schema": schema_with(["null", NULL_ITEMS])}, [(1, long(1 << 60) + long(0))]),
+        avro_file({"avro.schema": schema_with(EMPTY_ITEMS)}, [(1, encoded_long(1 << 60) + encoded_long(0))]),
+        avro_file({"avro.schema": schema_with(["null", NULL_ITEMS])}, [(1, encoded_long(1 << 60) + encoded_long(0))]),
         avro_file({"avro.schema": b"[" * 100_000}, []),
         avro_file({"avro.schema": b"{}"}, [(1, b"")]),
         avro_file({"avro.codec": b"xz"}, []),
         avro_file({"avro.codec": b"os.system"}, []),
         avro_file({}, [(1, b"12")])[:-1],
         avro_file({}, [])[:-1],
-        b"Obj\x01" + long(1 << 60),
-        b"Obj\x01" + long(1) + long(1 << 40) + b"abc",
+        b"Obj\x01" + encoded_long(1 << 60),
+        b"Obj\x01" + encoded_long(1) + encoded_long(1 << 40) + b"abc",
         b"Obj\x01" + b"\xff" * 30,
         b"Obj\x02" + avro_file({}, [])[4:],
         b"",
     ],
     ids=lambda data: "",
 )
-def test_avro_file_with_false_declarations_is_corrupt(data: bytes) -> None:
-    begun = time.process_time()
+def test_avro_file_with_invalid_declared_sizes_is_corrupt(data: bytes) -> None:
+    started = time.process_time()
     with pytest.raises(CorruptFileError, match=r"'x\.avro'"):
         uncompressed(data, "x.avro")
-    assert time.process_time() - begun < SECONDS
+    assert time.process_time() - started < MAX_CPU_SECONDS
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "zstandard"])
@@ -240,8 +242,8 @@ def test_manifest_list_bomb_is_rejected_by_all_readers(
 
 @pytest.mark.parametrize("name", ["x.avro", "x.parquet"])
 def test_avro_bomb_with_other_name_or_magic_is_rejected(lake: Lakehouse, name: str) -> None:
-    for head, path in ((b"Obj\x01", name), (b"PAR1", "y" + name)):
-        lake.storage.create(path, head + avro_bomb("deflate", ALWAYS_ALLOWED_BYTES + 1)[4:])
+    for magic, path in ((b"Obj\x01", name), (b"PAR1", "y" + name)):
+        lake.storage.create(path, magic + avro_bomb("deflate", ALWAYS_ALLOWED_BYTES + 1)[4:])
         with pytest.raises(CorruptFileError), StorageFileIO.on(lake.storage).new_input(lake.root + path).open() as file:
             file.read()
 
@@ -259,10 +261,10 @@ def test_metadata_json_with_too_many_values_is_corrupt() -> None:
 )
 def test_deeply_nested_or_invalid_metadata_is_corrupt(lake: Lakehouse, text: bytes) -> None:
     lake.storage.create("1.metadata.json", text)
-    begun = time.process_time()
+    started = time.process_time()
     with pytest.raises(CorruptFileError) as caught:
         read_table_metadata(StorageFileIO.on(lake.storage), lake.root + "1.metadata.json")
-    assert time.process_time() - begun < SECONDS
+    assert time.process_time() - started < MAX_CPU_SECONDS
     assert len(str(caught.value)) < 400
 
 
@@ -275,7 +277,7 @@ def test_inline_manifests_are_listed_and_read(lake: Lakehouse, catalog: TrinityL
     def inline(content: dict[str, Any]) -> None:
         content["format-version"] = 1
         content["snapshots"] = [
-            shot for shot in content["snapshots"] if shot["snapshot-id"] == content["current-snapshot-id"]
+            snapshot for snapshot in content["snapshots"] if snapshot["snapshot-id"] == content["current-snapshot-id"]
         ]
         content["snapshots"][0].pop("manifest-list")
         content["snapshots"][0]["manifests"] = [record["manifest_path"] for record in records]
@@ -286,9 +288,9 @@ def test_inline_manifests_are_listed_and_read(lake: Lakehouse, catalog: TrinityL
     assert path == metadata_path(lake)
     after = {file.location for file in files_of(lake.snapshot().table("ns", "t"), StorageFileIO.on(lake.storage))}
     assert {location for location in before if location.endswith((".parquet", "m0.avro"))} <= after
-    fresh = catalog_at(lake).load_table("ns.t")
-    assert ids_of(fresh) == [1, 2]
+    table = catalog_at(lake).load_table("ns.t")
+    assert ids_of(table) == [1, 2]
     with pytest.raises(InvalidDefinitionError):
-        fresh.append(rows(3))
+        table.append(rows(3))
     assert {"table-unreadable"} == {finding.code for finding in operations.verify(lake).findings}
     assert lake.snapshot().table("ns", "t").format_properties[METADATA_LOCATION] == path

@@ -55,9 +55,9 @@ def test_polars_reads_both_versions_through_the_storage(
             assert measured.counts.requests["read"] >= 1 + 2 * n_data_files
 
 
-@pytest.mark.local_only("Polars opens data files by itself on file:// roots only")
+@pytest.mark.local_only("Polars opens data files directly on file:// roots only")
 def test_polars_native_reader_opens_data_files_directly(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This works only for ``file://`` roots, and its reads of data files are not metered (see ``io/file_io``)."""
+    """This works only for ``file://`` roots, and the data file reads are not metered (see ``io/file_io``)."""
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     lake = lakes.local()
     meter = MeteredStorage(lake.storage)
@@ -67,7 +67,7 @@ def test_polars_native_reader_opens_data_files_directly(lakes: Lakes, monkeypatc
     table = catalog_at(Lakehouse(meter, lake.storage_options)).load_table("ns.t")
     with meter.measure() as measured:
         assert table.to_polars().filter(pl.col("id") > 1).collect().height == 2
-    assert measured.counts.requests == {"read": budget("scan, first time").requests["read"] - 1}, "without the data"
+    assert measured.counts.requests == {"read": budget("scan, first time").requests["read"] - 1}, "no data file"
 
 
 def test_batches_are_streamed_through_the_storage(

@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 
 from trinitylake_ops.iceberg.delete_files import _DeletedKeys
 
-_NUMBERS = st.lists(st.tuples(st.sampled_from([None, 0, 1, 2**40]), st.sampled_from([None, "", "a", "b"])), max_size=12)
+_KEYS = st.lists(st.tuples(st.sampled_from([None, 0, 1, 2**40]), st.sampled_from([None, "", "a", "b"])), max_size=12)
 
 
 @settings(max_examples=150, deadline=None)
-@given(deleted=_NUMBERS.filter(bool), matches=_NUMBERS)
+@given(deleted=_KEYS.filter(bool), matches=_KEYS)
 def test_multi_column_keys_match_as_pairs(
     deleted: list[tuple[int | None, str | None]], matches: list[tuple[int | None, str | None]]
 ) -> None:
-    kinds = (pa.int64(), pa.string())
-    keys = _DeletedKeys(pa.table(_columns(deleted, kinds), names=["a", "b"]))
-    assert keys.matches(_columns(matches, kinds)).to_pylist() == [row in set(deleted) for row in matches]
+    data_types = (pa.int64(), pa.string())
+    keys = _DeletedKeys(pa.table(_columns(deleted, data_types), names=["a", "b"]))
+    assert keys.matches(_columns(matches, data_types)).to_pylist() == [row in set(deleted) for row in matches]
 
 
-def _columns(rows: list[Any], kinds: tuple[pa.DataType, ...]) -> list[pa.Array]:
-    return [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(kinds)]
+def _columns(rows: list[Any], data_types: tuple[pa.DataType, ...]) -> list[pa.Array]:
+    return [pa.array([row[index] for row in rows], kind) for index, kind in enumerate(data_types)]
 
 
 @pytest.mark.parametrize(

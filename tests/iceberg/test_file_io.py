@@ -1,4 +1,4 @@
-"""PyIceberg's FileIO contract on a Storage, request by request."""
+"""The FileIO interface of PyIceberg on a Storage, and the number of requests that it sends."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_written_file_is_read_in_one_request(io: StorageFileIO, meter: MeteredSt
 def test_missing_file_raises_builtin_and_package_error(io: StorageFileIO) -> None:
     file = io.new_input(f"{io.root}tables/x/none")
     assert not file.exists()
-    for attempt in (file.open, file.__len__):
+    for operation in (file.open, file.__len__):
         with pytest.raises(FileNotFoundError) as caught:
-            attempt()
+            operation()
         assert isinstance(caught.value, FileMissingError)
         unpickled = pickle.loads(pickle.dumps(caught.value))
         assert str(unpickled) == str(caught.value)
@@ -98,7 +98,7 @@ def test_file_is_visible_only_after_close(io: StorageFileIO) -> None:
 
 @pytest.mark.parametrize("size_bytes", [0, 1, WHOLE_FILE_BYTES - 1, WHOLE_FILE_BYTES, WHOLE_FILE_BYTES + 1, 3_000_000])
 def test_reads_at_any_offset_return_correct_bytes(io: StorageFileIO, size_bytes: int) -> None:
-    data = bytes(at * 31 % 251 for at in range(size_bytes % 997)) * (size_bytes // max(1, size_bytes % 997) + 1)
+    data = bytes(index * 31 % 251 for index in range(size_bytes % 997)) * (size_bytes // max(1, size_bytes % 997) + 1)
     data = data[:size_bytes]
     assert len(data) == size_bytes
     stream = io.new_input(write_file(io, f"f{size_bytes}", data)).open()
@@ -120,7 +120,7 @@ def test_reads_at_any_offset_return_correct_bytes(io: StorageFileIO, size_bytes:
 
 def test_large_parquet_file_takes_few_requests(io: StorageFileIO, meter: MeteredStorage) -> None:
     n_rows = 200_000
-    columns = {f"c{at}": pa.array(range(at, n_rows + at), pa.int64()) for at in range(4)}
+    columns = {f"c{index}": pa.array(range(index, n_rows + index), pa.int64()) for index in range(4)}
     uri = f"{io.root}tables/x/big.parquet"
     with io.new_output(uri).create() as stream:
         pq.write_table(pa.table(columns), stream, compression="none", use_dictionary=False, row_group_size=50_000)
@@ -129,7 +129,7 @@ def test_large_parquet_file_takes_few_requests(io: StorageFileIO, meter: Metered
     with meter.measure() as measured, io.new_input(uri).open() as stream:
         read = pq.read_table(stream, columns=["c3"], pre_buffer=True)
     assert read["c3"][-1].as_py() == n_rows + 2
-    assert measured.counts.requests["read"] <= 7  # start, end, and at most one for each row group
+    assert measured.counts.requests["read"] <= 7  # start and end of the file, and at most one for each row group
     assert measured.counts.requests["stat"] == 1
     assert measured.counts.bytes_read < size_bytes / 2
 
@@ -137,14 +137,14 @@ def test_large_parquet_file_takes_few_requests(io: StorageFileIO, meter: Metered
 def test_uri_outside_root_uses_another_storage(
     io: StorageFileIO, meter: MeteredStorage, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    external = tmp_path_factory.mktemp("elsewhere") / "f"
+    external = tmp_path_factory.mktemp("external") / "f"
     with meter.measure() as measured:
         for location in (f"file://{external}", str(external)):
-            foreign = StorageFileIO.on(io.storage, {"allowed_roots": str(external.parent)})
-            with foreign.new_output(location).create(overwrite=True) as stream:
+            external_io = StorageFileIO.on(io.storage, {"allowed_roots": str(external.parent)})
+            with external_io.new_output(location).create(overwrite=True) as stream:
                 stream.write(b"foreign")
-            assert foreign.new_input(location).open().read() == b"foreign"
-            assert foreign.location(f"file://{external}") == f"file://{external}"
+            assert external_io.new_input(location).open().read() == b"foreign"
+            assert external_io.location(f"file://{external}") == f"file://{external}"
     assert external.read_bytes() == b"foreign"
     assert measured.counts.total == 0
     with pytest.raises(InvalidLocationError):
@@ -157,7 +157,7 @@ def test_uri_outside_root_uses_another_storage(
         StorageFileIO.on(io.storage, {"allowed_roots": "gopher://host"}).new_input("gopher://host/f")
 
 
-def test_pickled_file_io_reads(io: StorageFileIO) -> None:
+def test_pickled_file_io_reads_files(io: StorageFileIO) -> None:
     uri = write_file(io, "f", b"x")
     copy = pickle.loads(pickle.dumps(io))
     assert copy.new_input(uri).open().read() == b"x"
@@ -198,7 +198,7 @@ def test_lost_create_response_is_resolved(lake: Lakehouse) -> None:
     uri = write_file(io, "f", b"mine")
     assert io.new_input(uri).open().read() == b"mine"
     io = faulty(lake, fail(1, AmbiguousWriteError, kind="create"))
-    assert io.new_input(write_file(io, "g", b"sent again")).open().read() == b"sent again"
+    assert io.new_input(write_file(io, "g", b"retried")).open().read() == b"retried"
     io = faulty(lake, fail(1, AmbiguousWriteError, kind="create", times=10))
     with pytest.raises(AmbiguousWriteError):
         write_file(io, "h", b"mine")
@@ -206,7 +206,7 @@ def test_lost_create_response_is_resolved(lake: Lakehouse) -> None:
 
 
 class _DuplicatingStorage(StorageWrapper):
-    """Sends each create request twice, as a proxy may, and returns the second response."""
+    """Sends each create request twice, as some proxies do, and returns the second response."""
 
     def create(self, path: str, data: bytes) -> None:
         self.inner.create(path, data)
@@ -230,7 +230,7 @@ def test_storage_errors_keep_their_class(lake: Lakehouse) -> None:
         io.new_input(f"{io.root}tables/x/f").open()
     assert isinstance(caught.value, StorageError)
     assert str(caught.value) == f"injected before the effect at '{io.root}tables/x/f'", (
-        "names its location once, as a URI"
+        "the message contains the location once, as a URI"
     )
 
 
@@ -244,7 +244,7 @@ def test_properties_contain_no_credentials_but_pickles_do(io: StorageFileIO) -> 
         assert "the-secret" not in f"{instance!r} {vars(instance)}"
 
 
-@pytest.mark.local_only("about a storage in memory")
+@pytest.mark.local_only("tests the in-memory storage")
 def test_options_are_passed_only_to_storages_of_same_kind(lakes: Lakes, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     in_memory = lakes.memory()

@@ -79,12 +79,12 @@ def test_parquet_bomb_is_rejected_by_all_readers(
     for open_file in (reading_io(lake).new_input, CheckedFileIO.like(reading_io(lake), {}).new_input):
         with pytest.raises(CorruptFileError):
             open_file(task.file.file_path).open()
-    with pytest.raises(CorruptFileError):  # a copy of a delete file, regardless of its name
+    with pytest.raises(CorruptFileError):  # a copied delete file, regardless of its name
         parquet_deletes(parquet_bomb, "deletes", "copy.parquet", str)
 
 
 def test_large_file_is_checked_when_its_end_is_read(lake: Lakehouse, parquet_bomb: bytes) -> None:
-    # A decoder starts at the end, regardless of the start of the file.
+    # A decoder reads the footer first, regardless of how the file starts.
     data = b"something else" + bytes(WHOLE_FILE_BYTES) + parquet_bomb
     check_claims(data, len(data), "a.parquet")
     footer = struct.pack("<I", MAX_FOOTER_BYTES) + b"PAR1"
@@ -115,7 +115,7 @@ def with_broken_footer(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("n_bytes", [100, 2 * WHOLE_FILE_BYTES], ids=["small", "large"])
 @pytest.mark.parametrize(
-    "broken",
+    "make_data",
     [
         os.urandom,
         lambda n_bytes: b"",
@@ -125,14 +125,14 @@ def with_broken_footer(data: bytes) -> bytes:
         orc_bytes,
         lambda n_bytes: next(file.read_bytes() for file in sorted((CORPUS / "manifest").iterdir())),
     ],
-    ids=["random", "empty", "cut in the middle", "cut at the end", "no footer", "orc", "avro"],
+    ids=["random", "empty", "truncated in the middle", "truncated at the end", "no footer", "orc", "avro"],
 )
 @pytest.mark.parametrize("is_orc", [False, True], ids=["parquet", "orc"])
-def test_error_for_file_without_footer_names_its_path(
-    lake: Lakehouse, catalog: TrinityLakeCatalog, broken: Callable[[int], bytes], n_bytes: int, is_orc: bool
+def test_file_without_valid_footer_raises_error_with_path(
+    lake: Lakehouse, catalog: TrinityLakeCatalog, make_data: Callable[[int], bytes], n_bytes: int, is_orc: bool
 ) -> None:
     if is_orc:
-        data = parquet_bytes(n_bytes) if broken is orc_bytes else broken(n_bytes)
+        data = parquet_bytes(n_bytes) if make_data is orc_bytes else make_data(n_bytes)
         path = "tables/t/data/a.orc"
         lake.storage.create(path, data)
         with pytest.raises(CorruptFileError) as caught:
@@ -143,7 +143,7 @@ def test_error_for_file_without_footer_names_its_path(
     table.append(rows(1))
     (task,) = table.scan().plan_files()
     path = task.file.file_path.removeprefix(lake.root)
-    lake.storage.write(path, broken(n_bytes))
+    lake.storage.write(path, make_data(n_bytes))
     for read in (lambda: table.scan().to_arrow(), lambda: table.scan().to_arrow_batch_reader().read_all()):
         with pytest.raises(CorruptFileError) as caught:
             read()
@@ -168,7 +168,7 @@ def test_page_larger_than_declared_in_footer_is_rejected() -> None:
         check_size(ALWAYS_ALLOWED_BYTES + 1, ALWAYS_ALLOWED_BYTES // 1000, "column 0", "a.parquet")
     check_size(ALWAYS_ALLOWED_BYTES, 1, "column 0", "a.parquet")
     data = parquet_of_zeros(1000)
-    # The header of its only page: its type, then its decompressed size.
+    # The header of the only page contains its type and then its decompressed size.
     offset = data.index(b"\x15\x00\x15", 4)
     modified = data[: offset + 3] + b"\xfe\xff\xff\xff\x0f" + data[offset + 5 :]
     with pytest.raises(CorruptFileError):
@@ -192,13 +192,14 @@ def test_pages_are_checked_while_decoding() -> None:
         pages.read(size - 1)
 
 
-@pytest.mark.parametrize("claim", [b"\xfe\xff\xff\xff\x0f", b"\x81\x80\x80\x80\x20"], ids=["two gigabytes", "negative"])
-def test_page_with_false_size_is_not_decoded(claim: bytes) -> None:
-    """Decoders read the size as a 32-bit number and allocate it at once."""
+@pytest.mark.parametrize(
+    "declared_size", [b"\xfe\xff\xff\xff\x0f", b"\x81\x80\x80\x80\x20"], ids=["two gigabytes", "negative"]
+)
+def test_page_with_false_size_is_not_decoded(declared_size: bytes) -> None:
+    """Decoders read the size as a 32-bit number and allocate that much memory at once."""
     data = parquet_of_zeros(1000)
-    at = data.index(b"\x15\x00\x15", 4)
-    size_at = at + 3
-    modified = data[:size_at] + claim + data[size_at + len(claim) :]
+    size_offset = data.index(b"\x15\x00\x15", 4) + 3
+    modified = data[:size_offset] + declared_size + data[size_offset + len(declared_size) :]
     metadata = pq.read_metadata(io.BytesIO(data))
     pages = CheckedPages(io.BytesIO(modified), modified, "a.parquet")
     with pytest.raises(CorruptFileError):
@@ -251,7 +252,7 @@ def test_puffin_blob_beyond_file_is_rejected(change: Callable[[dict[str, object]
 
 @pytest.mark.parametrize("blob", [vector_of(1 << 30), vector_of(0, 1 << 60), b""], ids=lambda blob: "")
 def test_bitmap_with_large_key_is_rejected(blob: bytes) -> None:
-    """PyIceberg fills a list up to the largest key."""
+    """PyIceberg allocates a list with one item for each key up to the largest."""
     with pytest.raises(CorruptFileError):
         check_puffin(puffin(("a", blob))[0], "a.puffin")
 
@@ -280,7 +281,7 @@ def test_file_of_unknown_format_has_no_footer() -> None:
             for text in ("x", "9" * 5000)
         ),
         ("write.parquet.page-size-bytes", "-1"),
-        ("write.parquet.page-row-limit", "0"),  # a writer would never end, and would ignore signals
+        ("write.parquet.page-row-limit", "0"),  # the writer would loop forever and ignore signals
         ("write.parquet.row-group-limit", "0"),
         ("write.target-file-size-bytes", "0"),
         ("write.metadata.metrics.default", "-1"),
@@ -311,20 +312,20 @@ def test_property_with_invalid_value_is_ignored(
 
 @pytest.mark.parametrize("count", ["abc", "", "-1", "9" * 5000, None, 7, ["1"]], ids=lambda count: repr(count)[:9])
 def test_invalid_summary_count_is_ignored(lake: Lakehouse, catalog: TrinityLakeCatalog, count: object) -> None:
-    """Operations that use the counts report them as unknown, and rows can still be read, written and compacted."""
+    """Operations report such counts as unknown, and rows can still be read, written and compacted."""
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
     counts = ("total-records", "total-data-files", "total-files-size", "added-records", "total-equality-deletes")
 
     def change(content: dict[str, Any]) -> None:
         for snapshot in content["snapshots"]:
-            snapshot["summary"] |= dict.fromkeys(counts, count) | {"added-by": "a person"}
+            snapshot["summary"] |= dict.fromkeys(counts, count) | {"added-by": "an engineer"}
 
     change_metadata(lake, change)
-    table = catalog_at(lake).load_table("ns.t")  # in a new catalog, because the writer's caches its metadata
+    table = catalog_at(lake).load_table("ns.t")  # in a new catalog, because the first one caches the metadata
     summary = table.metadata.snapshots[0].summary
     assert summary is not None
     assert not summary.additional_properties.keys() & set(counts)
-    assert summary["added-by"] == "a person"
+    assert summary["added-by"] == "an engineer"
     assert operations.verify(lake).findings == ()
     assert survey_data_files(lake, lake.snapshot(), 60.0).uncounted == ("ns.t",)
     table.append(rows(2))

@@ -27,34 +27,34 @@ def table_lake(lake: Lakehouse) -> Lakehouse:
     return lake
 
 
-def repeated_snapshots(content: dict[str, Any]) -> None:
+def repeat_snapshots(content: dict[str, Any]) -> None:
     content["snapshots"] *= 2
 
 
-def more_snapshots(content: dict[str, Any]) -> None:
+def add_too_many_snapshots(content: dict[str, Any]) -> None:
     (snapshot,) = content["snapshots"]
     content["snapshots"] += ({**snapshot, "snapshot-id": number} for number in range(MAX_ITEMS))
 
 
-def more_properties(content: dict[str, Any]) -> None:
+def add_too_many_properties(content: dict[str, Any]) -> None:
     content["properties"] = {str(number): "" for number in range(MAX_ITEMS + 1)}
 
 
-def more_summary_entries(content: dict[str, Any]) -> None:
+def add_too_many_summary_entries(content: dict[str, Any]) -> None:
     content["snapshots"][0]["summary"] |= {str(number): "" for number in range(MAX_ITEMS)}
 
 
-def more_fields(content: dict[str, Any]) -> None:
+def add_too_many_fields(content: dict[str, Any]) -> None:
     (schema,) = content["schemas"]
     fields = [{**schema["fields"][0], "id": number, "name": str(number)} for number in range(MAX_ITEMS)]
     content["schemas"] += ({**schema, "schema-id": number, "fields": fields} for number in (1, 2))
 
 
-def add_unknown_items(content: dict[str, Any]) -> None:
+def add_too_many_unknown_items(content: dict[str, Any]) -> None:
     content["x"] = [[0] * (MAX_ITEMS + 1)]
 
 
-def long_name_around_many_fields(content: dict[str, Any]) -> None:
+def add_long_name_with_many_fields(content: dict[str, Any]) -> None:
     (schema,) = content["schemas"]
     inner_fields = [
         {"id": 200 + number, "name": f"f{number}", "required": False, "type": "int"} for number in range(3000)
@@ -72,13 +72,13 @@ def long_name_around_many_fields(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (long_name_around_many_fields, f"more than {MAX_NAME_CHARS} characters"),
-        (repeated_snapshots, "more than once"),
-        (more_snapshots, f"more than {MAX_ITEMS} items"),
-        (more_properties, f"more than {MAX_ITEMS} items"),
-        (more_summary_entries, f"more than {MAX_ITEMS} items"),
-        (more_fields, f"more than {MAX_SCHEMA_PARTS} fields"),
-        (add_unknown_items, f"more than {MAX_ITEMS} items"),
+        (add_long_name_with_many_fields, f"more than {MAX_NAME_CHARS} characters"),
+        (repeat_snapshots, "more than once"),
+        (add_too_many_snapshots, f"more than {MAX_ITEMS} items"),
+        (add_too_many_properties, f"more than {MAX_ITEMS} items"),
+        (add_too_many_summary_entries, f"more than {MAX_ITEMS} items"),
+        (add_too_many_fields, f"more than {MAX_SCHEMA_PARTS} fields"),
+        (add_too_many_unknown_items, f"more than {MAX_ITEMS} items"),
     ],
 )
 def test_oversized_metadata_is_rejected_before_parsing(
@@ -87,7 +87,7 @@ def test_oversized_metadata_is_rejected_before_parsing(
     path = change_metadata(table_lake, change)
     definition, io = table_lake.snapshot().table("ns", "t"), catalog_at(table_lake).io
     with monkeypatch.context() as patched, pytest.raises(CorruptFileError, match=message) as caught:
-        patched.setattr(TableMetadataUtil, "parse_obj", lambda _: pytest.fail("objects were made"))
+        patched.setattr(TableMetadataUtil, "parse_obj", lambda _: pytest.fail("metadata was parsed"))
         table_metadata(definition, io)
     assert caught.value.path == table_lake.root + path
     findings = [finding for finding in operations.verify(table_lake).findings if finding.path == path]
@@ -97,7 +97,7 @@ def test_oversized_metadata_is_rejected_before_parsing(
 
 def test_metadata_at_item_limit_is_read(table_lake: Lakehouse) -> None:
     def change(content: dict[str, Any]) -> None:
-        more_properties(content)
+        add_too_many_properties(content)
         del content["properties"]["0"]
 
     change_metadata(table_lake, change)
@@ -113,34 +113,43 @@ def test_invalid_metadata_is_corrupt(text: bytes, table_lake: Lakehouse) -> None
     assert json.dumps([finding.message for finding in operations.verify(table_lake).findings])
 
 
-def huge_fixed(content: dict[str, Any]) -> None:
+def add_huge_fixed(content: dict[str, Any]) -> None:
     content["schemas"][0]["fields"].append({"id": 9, "name": "q", "required": False, "type": f"fixed[{'9' * 20}]"})
 
 
-def huge_scale(content: dict[str, Any]) -> None:
+def add_huge_scale(content: dict[str, Any]) -> None:
     content["schemas"][0]["fields"].append({"id": 9, "name": "q", "required": False, "type": "decimal(38, 1000000000)"})
 
 
-def huge_scale_in_older_schema(content: dict[str, Any]) -> None:
+def add_huge_scale_to_older_schema(content: dict[str, Any]) -> None:
     older = {**content["schemas"][0], "schema-id": 99}
     older["fields"] = [{"id": 1, "name": "id", "required": False, "type": "decimal(38, 1000000000)"}]
     content["schemas"].insert(0, older)
 
 
-def no_buckets(content: dict[str, Any]) -> None:
+def set_zero_buckets(content: dict[str, Any]) -> None:
     field = {"source-id": 1, "field-id": 1000, "name": "p", "transform": "bucket[0]"}
     content["partition-specs"] = [{"spec-id": 0, "fields": [field]}]
 
 
-def empty_sort_order(content: dict[str, Any]) -> None:
+def set_sort_order_of_unknown_column(content: dict[str, Any]) -> None:
     field = {"source-id": 99, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}
     content["sort-orders"] = [{"order-id": 1, "fields": [field]}]
     content["default-sort-order-id"] = 1
 
 
-@pytest.mark.parametrize("change", [huge_fixed, huge_scale, huge_scale_in_older_schema, no_buckets, empty_sort_order])
-def test_error_for_meaningless_metadata_names_its_path_at_load(change: Any, table_lake: Lakehouse) -> None:
-    """PyIceberg parses such metadata, and would fail with an untyped error when rows are read or written."""
+@pytest.mark.parametrize(
+    "change",
+    [
+        add_huge_fixed,
+        add_huge_scale,
+        add_huge_scale_to_older_schema,
+        set_zero_buckets,
+        set_sort_order_of_unknown_column,
+    ],
+)
+def test_loading_meaningless_metadata_raises_error_with_path(change: Any, table_lake: Lakehouse) -> None:
+    """PyIceberg parses such metadata, and fails with an untyped error only when rows are read or written."""
     path = change_metadata(table_lake, change)
     with pytest.raises(CorruptFileError) as caught:
         catalog_at(table_lake).load_table("ns.t")

@@ -1,4 +1,4 @@
-"""Long names around many columns are rejected, because readers build the full name of every column."""
+"""A struct with a long name and many fields is rejected, because readers build the full path of every field."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_parquet_name_length_matches_arrow(columns: list[tuple[str, pa.DataType]
     data = parquet(pa.schema(columns))
     elements = structs(Thrift(footer_of(data)).struct(last=2)[2])
     leaves = [pq.ParquetFile(io.BytesIO(data)).schema.column(index).path for index in range(len(columns))]
-    root_chars = len(elements[0][4]) + 1  # type: ignore[arg-type]  # the name of the root, which is not part of paths
+    root_chars = len(elements[0][4]) + 1  # type: ignore[arg-type]  # the name of the schema root, which is not part of column paths
     assert parquet_name_chars(elements[:1]) == root_chars
     assert parquet_name_chars(elements) >= sum(map(len, leaves))
     assert full_name_chars([{"name": name} for name, _ in columns]) == sum(len(name) + 1 for name, _ in columns)

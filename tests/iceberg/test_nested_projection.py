@@ -1,4 +1,4 @@
-"""All readers return the same nulls, fields and values of nested columns."""
+"""All readers return the same nulls, fields and values for nested columns."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from trinitylake_ops.iceberg.io.pyiceberg_patches import keep_nested_nulls
 from trinitylake_ops.iceberg.read import file_batches
 
 
-def in_order(*tables: pa.Table) -> list[str]:
+def sorted_rows(*tables: pa.Table) -> list[str]:
     """Return rows by id, each as a string, so that NaN equals itself and -0.0 differs from 0.0."""
     rows = [row for table in tables for row in table.to_pylist()]
-    return [repr(_plain(row)) for row in sorted(rows, key=lambda row: row["id"])]
+    return [repr(_normalized(row)) for row in sorted(rows, key=lambda row: row["id"])]
 
 
-def _plain(value: Any) -> Any:
+def _normalized(value: Any) -> Any:
     """Normalize values that DuckDB returns in another form: UUIDs, and timestamps with another name of UTC."""
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _normalized(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_plain(item) for item in value)
+        return type(value)(_normalized(item) for item in value)
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
         return value.astimezone(dt.UTC)
     return str(value) if isinstance(value, uuid.UUID) else value
@@ -48,7 +48,7 @@ def _plain(value: Any) -> Any:
 def stored_rows(table: Table) -> list[str]:
     """Return the rows as Arrow itself reads them from the files."""
     files = [table.io.new_input(task.file.file_path).open().read() for task in table.scan().plan_files()]
-    return in_order(*(pq.read_table(io.BytesIO(data)) for data in files))
+    return sorted_rows(*(pq.read_table(io.BytesIO(data)) for data in files))
 
 
 def rows_by_reader(table: Table) -> dict[str, list[str]]:
@@ -57,10 +57,10 @@ def rows_by_reader(table: Table) -> dict[str, list[str]]:
     batches = [batch for task in table.scan().plan_files() for batch in file_batches(rows, task, table.io)]
     connection = table.scan().to_duckdb("t")
     read = {
-        "arrow": in_order(table.scan().to_arrow()),
-        "batches": in_order(table.scan().to_arrow_batch_reader().read_all()),
-        "ours": in_order(*(pa.Table.from_batches([batch]) for batch in batches)),
-        "duckdb": in_order(connection.execute("select * from t").to_arrow_table()),
+        "arrow": sorted_rows(table.scan().to_arrow()),
+        "batches": sorted_rows(table.scan().to_arrow_batch_reader().read_all()),
+        "file_batches": sorted_rows(*(pa.Table.from_batches([batch]) for batch in batches)),
+        "duckdb": sorted_rows(connection.execute("select * from t").to_arrow_table()),
     }
     connection.close()
     return read
@@ -76,12 +76,14 @@ def test_all_readers_return_written_nested_rows(lake: Lakehouse, catalog: Trinit
     with lake.transaction(message="write") as transaction:
         publish(transaction, [stage_data_files(lake, write, files)])
     table = catalog_at(lake).load_table("ns.t")
-    expected = in_order(rows)
+    expected = sorted_rows(rows)
     assert stored_rows(table) == expected
     for reader, read in rows_by_reader(table).items():
         assert read == expected, reader
     nulls = table.scan().to_duckdb("t").execute("select id from t where n0 is null order by id").fetchall()
-    assert [at for (at,) in nulls] == [row["id"] for row in rows.select(["id", "n0"]).to_pylist() if row["n0"] is None]
+    assert [index for (index,) in nulls] == [
+        row["id"] for row in rows.select(["id", "n0"]).to_pylist() if row["n0"] is None
+    ]
 
 
 def test_upsert_preserves_other_nested_rows(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
@@ -91,20 +93,20 @@ def test_upsert_preserves_other_nested_rows(lake: Lakehouse, catalog: TrinityLak
     table.upsert(rows.slice(3, 2).set_column(1, rows.schema.field(1), pa.array([None, True])), join_cols=["id"])
     after = catalog_at(lake).load_table("ns.t")
     changed_ids = {3, 4}
-    assert [row for at, row in enumerate(stored_rows(after)) if at not in changed_ids] == [
-        row for at, row in enumerate(in_order(rows)) if at not in changed_ids
+    assert [row for index, row in enumerate(stored_rows(after)) if index not in changed_ids] == [
+        row for index, row in enumerate(sorted_rows(rows)) if index not in changed_ids
     ]
 
 
-_KIND = pa.struct([("a", pa.int32()), ("b", pa.string()), ("c", pa.int32())])
+_ELEMENT = pa.struct([("a", pa.int32()), ("b", pa.string()), ("c", pa.int32())])
 _EVOLVED = pa.schema(
     [
         ("id", pa.int64()),
-        ("list", pa.list_(_KIND)),
-        ("map", pa.map_(_KIND, _KIND)),
-        ("lists", pa.list_(pa.list_(_KIND))),
-        ("maps", pa.map_(pa.string(), pa.list_(_KIND))),
-        ("struct", pa.struct([("inner", pa.list_(pa.struct([("map", pa.map_(pa.string(), _KIND))])))])),
+        ("list", pa.list_(_ELEMENT)),
+        ("map", pa.map_(_ELEMENT, _ELEMENT)),
+        ("lists", pa.list_(pa.list_(_ELEMENT))),
+        ("maps", pa.map_(pa.string(), pa.list_(_ELEMENT))),
+        ("struct", pa.struct([("inner", pa.list_(pa.struct([("map", pa.map_(pa.string(), _ELEMENT))])))])),
         ("numbers", pa.list_(pa.list_(pa.int32()))),
     ]
 )
@@ -141,7 +143,7 @@ def _row(number: int, is_renamed: bool = False) -> dict[str, Any]:
 
 def test_nested_fields_evolve(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", _EVOLVED)
-    table.append(pa.Table.from_pylist([_row(at) for at in range(12)], _EVOLVED))
+    table.append(pa.Table.from_pylist([_row(index) for index in range(12)], _EVOLVED))
     with table.update_schema(allow_incompatible_changes=True) as update:
         for path in _STRUCTS:
             update.rename_column(f"{path}.b", "d")
@@ -150,32 +152,32 @@ def test_nested_fields_evolve(lake: Lakehouse, catalog: TrinityLakeCatalog) -> N
             update.update_column(f"{path}.a", LongType())
         update.update_column("numbers.element.element", LongType())
     table = catalog_at(lake).load_table("ns.t")
-    expected = [repr(_row(at, is_renamed=True)) for at in range(12)]
+    expected = [repr(_row(index, is_renamed=True)) for index in range(12)]
     for reader, read in rows_by_reader(table).items():
         assert read == expected, reader
     table.append(pa.Table.from_pylist([_row(12, is_renamed=True)], table.schema().as_arrow()))
-    assert in_order(catalog_at(lake).load_table("ns.t").scan().to_arrow()) == [
+    assert sorted_rows(catalog_at(lake).load_table("ns.t").scan().to_arrow()) == [
         *expected,
         repr(_row(12, is_renamed=True)),
     ]
 
 
 @pytest.mark.parametrize(
-    "make", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 2)], ids=["list", "large", "fixed"]
+    "list_type", [pa.list_, pa.large_list, lambda schema: pa.list_(schema, 2)], ids=["list", "large", "fixed"]
 )
-def test_projection_handles_sliced_lists_and_maps(make: Any) -> None:
+def test_projection_handles_sliced_lists_and_maps(list_type: Any) -> None:
     element = StructType(NestedField(3, "a", IntegerType(), required=False))
-    schema = Schema(NestedField(1, "l", ListType(2, element, element_required=False), required=False))
+    list_schema = Schema(NestedField(1, "l", ListType(2, element, element_required=False), required=False))
     lists = [[{"a": 1}, None], None, [{"a": None}, {"a": 2}], None]
-    column = pa.array(lists, make(pa.struct([("a", pa.int32())])))
-    maps = Schema(NestedField(1, "l", MapType(4, StringType(), 2, element, value_required=False), required=False))
+    list_array = pa.array(lists, list_type(pa.struct([("a", pa.int32())])))
+    map_schema = Schema(NestedField(1, "l", MapType(4, StringType(), 2, element, value_required=False), required=False))
     entries = [[("a", {"a": 1})], None, [("b", None), ("c", {"a": 2})], None]
-    mapped = pa.array(entries, pa.map_(pa.string(), pa.struct([("a", pa.int32())])))
+    map_array = pa.array(entries, pa.map_(pa.string(), pa.struct([("a", pa.int32())])))
     for start in range(5):
         for end in range(start, 5):
-            for kind, array, values in ((schema, column, lists), (maps, mapped, entries)):
+            for schema, array, values in ((list_schema, list_array, lists), (map_schema, map_array, entries)):
                 batch = pa.RecordBatch.from_arrays([array.slice(start, end - start)], ["l"])
-                projected = iceberg_arrow._to_requested_schema(kind, kind, batch)
+                projected = iceberg_arrow._to_requested_schema(schema, schema, batch)
                 projected.validate(full=True)
                 assert projected["l"].to_pylist() == values[start:end]
 
@@ -189,7 +191,7 @@ def test_projection_handles_sliced_lists_and_maps(make: Any) -> None:
         "assert 'pyiceberg.io.pyarrow' not in sys.modules\n"
         "import pyiceberg.io.pyarrow as p",
     ],
-    ids=["the library first", "ours first, in a worker"],
+    ids=["pyiceberg first", "trinitylake_ops first, in a worker"],
 )
 def test_projection_fix_is_independent_of_import_order(program: str) -> None:
     completed = subprocess.run(
@@ -201,12 +203,12 @@ def test_projection_fix_is_independent_of_import_order(program: str) -> None:
     assert completed.stdout.strip() == iceberg_arrow.ArrowProjectionVisitor.list.__module__
 
 
-def test_fixed_library_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    fixed = iceberg_arrow.ArrowProjectionVisitor.list
+def test_fixed_pyiceberg_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = iceberg_arrow.ArrowProjectionVisitor.list
 
-    def library_projection(*arguments: Any) -> Any:
-        return fixed(*arguments)
+    def fixed_projection(*arguments: Any) -> Any:
+        return original(*arguments)
 
-    monkeypatch.setattr(iceberg_arrow.ArrowProjectionVisitor, "list", library_projection)
+    monkeypatch.setattr(iceberg_arrow.ArrowProjectionVisitor, "list", fixed_projection)
     keep_nested_nulls()
-    assert iceberg_arrow.ArrowProjectionVisitor.list is library_projection
+    assert iceberg_arrow.ArrowProjectionVisitor.list is fixed_projection

@@ -37,13 +37,13 @@ def test_duplicate_or_future_entries_are_rejected(catalog: TrinityLakeCatalog) -
 
 
 @pytest.mark.parametrize(
-    ("number", "is_rejected"),
+    ("sequence_number", "is_rejected"),
     [(2, False), (MAX_SEQUENCE_STEP + 1, False), (MAX_SEQUENCE_STEP + 2, True), (2**63 - 1, True)],
 )
 def test_commit_increases_sequence_number_by_bounded_step(
-    catalog: TrinityLakeCatalog, number: int, is_rejected: bool
+    catalog: TrinityLakeCatalog, sequence_number: int, is_rejected: bool
 ) -> None:
-    """A writer that used the numbers up would block the table for all other writers."""
+    """A writer that exhausted the sequence numbers would block all other writers of the table."""
     table = catalog.create_table("ns.t", ROWS.schema)
     table.append(ROWS)
     txn = table.transaction()
@@ -52,7 +52,7 @@ def test_commit_increases_sequence_number_by_bounded_step(
     def with_sequence_number(update: TableUpdate) -> TableUpdate:
         if not isinstance(update, AddSnapshotUpdate):
             return update
-        snapshot = update.snapshot.model_copy(update={"sequence_number": number})
+        snapshot = update.snapshot.model_copy(update={"sequence_number": sequence_number})
         return update.model_copy(update={"snapshot": snapshot})
 
     updates = tuple(map(with_sequence_number, txn._updates))
@@ -61,5 +61,5 @@ def test_commit_increases_sequence_number_by_bounded_step(
             catalog.commit_table(txn._table, txn._requirements, updates)
     else:
         catalog.commit_table(txn._table, txn._requirements, updates)
-    assert catalog.load_table("ns.t").metadata.last_sequence_number == (1 if is_rejected else number)
+    assert catalog.load_table("ns.t").metadata.last_sequence_number == (1 if is_rejected else sequence_number)
     catalog.load_table("ns.t").append(ROWS)

@@ -44,10 +44,12 @@ KINDS: list[tuple[PrimitiveType, st.SearchStrategy[Any]]] = [
     (DecimalType(9, 2), st.integers(-(10**9) + 1, 10**9 - 1).map(lambda number: decimal.Decimal(number).scaleb(-2))),
 ]
 SCHEMA = Schema(
-    *(NestedField(at, f"c{at}", kind) for at, (kind, _) in enumerate(KINDS, start=1)),
+    *(NestedField(index, f"c{index}", kind) for index, (kind, _) in enumerate(KINDS, start=1)),
     NestedField(100, "nested", StructType()),
 )
-SPEC = PartitionSpec(*(PartitionField(at, 1000 + at, IdentityTransform(), f"c{at}") for at in range(1, 1 + len(KINDS))))
+SPEC = PartitionSpec(
+    *(PartitionField(index, 1000 + index, IdentityTransform(), f"c{index}") for index in range(1, 1 + len(KINDS)))
+)
 PARTITIONS = st.tuples(*(st.none() | values for _, values in KINDS)).map(lambda values: Record(*values))
 
 
@@ -99,7 +101,7 @@ def test_inexact_partition_value_is_rejected(column: str, value: Any) -> None:
 
 
 def test_string_is_parsed_as_column_type() -> None:
-    read = {
+    literals = {
         column: typed_value(SCHEMA, column, text)
         for column, text in [
             ("c1", "True"),
@@ -110,7 +112,7 @@ def test_string_is_parsed_as_column_type() -> None:
             ("c9", "-1.5"),
         ]
     }
-    assert {column: literal.value if literal else None for column, literal in read.items()} == {
+    assert {column: literal.value if literal else None for column, literal in literals.items()} == {
         "c1": True,
         "c2": 1,
         "c3": -5,

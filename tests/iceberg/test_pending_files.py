@@ -1,4 +1,4 @@
-"""Round trips of a table change: one for all its files, one for the files that refer to them, one for the root."""
+"""A table change takes three round trips: its new files, the files that refer to them, and the root."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, Storag
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 SCHEMA = pa.schema([("id", pa.int64())])
-#: Parts of the names of an append's files, in the order in which PyIceberg writes them.
-OF_CHANGE = (".parquet", "-m0.avro", "snap-")
-WITH_COMMIT = (".metadata.json", "-table-")
+#: Parts of the names of the files that an append writes, in the order in which PyIceberg writes them.
+CHANGE_FILES = (".parquet", "-m0.avro", "snap-")
+#: Parts of the names of the files that a commit writes before the root.
+COMMIT_FILES = (".metadata.json", "-table-")
 
 
 def rows(*ids: int) -> pa.Table:
@@ -62,14 +63,14 @@ def append_two(table: Table) -> None:
 
 
 class GroupBarrierStorage(StorageWrapper):
-    """Responds to the requests of a group after all were sent, and to a root only if no request is in flight."""
+    """Forwards the requests of a group once all of them are in flight, and a root only if no request is in flight."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
         self._barriers: dict[str, threading.Barrier] = {}
         self._lock = threading.Lock()
         self._n_sent = 0
-        self.grouped: list[str] = []
+        self.grouped_parts: list[str] = []
 
     def add_group(self, *groups: tuple[str, ...]) -> None:
         for group in groups:
@@ -103,16 +104,16 @@ class GroupBarrierStorage(StorageWrapper):
         for part, barrier in self._barriers.items():
             if part in path:
                 barrier.wait(timeout=30)
-                self.grouped.append(part)
+                self.grouped_parts.append(part)
 
 
 def test_independent_files_are_written_in_parallel(storage: Storage) -> None:
-    meeting = GroupBarrierStorage(ThreadedStorage(storage))
-    table = catalog_on(meeting).load_table("ns.t")
+    barrier_storage = GroupBarrierStorage(ThreadedStorage(storage))
+    table = catalog_on(barrier_storage).load_table("ns.t")
     append_two(table)
-    meeting.add_group((*OF_CHANGE, HINT_PATH), WITH_COMMIT)
+    barrier_storage.add_group((*CHANGE_FILES, HINT_PATH), COMMIT_FILES)
     append_two(table)
-    assert sorted(meeting.grouped) == sorted((*OF_CHANGE, HINT_PATH, *WITH_COMMIT))
+    assert sorted(barrier_storage.grouped_parts) == sorted((*CHANGE_FILES, HINT_PATH, *COMMIT_FILES))
 
 
 def faulty(storage: Storage, *faults: Fault) -> TrinityLakeCatalog:
@@ -120,18 +121,18 @@ def faulty(storage: Storage, *faults: Fault) -> TrinityLakeCatalog:
 
 
 @pytest.mark.parametrize("error", [StorageFullError, StoragePermissionError])
-@pytest.mark.parametrize("part", [*OF_CHANGE, *WITH_COMMIT])
-def test_failed_write_fails_the_change_and_leaves_no_files(
+@pytest.mark.parametrize("part", [*CHANGE_FILES, *COMMIT_FILES])
+def test_failed_write_fails_change_and_leaves_no_files(
     lake: Lakehouse, storage: Storage, part: str, error: type[StorageFullError]
 ) -> None:
     before, version = {info.path for info in storage.list()}, lake.latest_version()
     table = faulty(
         storage, fail(1, error, kind="write" if part == ".parquet" else "create", path_part=part)
     ).load_table("ns.t")
-    with pytest.raises(error) as raised:
+    with pytest.raises(error) as caught:
         append_two(table)
-    assert raised.value.path is not None and part in raised.value.path
-    assert isinstance(raised.value, PermissionError) == (error is StoragePermissionError and part in OF_CHANGE)
+    assert caught.value.path is not None and part in caught.value.path
+    assert isinstance(caught.value, PermissionError) == (error is StoragePermissionError and part in CHANGE_FILES)
     assert {info.path for info in storage.list()} == before
     assert (lake.latest_version(), ids_of(lake)) == (version, [1])
     append_two(table)
@@ -140,30 +141,30 @@ def test_failed_write_fails_the_change_and_leaves_no_files(
 
 @pytest.mark.parametrize("part", ["-m0.avro", "-table-"])
 def test_failed_change_is_not_committed_on_retry(lake: Lakehouse, storage: Storage, part: str) -> None:
-    """Its files are deleted. Earlier versions of PyIceberg would commit the change again."""
+    """The files of the change are deleted. Earlier versions of PyIceberg retried the commit."""
     table = faulty(storage, fail(1, StorageFullError, kind="create", path_part=part)).load_table("ns.t")
-    change = table.transaction()
-    change.append(rows(2))
-    updates, requirements = change._updates, change._requirements
+    txn = table.transaction()
+    txn.append(rows(2))
+    updates, requirements = txn._updates, txn._requirements
     with pytest.raises(StorageFullError):
-        change.commit_transaction()
+        txn.commit_transaction()
     with pytest.raises(StorageFullError):
-        change._table._do_commit(updates, requirements)
+        txn._table._do_commit(updates, requirements)
     assert ids_of(lake) == [1]
 
 
-@pytest.mark.parametrize("part", [*OF_CHANGE[1:], *WITH_COMMIT, "_1"])
+@pytest.mark.parametrize("part", [*CHANGE_FILES[1:], *COMMIT_FILES, "_1"])
 def test_lost_response_is_resolved(lake: Lakehouse, storage: Storage, part: str) -> None:
     append_two(faulty(storage, lose_response(1, kind="create", path_part=part)).load_table("ns.t"))
     assert ids_of(lake) == [1, 2]
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("part", [*OF_CHANGE, *WITH_COMMIT])
-def test_commit_stops_if_a_writer_thread_dies(lake: Lakehouse, storage: Storage, part: str, moment: str) -> None:
-    """The process dies at that request. Requests in flight may succeed without harm."""
+@pytest.mark.parametrize("timing", ["before", "after"])
+@pytest.mark.parametrize("part", [*CHANGE_FILES, *COMMIT_FILES])
+def test_commit_stops_if_a_writer_thread_dies(lake: Lakehouse, storage: Storage, part: str, timing: str) -> None:
+    """The process dies during this request. Other requests in flight may still succeed."""
     version = lake.latest_version()
-    death = fail(1, DeathError, moment, kind="write" if part == ".parquet" else "create", path_part=part)  # type: ignore[arg-type]
+    death = fail(1, DeathError, timing, kind="write" if part == ".parquet" else "create", path_part=part)  # type: ignore[arg-type]
     with pytest.raises(DeathError):
         append_two(faulty(storage, death).load_table("ns.t"))
     assert (lake.latest_version(), ids_of(lake)) == (version, [1])
@@ -174,7 +175,7 @@ def test_commit_stops_if_a_writer_thread_dies(lake: Lakehouse, storage: Storage,
 
 
 def test_lost_race_is_retried_with_same_data_files(lake: Lakehouse, storage: Storage) -> None:
-    class Racing(ThreadedStorage):
+    class RacingStorage(ThreadedStorage):
         """Appends in another catalog just before the root is created."""
 
         raced = False
@@ -185,7 +186,7 @@ def test_lost_race_is_retried_with_same_data_files(lake: Lakehouse, storage: Sto
                 catalog_at(lake).load_table("ns.t").append(rows(7))
             super().create(path, data)
 
-    append_two(catalog_on(Racing(storage)).load_table("ns.t"))
+    append_two(catalog_on(RacingStorage(storage)).load_table("ns.t"))
     assert ids_of(lake) == [1, 2, 7]
     assert unreferenced_paths(lake) == set()
     assert operations.verify(lake).findings == ()
@@ -194,8 +195,8 @@ def test_lost_race_is_retried_with_same_data_files(lake: Lakehouse, storage: Sto
 def test_change_reads_its_pending_files(lake: Lakehouse, storage: Storage) -> None:
     is_released = threading.Event()
 
-    class Holding(ThreadedStorage):
-        """Delays all files of a change until they were read."""
+    class DelayedStorage(ThreadedStorage):
+        """Delays all files of a change until the test has read them."""
 
         def create(self, path: str, data: bytes) -> None:
             if path.endswith(".avro"):
@@ -207,37 +208,37 @@ def test_change_reads_its_pending_files(lake: Lakehouse, storage: Storage) -> No
                 assert is_released.wait(timeout=30)
             super().write(path, data)
 
-    table = catalog_on(Holding(storage)).load_table("ns.t")
-    with table.transaction() as change:
-        change.append(rows(2))
-        assert sorted(change._scan().to_arrow()["id"].to_pylist()) == [1, 2]
+    table = catalog_on(DelayedStorage(storage)).load_table("ns.t")
+    with table.transaction() as txn:
+        txn.append(rows(2))
+        assert sorted(txn._scan().to_arrow()["id"].to_pylist()) == [1, 2]
         is_released.set()
     assert ids_of(lake) == [1, 2]
     assert table.metadata_location == catalog_at(lake).load_table("ns.t").metadata_location
 
 
-def test_commit_of_long_loaded_table_reads_times_of_completed_files(lake: Lakehouse, storage: Storage) -> None:
-    """The commit is as old as its oldest file, and all its files may be pending when their times are needed."""
+def test_age_of_pending_commit_is_that_of_its_oldest_file(lake: Lakehouse, storage: Storage) -> None:
+    """The table was loaded long ago, and all files of the commit may be pending when their times are needed."""
 
-    class Slow(ThreadedStorage):
+    class SlowStorage(ThreadedStorage):
         def create(self, path: str, data: bytes) -> None:
             if path.endswith(".avro"):
                 time.sleep(0.1)
             super().create(path, data)
 
     clock = AgingStorage(storage, storage.now_ms())
-    table = catalog_on(Slow(clock)).load_table("ns.t")
+    table = catalog_on(SlowStorage(clock)).load_table("ns.t")
     clock.time_ms += lake.snapshot().definition.txn_ttl_millis + 1
     append_two(table)
     assert ids_of(lake) == [1, 2]
 
 
 def test_table_writes_synchronously_after_its_change(lake: Lakehouse, storage: Storage) -> None:
-    """This includes the table that PyIceberg returns from a commit, whose files belong to no other change."""
+    """This includes the table that PyIceberg returns from a commit."""
     table = catalog_on(ThreadedStorage(storage)).load_table("ns.t")
-    change = table.transaction()
-    change.append(rows(2))
-    committed = change.commit_transaction()
+    txn = table.transaction()
+    txn.append(rows(2))
+    committed = txn.commit_transaction()
     for loaded in (table, committed):
         with loaded.io.new_output(f"{table.location()}/data/{id(loaded)}.parquet").create() as stream:
             stream.write(b"bytes")
@@ -313,15 +314,15 @@ def test_stat_and_list_include_pending_files(pending: PendingFiles) -> None:
     assert {info.path for info in pending.list("tables/a/")} == {path_of(0), path_of(1)}
 
 
-def test_pickled_copy_finds_pending_files(lake: Lakehouse, storage: Storage) -> None:
+def test_pickled_file_io_finds_pending_files(lake: Lakehouse, storage: Storage) -> None:
     table = catalog_on(ThreadedStorage(storage)).load_table("ns.t")
-    change = table.transaction()
-    change.append(rows(2))
-    io = change._table.io
-    snapshot = change.table_metadata.current_snapshot()
+    txn = table.transaction()
+    txn.append(rows(2))
+    io = txn._table.io
+    snapshot = txn.table_metadata.current_snapshot()
     assert snapshot is not None
-    copied = pickle.loads(pickle.dumps(io))
-    assert len(snapshot.manifests(copied)) == 2
+    unpickled_io = pickle.loads(pickle.dumps(io))
+    assert len(snapshot.manifests(unpickled_io)) == 2
     assert storage.exists(snapshot.manifest_list.removeprefix(lake.root))
 
 
@@ -330,24 +331,24 @@ def test_forked_child_writes_pending_files_of_parent(tmp_path: object) -> None:
     catalog = catalog_at(Lakehouse.create(storage.root, storage=storage))
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", SCHEMA)
-    begun, is_released = threading.Event(), threading.Event()
+    has_started, is_released = threading.Event(), threading.Event()
 
-    class Holding(ThreadedStorage):
+    class DelayedStorage(ThreadedStorage):
         """Delays the parent's file until the child has written it."""
 
         def write(self, path: str, data: bytes) -> None:
             if path.endswith(".parquet"):
-                begun.set()
+                has_started.set()
                 assert is_released.wait(timeout=30), "the write was not released"
             super().write(path, data)
 
-    change = catalog_on(Holding(storage)).load_table("ns.t").transaction()
-    change.append(rows(2))
-    assert begun.wait(timeout=30)
+    txn = catalog_on(DelayedStorage(storage)).load_table("ns.t").transaction()
+    txn.append(rows(2))
+    assert has_started.wait(timeout=30)
 
     def commit(report: Callable[[str], None]) -> None:
         is_released.set()
-        change.commit_transaction()
+        txn.commit_transaction()
         report("committed")
 
     assert fork(commit).finish() == (0, ["committed"])

@@ -29,18 +29,18 @@ class World:
     """A lakehouse of orders and totals, and the changes of each version for a serial replay."""
 
     lake: Lakehouse
-    chance: random.Random
+    rng: random.Random
     committed: dict[int, list[tuple[str, Run, int, int | None]]] = field(default_factory=dict)
     outcomes: list[str] = field(default_factory=list)
 
     def stage(self, table: str, mode: Mode, customer: str, value: int) -> StagedTable:
-        partitions = [{"who": customer}] if mode == "replace_partitions" else None
-        rows = pa.table({"who": [customer], "n": [value]})
-        return stage_arrow(self.lake, rows, "shop", table, mode=mode, partition_by=["who"], partitions=partitions)
+        partitions = [{"customer": customer}] if mode == "replace_partitions" else None
+        rows = pa.table({"customer": [customer], "n": [value]})
+        return stage_arrow(self.lake, rows, "shop", table, mode=mode, partition_by=["customer"], partitions=partitions)
 
     def rows(self, table: str) -> list[tuple[str, int]]:
         rows = catalog_at(self.lake).load_table(("shop", table)).scan().to_arrow().to_pylist()
-        return sorted((row["who"], row["n"]) for row in rows)
+        return sorted((row["customer"], row["n"]) for row in rows)
 
     def check(self) -> None:
         """Replay the commits sequentially and compare the results."""
@@ -49,16 +49,16 @@ class World:
         for version in sorted(self.committed):
             for table, run, value, repeated in self.committed[version]:
                 if table == "totals":
-                    amounts = [n for customer, n in orders if customer == run.who or not run.reads_partition]
-                    totals[run.who] = sum(amounts)
+                    amounts = [n for customer, n in orders if customer == run.customer or not run.reads_partition]
+                    totals[run.customer] = sum(amounts)
                     continue
                 if run.mode == "replace_table":
                     orders = []
                 elif run.mode == "replace_partitions":
-                    orders = [row for row in orders if row[0] != run.who]
+                    orders = [row for row in orders if row[0] != run.customer]
                 elif repeated is not None:
-                    orders.remove((run.who, repeated))
-                orders.append((run.who, value))
+                    orders.remove((run.customer, repeated))
+                orders.append((run.customer, value))
         if self.committed:
             assert self.rows("orders") == sorted(orders)
             assert self.rows("totals") == sorted(totals.items())
@@ -66,10 +66,10 @@ class World:
 
 @dataclass(eq=False)
 class Run:
-    """A run that writes two tables, in one publication or one for each."""
+    """A run that writes two tables, in one publication or in one per table."""
 
     world: World
-    who: str
+    customer: str
     mode: Mode
     is_split: bool
     reads_partition: bool
@@ -79,13 +79,13 @@ class Run:
         """Run step by step. Publications may be interrupted before or after a commit, and retried."""
         repeated: tuple[int, StagedTable] | None = None
         for _ in range(3):
-            value = self.world.chance.randrange(1, 1000)
+            value = self.world.rng.randrange(1, 1000)
             attempt = Attempt(self, value, repeated)
             yield from attempt.stage()
             yield from attempt.publish()
             if not attempt.is_repeated:
                 return
-            # The run is repeated as a whole, and replaces its append whose outcome it does not know.
+            # The whole run is repeated, and replaces its append because the outcome of that is unknown.
             assert attempt.orders is not None
             repeated = (value, attempt.orders) if self.mode == "append" else None
 
@@ -106,48 +106,48 @@ class Attempt:
         """Stage orders, read them, and stage their total."""
         run, lake = self.run, self.world.lake
         if run.stages_orders:
-            self.orders = self.world.stage("orders", run.mode, run.who, self.value)
+            self.orders = self.world.stage("orders", run.mode, run.customer, self.value)
             if self.superseded is not None:
                 self.orders = rebase(lake, self.orders, superseded=self.superseded)
             yield
             table = load_staged(lake, self.orders)
-            is_own = run.reads_partition and run.mode == "replace_partitions"
-            includes_base = run.mode != "replace_table" and not is_own
+            reads_replaced_partition = run.reads_partition and run.mode == "replace_partitions"
+            includes_base = run.mode != "replace_table" and not reads_replaced_partition
             self.staged_reads = [StagedRead(root=lake.root, staged=self.orders, includes_base=includes_base)]
         else:
             snapshot = lake.snapshot()
             table = catalog_at(lake, snapshot.version).load_table(("shop", "orders"))
             self.reads = [TableRead.of(snapshot, "shop", "orders")]
-        rows = table.scan(row_filter=f"who = '{run.who}'" if run.reads_partition else "true").to_arrow()
+        rows = table.scan(row_filter=f"customer = '{run.customer}'" if run.reads_partition else "true").to_arrow()
         yield
-        self.totals = self.world.stage("totals", "replace_partitions", run.who, sum(rows["n"].to_pylist()))
+        self.totals = self.world.stage("totals", "replace_partitions", run.customer, sum(rows["n"].to_pylist()))
         yield
 
     def publish(self) -> Iterator[None]:
         """Publish both tables together, or separately in any order. Rejected publications are retried."""
         tables = [table for table in (self.orders, self.totals) if table is not None]
         parts = [[table] for table in tables] if self.run.is_split else [tables]
-        self.world.chance.shuffle(parts)
+        self.world.rng.shuffle(parts)
         published: list[str] = []
         for part in [*parts, *parts]:
             names = [table.table for table in part]
             if set(names) & set(published):
                 continue
-            end = self._commit(part, may_be_interrupted=True)
+            outcome = self._commit(part, may_be_interrupted=True)
             yield
-            if end == "unknown" and len(tables) == len(part) == 2 and self.world.chance.random() < 0.5:
+            if outcome == "unknown" and len(tables) == len(part) == 2 and self.world.rng.random() < 0.5:
                 self.is_repeated = True
                 return
-            if end in ("unknown", "interrupted"):
-                is_resumed = self._commit(part, may_be_interrupted=False) == "was published"
-                assert is_resumed or end == "interrupted", "a committed publication is found"
-                end = "committed" if is_resumed else self.world.outcomes[-1]
-            if end == "committed":
+            if outcome in ("unknown", "interrupted"):
+                is_resumed = self._commit(part, may_be_interrupted=False) == "already published"
+                assert is_resumed or outcome == "interrupted", "a committed publication is found"
+                outcome = "committed" if is_resumed else self.world.outcomes[-1]
+            if outcome == "committed":
                 published += names
                 assert "totals" not in names or len(tables) == 1 or "orders" in published
 
     def _commit(self, tables: list[StagedTable], *, may_be_interrupted: bool) -> str:
-        random_value = self.world.chance.random() if may_be_interrupted else 1.0
+        random_value = self.world.rng.random() if may_be_interrupted else 1.0
         if random_value < 0.15:
             return "interrupted"
         names = [table.table for table in tables]
@@ -166,37 +166,37 @@ class Attempt:
             self.world.outcomes.append("rejected")
             return "rejected"
         if publication.was_published:
-            return "was published"
+            return "already published"
         self.world.committed[publication.version] = [(name, self.run, self.value, self.old_value) for name in names]
         self.world.outcomes.append("committed")
         return "unknown" if random_value < 0.45 else "committed"
 
 
 def interleave(lake: Lakehouse, seed: int) -> list[str]:
-    chance = random.Random(seed)
-    world = World(lake, chance)
+    rng = random.Random(seed)
+    world = World(lake, rng)
     first = Run(world, "first", "append", is_split=False, reads_partition=False)
     for _ in first.steps():
         pass
     runs = [
         Run(
             world,
-            who,
-            chance.choice(MODES),
-            is_split=chance.random() < 0.4,
-            reads_partition=chance.random() < 0.4,
-            stages_orders=chance.random() < 0.8 or not world.committed,
+            customer,
+            rng.choice(MODES),
+            is_split=rng.random() < 0.4,
+            reads_partition=rng.random() < 0.4,
+            stages_orders=rng.random() < 0.8 or not world.committed,
         )
-        for who in "abc"[: chance.randint(2, 3)]
+        for customer in "abc"[: rng.randint(2, 3)]
     ]
     remaining = [run.steps() for run in runs]
     while remaining:
-        steps = chance.choice(remaining)
+        steps = rng.choice(remaining)
         try:
             next(steps)
         except StopIteration:
             remaining.remove(steps)
-        except CommitConflictError:  # other writers rewrote rows that a repeated run had appended
+        except CommitConflictError:  # another run rewrote rows that a repeated run had appended
             world.outcomes.append("rejected")
             remaining.remove(steps)
     world.check()
@@ -215,7 +215,7 @@ def test_interleaved_publications_are_serializable(lakes: Lakes, seed: int) -> N
 def test_publication_conflicts_if_partition_of_staged_read_changed(
     lakes: Lakes, changed_partition: str, is_before: bool
 ) -> None:
-    """Another writer appends to the read or another partition, before or after the source is published."""
+    """Another writer appends to the same or another partition, before or after ``source`` is published."""
     lake = lakes.local()
     world = World(lake, random.Random(0))
 
@@ -231,7 +231,9 @@ def test_publication_conflicts_if_partition_of_staged_read_changed(
     if not is_before:
         publish(world.stage("orders", "append", changed_partition, 3))
     table = load_staged(lake, source)
-    partitions = encode_partitions([PartitionKey.of(table.metadata, {"who": "a"}).record], table.spec(), table.schema())
+    partitions = encode_partitions(
+        [PartitionKey.of(table.metadata, {"customer": "a"}).record], table.spec(), table.schema()
+    )
     read = StagedRead(root=lake.root, staged=source, includes_base=True, by_another=True, partitions=partitions)
     assert StagedRead.from_json(read.to_json()) == read
     totals = world.stage("totals", "replace_partitions", "a", 3)

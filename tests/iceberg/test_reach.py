@@ -22,7 +22,7 @@ from trinitylake_ops.storage import MeteredStorage
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
-def files_by_kind(lake: Lakehouse, version: int | None = None) -> dict[str, TableFile]:
+def files_by_location(lake: Lakehouse, version: int | None = None) -> dict[str, TableFile]:
     files = list(files_of(lake.snapshot(version).table("ns", "t"), reading_io(lake)))
     by_location = {file.location: file for file in files}
     assert len(by_location) == len(files)
@@ -33,11 +33,11 @@ def test_walk_lists_every_file_of_every_snapshot_once(lake: Lakehouse, catalog: 
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1, 2))
     table.append(rows(3))
-    middle = lake.latest_version()
+    middle_version = lake.latest_version()
     table.overwrite(rows(4), overwrite_filter="id == 1")
     table.delete("id == 3")
     stored = {info.path: info.size_bytes for info in lake.storage.list("tables/")}
-    files = files_by_kind(lake)
+    files = files_by_location(lake)
     owner = stored.pop(owner_path(lake.snapshot().table("ns", "t").id))
     assert owner > 0
     assert set(files) == set(stored)
@@ -48,7 +48,7 @@ def test_walk_lists_every_file_of_every_snapshot_once(lake: Lakehouse, catalog: 
     assert kinds[FileKind.METADATA_LOG] == 4
     assert kinds[FileKind.MANIFEST_LIST] == len(table.snapshots())
     assert kinds[FileKind.DATA] == 4  # [1, 2], [3], [2] rewritten, [4]
-    earlier = files_by_kind(lake, middle)
+    earlier = files_by_location(lake, middle_version)
     assert set(earlier) < set(files)
     assert sum(file.kind == FileKind.DATA for file in earlier.values()) == 2
 
@@ -61,10 +61,10 @@ def test_data_deleted_in_all_snapshots_is_not_live(lake: Lakehouse, catalog: Tri
     (first_file,) = (task.file.file_path for task in table.scan().plan_files())
     table.delete("id == 1")
     table.append(rows(2))
-    before = files_by_kind(lake)
+    before = files_by_location(lake)
     assert all(file.live for file in before.values() if file.kind == FileKind.DATA)
     table.maintenance.expire_snapshots().by_id(first.snapshot_id).commit()
-    after = files_by_kind(lake)
+    after = files_by_location(lake)
     location = first_file.removeprefix(lake.root)
     assert not after[location].live
     assert {file.location for file in after.values() if file.kind == FileKind.DATA and file.live} == {
@@ -77,16 +77,16 @@ def test_external_files_are_listed_by_uri(
 ) -> None:
     folder = tmp_path_factory.mktemp("other")
     other = Lakehouse.create(str(folder), {"fsync": "false"})
-    foreign = TrinityLakeCatalog("other", root=other.root)
-    foreign.create_namespace("ns")
-    table = foreign.create_table("ns.t", pa.schema([("id", pa.int64())]))
+    other_catalog = TrinityLakeCatalog("other", root=other.root)
+    other_catalog.create_namespace("ns")
+    table = other_catalog.create_table("ns.t", pa.schema([("id", pa.int64())]))
     table.append(pa.table({"id": [1]}))
     catalog.register_table("ns.t", table.metadata_location)
     with pytest.raises(LocationNotAllowedError, match="--allow-root"):
-        files_by_kind(lake)
+        files_by_location(lake)
     lake = allowing(lake, folder)
-    assert len(files_by_kind(lake)) == 5
-    assert all(location.startswith(other.root) for location in files_by_kind(lake))
+    assert len(files_by_location(lake)) == 5
+    assert all(location.startswith(other.root) for location in files_by_location(lake))
 
 
 def test_walk_reads_each_manifest_once(lake: Lakehouse, catalog: TrinityLakeCatalog, meter: MeteredStorage) -> None:
@@ -103,10 +103,10 @@ def test_incomplete_walk_fails(lake: Lakehouse, catalog: TrinityLakeCatalog) -> 
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1))
     definition = lake.snapshot().table("ns", "t")
-    for at in (1, 2, 3):
-        broken = FaultyStorage(lake.storage, [fail(at, StoragePermissionError, kind="read")])
+    for request_number in (1, 2, 3):
+        faulty_storage = FaultyStorage(lake.storage, [fail(request_number, StoragePermissionError, kind="read")])
         with pytest.raises(StoragePermissionError):
-            list(files_of(definition, StorageFileIO.on(broken)))
+            list(files_of(definition, StorageFileIO.on(faulty_storage)))
     snapshot = table.current_snapshot()
     assert snapshot is not None
     lake.storage.delete(snapshot.manifest_list.removeprefix(lake.root))

@@ -1,4 +1,4 @@
-"""Groups of small files are rewritten: which files are grouped, the order of rows, and what is rejected."""
+"""Rewriting groups of small files: how files are grouped, how rows are sorted, and what is rejected."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from trinitylake_ops.iceberg.write.staging import load_staged
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),
-    NestedField(2, "place", StringType(), required=False),
+    NestedField(2, "city", StringType(), required=False),
     NestedField(3, "score", DoubleType(), required=False),
 )
 
 
-def rows(*ids: int | None, place: str | None = "a", score: float | None = None) -> pa.Table:
-    columns = [pa.array(ids, pa.int64()), pa.array([place] * len(ids), pa.string())]
-    return pa.Table.from_arrays([*columns, pa.array([score] * len(ids), pa.float64())], ["id", "place", "score"])
+def rows(*ids: int | None, city: str | None = "a", score: float | None = None) -> pa.Table:
+    columns = [pa.array(ids, pa.int64()), pa.array([city] * len(ids), pa.string())]
+    return pa.Table.from_arrays([*columns, pa.array([score] * len(ids), pa.float64())], ["id", "city", "score"])
 
 
-def appended(catalog: TrinityLakeCatalog, *parts: pa.Table, **kind: object) -> Table:
-    table = catalog.create_table("ns.t", SCHEMA, **kind)  # type: ignore[arg-type]
+def create_with_appends(catalog: TrinityLakeCatalog, *parts: pa.Table, **options: object) -> Table:
+    table = catalog.create_table("ns.t", SCHEMA, **options)  # type: ignore[arg-type]
     for part in parts:
         table.append(part)
     return table
@@ -68,17 +68,17 @@ def read_ids(table: Table, new_files: list[list[DataFile]]) -> list[list[int | N
 
 
 def test_neighboring_files_are_grouped_up_to_target_size(catalog: TrinityLakeCatalog) -> None:
-    table = appended(catalog, *(rows(number) for number in range(7)))
+    table = create_with_appends(catalog, *(rows(number) for number in range(7)))
     size = max(task.file.file_size_in_bytes for task in table.scan().plan_files())
     plan = find_groups(table.metadata, io_of(table), RewriteRules(3 * size, min_input_files=2))
-    assert [len(group.files) for group in plan.groups] == [3, 3], "the seventh is alone"
+    assert [len(group.files) for group in plan.groups] == [3, 3], "the seventh file is not grouped"
     assert (plan.data_files, plan.older_spec_files) == (7, 0)
     ids = [[row_id for (row_id,) in read_ids(table, [[*group.files]])] for group in plan.groups]
-    assert ids == [[0, 1, 2], [3, 4, 5]], "in the order in which they arrived"
-    assert groups_of(table, RewriteRules(size, min_input_files=2)) == (), "none is small"
+    assert ids == [[0, 1, 2], [3, 4, 5]], "in commit order"
+    assert groups_of(table, RewriteRules(size, min_input_files=2)) == (), "no file is small"
     assert [len(group.files) for group in groups_of(table, RewriteRules(min_input_files=7))] == [7]
     assert groups_of(table, RewriteRules(min_input_files=8)) == ()
-    assert len(groups_of(table, RewriteRules(3 * size, min_input_files=8))) == 2, "those that fill a file"
+    assert len(groups_of(table, RewriteRules(3 * size, min_input_files=8))) == 2, "only groups that fill a file"
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "0", "-1", "x", "", "1e9", "\u0663"])
@@ -89,7 +89,9 @@ def test_invalid_target_size_property_is_ignored(catalog: TrinityLakeCatalog, te
 
 
 def test_target_size_is_table_property(catalog: TrinityLakeCatalog) -> None:
-    table = appended(catalog, *(rows(number) for number in range(4)), properties={"write.target-file-size-bytes": "1"})
+    table = create_with_appends(
+        catalog, *(rows(number) for number in range(4)), properties={"write.target-file-size-bytes": "1"}
+    )
     assert groups_of(table, RewriteRules(min_input_files=2)) == ()
     assert rewriting_of(table.metadata, io_of(table), RewriteRules()).max_file_bytes == 1
     assert len(groups_of(table, RewriteRules(1 << 20, min_input_files=2))) == 1
@@ -101,7 +103,7 @@ def test_rewritten_rows_are_sorted(catalog: TrinityLakeCatalog) -> None:
         SortField(1, IdentityTransform(), SortDirection.ASC, NullOrder.NULLS_LAST),
     )
     parts = [rows(3, None, 1, score=1.0), rows(7, score=math.nan), rows(5, score=None), rows(2, score=2.0)]
-    table = appended(catalog, *parts, sort_order=order)
+    table = create_with_appends(catalog, *parts, sort_order=order)
     groups = groups_of(table, RewriteRules(min_input_files=2))
     rewriting = rewriting_of(table.metadata, io_of(table), RewriteRules())
     new_files = rewrite_in_process([(rewriting, group) for group in groups])
@@ -122,8 +124,8 @@ def test_rewritten_rows_are_sorted_by_uuid(catalog: TrinityLakeCatalog) -> None:
 
 
 def test_partition_of_any_transform_keeps_its_value(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    """Only other engines write files of such a partition. PyIceberg does not."""
-    table = appended(catalog, *(rows(number) for number in range(3)))
+    """Only other engines write such files. PyIceberg does not."""
+    table = create_with_appends(catalog, *(rows(number) for number in range(3)))
     (group,) = groups_of(table, RewriteRules(min_input_files=2))
     with table.update_spec() as update:
         update.add_field("id", BucketTransform(8), "id_bucket")
@@ -138,10 +140,10 @@ def test_partition_of_any_transform_keeps_its_value(lake: Lakehouse, catalog: Tr
 
 
 def test_files_of_older_spec_are_repartitioned(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    table = appended(catalog, rows(1, place="a"), rows(2, place=None), rows(3, place="a"))
+    table = create_with_appends(catalog, rows(1, city="a"), rows(2, city=None), rows(3, city="a"))
     with table.update_spec() as update:
-        update.add_identity("place")
-    table.append(rows(4, place="b"))
+        update.add_identity("city")
+    table.append(rows(4, city="b"))
     assert groups_of(table, RewriteRules(min_input_files=2)) == ()
     plan = find_groups(table.metadata, io_of(table), RewriteRules(min_input_files=2, repartition=True))
     assert ([len(group.files) for group in plan.groups], plan.older_spec_files) == ([3], 3)
@@ -156,34 +158,36 @@ def test_files_of_older_spec_are_repartitioned(lake: Lakehouse, catalog: Trinity
         (1, "b"),
     }
     assert sorted(after.scan().to_arrow()["id"].to_pylist()) == [1, 2, 3, 4]
-    assert sorted(after.scan(row_filter="place is null").to_arrow()["id"].to_pylist()) == [2]
+    assert sorted(after.scan(row_filter="city is null").to_arrow()["id"].to_pylist()) == [2]
     current = after.current_snapshot()
     assert current is not None and current.summary is not None
     assert current.summary.operation.value == "replace"
     assert current.summary["total-records"] == "4"
 
 
-@pytest.mark.parametrize("how", ["compaction", "replacement", "open table"])
+@pytest.mark.parametrize("operation", ["compaction", "replacement", "overwrite"])
 def test_files_of_spec_with_dropped_column_are_rewritten(
-    lake: Lakehouse, catalog: TrinityLakeCatalog, how: str
+    lake: Lakehouse, catalog: TrinityLakeCatalog, operation: str
 ) -> None:
-    by_place = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "place"))
-    table = appended(catalog, rows(1, place="a"), rows(2, place=None), rows(3, place="b"), partition_spec=by_place)
+    by_city = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "city"))
+    table = create_with_appends(
+        catalog, rows(1, city="a"), rows(2, city=None), rows(3, city="b"), partition_spec=by_city
+    )
     with table.update_spec() as spec:
-        spec.remove_field("place")
+        spec.remove_field("city")
     with table.update_schema() as columns:
-        columns.delete_column("place")
-    one_row = rows(4).drop_columns(["place"])
-    if how == "open table":
+        columns.delete_column("city")
+    one_row = rows(4).drop_columns(["city"])
+    if operation == "overwrite":
         table.overwrite(one_row)
-    elif how == "replacement":
+    elif operation == "replacement":
         staged = stage_arrow(lake, one_row, "ns", "t", mode="replace_table")
-        publish_once(lake, [staged], publication_id("dropped", "place"))
+        publish_once(lake, [staged], publication_id("dropped", "city"))
     else:
         operations.plan_compact_tables(lake, repartition=True).execute()
     after = catalog.load_table("ns.t")
     assert {task.file.spec_id for task in after.scan().plan_files()} == {after.metadata.default_spec_id}
-    expected = [1, 2, 3] if how == "compaction" else [4]
+    expected = [1, 2, 3] if operation == "compaction" else [4]
     assert sorted(after.scan(row_filter="id > 0").to_arrow()["id"].to_pylist()) == expected
     io = io_of(after)
     entries = [
@@ -193,32 +197,32 @@ def test_files_of_spec_with_dropped_column_are_rewritten(
         for entry in entries_in(manifest, io)
     ]
     values = {entry.data_file.partition[0] for entry in entries if entry.status == ManifestEntryStatus.DELETED}
-    assert values == {"a", None, "b"}, "the values of the old spec are written as they were"
+    assert values == {"a", None, "b"}, "partition values of the old spec are preserved"
 
 
 def test_void_field_of_dropped_column_is_rejected(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     """In format version 1 a removed partition field remains in the current spec, without values."""
-    by_place = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "place"))
+    by_city = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "city"))
     version = {"format-version": "1"}
-    table = appended(catalog, rows(1), rows(2), partition_spec=by_place, properties=version)
+    table = create_with_appends(catalog, rows(1), rows(2), partition_spec=by_city, properties=version)
     with table.update_spec() as spec:
-        spec.remove_field("place")
+        spec.remove_field("city")
     with table.update_schema() as columns:
-        columns.delete_column("place")
+        columns.delete_column("city")
     with pytest.raises(InvalidInputError):
         operations.plan_compact_tables(lake, tables=["ns.t"], repartition=True)
     assert operations.plan_compact_tables(lake, repartition=True).tables == ()
     with pytest.raises(InvalidDefinitionError):
-        stage_arrow(lake, rows(4).drop_columns(["place"]), "ns", "t", mode="append")
+        stage_arrow(lake, rows(4).drop_columns(["city"]), "ns", "t", mode="append")
 
 
 def test_last_schema_with_partition_column_cannot_be_removed(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    by_place = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "place"))
-    table = appended(catalog, rows(1), partition_spec=by_place)
+    by_city = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "city"))
+    table = create_with_appends(catalog, rows(1), partition_spec=by_city)
     with table.update_spec() as spec:
-        spec.remove_field("place")
+        spec.remove_field("city")
     with table.update_schema() as columns:
-        columns.delete_column("place")
+        columns.delete_column("city")
     with pytest.raises(InvalidDefinitionError):
         catalog.commit_table(table, (), (RemoveSchemasUpdate(schema_ids=[0]),))
     assert table.spec().spec_id != 0
@@ -227,11 +231,11 @@ def test_last_schema_with_partition_column_cannot_be_removed(lake: Lakehouse, ca
 
 
 def test_file_with_unexpected_row_count_is_rejected(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    table = appended(catalog, rows(1, 2), rows(3))
+    table = create_with_appends(catalog, rows(1, 2), rows(3))
     (group,) = groups_of(table, RewriteRules(min_input_files=2))
     first, second = (file.file_path.removeprefix(lake.root) for file in group.files)
     other = pa.BufferOutputStream()
-    pq.write_table(pq.read_table(pa.BufferReader(lake.storage.read(first))), other)  # by another program
+    pq.write_table(pq.read_table(pa.BufferReader(lake.storage.read(first))), other)  # written by another program
     lake.storage.write(second, other.getvalue().to_pybytes())
     before = listed(lake.storage)
     with pytest.raises(CorruptFileError, match=f"{second}' has 2 rows, but its manifest declares 1"):
@@ -245,35 +249,35 @@ def rewrite_first_group(table: Table) -> tuple[FileGroup, list[DataFile]]:
     return group, rewrite_in_process([(rewriting, group)])[0]
 
 
-def test_error_for_corrupt_manifest_names_it(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    table = appended(catalog, rows(1), rows(2))
+def test_corrupt_manifest_raises_error_with_path(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+    table = create_with_appends(catalog, rows(1), rows(2))
     snapshot = table.current_snapshot()
     assert snapshot is not None
     path = snapshot.manifests(table.io)[0].manifest_path.removeprefix(lake.root)
     lake.storage.write(path, b"junk")
-    with pytest.raises(CorruptFileError) as raised:
+    with pytest.raises(CorruptFileError) as caught:
         groups_of(catalog_at(lake).load_table("ns.t"), RewriteRules())
-    assert raised.value.path == path
+    assert caught.value.path == path
 
 
 def test_table_of_unsupported_format_version_is_rejected(catalog: TrinityLakeCatalog) -> None:
-    table = appended(catalog, rows(1), rows(2))
+    table = create_with_appends(catalog, rows(1), rows(2))
     metadata = {**json.loads(table.metadata.model_dump_json()), "format-version": 3, "next-row-id": 2}
-    later = TableMetadataUtil.parse_raw(json.dumps(metadata))
+    metadata_v3 = TableMetadataUtil.parse_raw(json.dumps(metadata))
     with pytest.raises(InvalidDefinitionError):
-        find_groups(later, io_of(table), RewriteRules())
+        find_groups(metadata_v3, io_of(table), RewriteRules())
 
 
-@pytest.mark.parametrize("change", ["overwrite", "drop", "recreate", "respec"])
+@pytest.mark.parametrize("change", ["overwrite", "drop", "recreate", "new spec"])
 def test_staging_conflicts_if_table_changed(lake: Lakehouse, catalog: TrinityLakeCatalog, change: str) -> None:
-    table = appended(catalog, rows(1), rows(2))
+    table = create_with_appends(catalog, rows(1), rows(2))
     metadata = table.metadata
     group, new_files = rewrite_first_group(table)
     if change == "overwrite":
         table.overwrite(rows(9))
-    elif change == "respec":
+    elif change == "new spec":
         with table.update_spec() as update:
-            update.add_identity("place")
+            update.add_identity("city")
     else:
         catalog.drop_table("ns.t")
         if change == "recreate":

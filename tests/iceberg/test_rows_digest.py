@@ -1,4 +1,4 @@
-"""The digest of an epoch's rows: independent of their order, and different for different rows."""
+"""The digest of an epoch's rows does not depend on their order, and differs if any row differs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import pytest
 
 from trinitylake_ops.iceberg.rows_digest import RowsDigest, total_of
 
-MOMENT = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 COLUMNS: dict[str, tuple[pa.DataType, Any, Any]] = {
     "boolean": (pa.bool_(), True, False),
     "int": (pa.int32(), -1, 2**31 - 1),
     "long": (pa.int64(), -(2**63), 0),
     "float": (pa.float32(), 0.5, math.inf),
     "double": (pa.float64(), 1.0, 1.000001),
-    "not a number": (pa.float64(), math.nan, 0.0),
+    "nan": (pa.float64(), math.nan, 0.0),
     "decimal": (pa.decimal128(38, 2), Decimal("1.25"), Decimal("1.26")),
     "text": (pa.string(), "a", ""),
     "bytes": (pa.binary(), b"a", b"\xff"),
@@ -57,10 +56,10 @@ def test_digest_depends_on_every_value(name: str) -> None:
 
 
 def test_digest_depends_on_column_and_row_of_values() -> None:
-    def of(a: list[int], b: list[int]) -> str:
+    def digest_of(a: list[int], b: list[int]) -> str:
         return digest(pa.table({"a": a, "b": b}))
 
-    assert len({of([1, 2], [3, 4]), of([1, 2], [4, 3]), of([3, 4], [1, 2])}) == 3
+    assert len({digest_of([1, 2], [3, 4]), digest_of([1, 2], [4, 3]), digest_of([3, 4], [1, 2])}) == 3
 
 
 def test_digest_is_independent_of_order_batches_and_tasks() -> None:

@@ -24,7 +24,7 @@ ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 
 
 def with_snapshot_fields(update: TableUpdate, fields: dict[str, Any]) -> TableUpdate:
-    """Return an update with other fields of its snapshot, and with its reference changed to that snapshot."""
+    """Return an update with these snapshot fields replaced. A reference update refers to the new snapshot id."""
     if isinstance(update, AddSnapshotUpdate):
         return update.model_copy(update={"snapshot": update.snapshot.model_copy(update=fields)})
     if isinstance(update, SetSnapshotRefUpdate) and "snapshot_id" in fields:
@@ -56,12 +56,12 @@ def test_cyclic_snapshots_are_rejected(catalog: TrinityLakeCatalog) -> None:
     txn = catalog.create_table("ns.t", ROWS.schema).transaction()
     txn.append(ROWS)
     (added,) = (update for update in txn._updates if isinstance(update, AddSnapshotUpdate))
-    pair = [
+    cyclic_updates = [
         with_snapshot_fields(added, {"snapshot_id": number, "parent_snapshot_id": parent, "sequence_number": number})
         for number, parent in ((1, 2), (2, 1))
     ]
     with pytest.raises(InvalidDefinitionError):
-        catalog.commit_table(txn._table, txn._requirements, tuple(pair))
+        catalog.commit_table(txn._table, txn._requirements, tuple(cyclic_updates))
 
 
 def test_main_must_be_a_branch(catalog: TrinityLakeCatalog) -> None:
@@ -74,7 +74,7 @@ def test_main_must_be_a_branch(catalog: TrinityLakeCatalog) -> None:
 
 
 @pytest.mark.parametrize(
-    ("former", "new", "is_accepted"),
+    ("old_type", "new_type", "is_accepted"),
     [
         (IntegerType(), LongType(), True),
         (DecimalType(9, 2), DecimalType(12, 2), True),
@@ -84,11 +84,11 @@ def test_main_must_be_a_branch(catalog: TrinityLakeCatalog) -> None:
     ],
 )
 def test_incompatible_type_change_is_rejected(
-    catalog: TrinityLakeCatalog, former: Any, new: Any, is_accepted: bool
+    catalog: TrinityLakeCatalog, old_type: Any, new_type: Any, is_accepted: bool
 ) -> None:
-    table = catalog.create_table("ns.t", Schema(NestedField(1, "a", former, required=False)))
+    table = catalog.create_table("ns.t", Schema(NestedField(1, "a", old_type, required=False)))
     updates = (
-        AddSchemaUpdate(schema=Schema(NestedField(1, "a", new, required=False), schema_id=1)),
+        AddSchemaUpdate(schema=Schema(NestedField(1, "a", new_type, required=False), schema_id=1)),
         SetCurrentSchemaUpdate(schema_id=-1),
     )
     if is_accepted:
@@ -96,4 +96,4 @@ def test_incompatible_type_change_is_rejected(
     else:
         with pytest.raises(InvalidDefinitionError):
             catalog.commit_table(table, (), updates)
-    assert str(catalog.load_table("ns.t").schema().find_type("a")) == str(new if is_accepted else former)
+    assert str(catalog.load_table("ns.t").schema().find_type("a")) == str(new_type if is_accepted else old_type)

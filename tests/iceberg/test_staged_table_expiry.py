@@ -30,16 +30,16 @@ def lake(clock: ClockStorage) -> Lakehouse:
     return Lakehouse(clock)
 
 
-def stage(lake: Lakehouse, clock: ClockStorage, *, writing_ms: int) -> StagedTable:
+def stage(lake: Lakehouse, clock: ClockStorage, *, write_duration_ms: int) -> StagedTable:
     """Stage a new table whose data files take some time to write."""
     write = plan_write(lake, "flights", "daily", FLIGHTS)
     files = write.write([flights(1, 2)])
-    clock.time_ms += writing_ms
+    clock.time_ms += write_duration_ms
     return stage_data_files(lake, write, files)
 
 
-def test_age_counts_from_start_of_staging(lake: Lakehouse, clock: ClockStorage) -> None:
-    staged = stage(lake, clock, writing_ms=3_000)
+def test_age_is_measured_from_start_of_staging(lake: Lakehouse, clock: ClockStorage) -> None:
+    staged = stage(lake, clock, write_duration_ms=3_000)
     assert staged.begun_at_ms == START_MS
     assert StagedTable.from_json(staged.to_json()).begun_at_ms == START_MS
     catalog = StagingCatalog(lake)
@@ -48,12 +48,12 @@ def test_age_counts_from_start_of_staging(lake: Lakehouse, clock: ClockStorage) 
     assert catalog.staged("ns.t").begun_at_ms == START_MS + 3_000
 
 
-@pytest.mark.parametrize(("late_ms", "is_published"), [(TTL_MS, True), (TTL_MS + 1, False)])
+@pytest.mark.parametrize(("age_ms", "is_published"), [(TTL_MS, True), (TTL_MS + 1, False)])
 def test_expired_staged_table_is_rejected(
-    lake: Lakehouse, clock: ClockStorage, late_ms: int, is_published: bool
+    lake: Lakehouse, clock: ClockStorage, age_ms: int, is_published: bool
 ) -> None:
-    staged = stage(lake, clock, writing_ms=6_000)
-    clock.time_ms = START_MS + late_ms
+    staged = stage(lake, clock, write_duration_ms=6_000)
+    clock.time_ms = START_MS + age_ms
     version = lake.latest_version()
     if is_published:
         with lake.transaction() as txn:
@@ -67,7 +67,7 @@ def test_expired_staged_table_is_rejected(
 
 
 def test_publishing_transaction_is_backdated_to_staging(lake: Lakehouse, clock: ClockStorage) -> None:
-    staged = stage(lake, clock, writing_ms=6_000)
+    staged = stage(lake, clock, write_duration_ms=6_000)
     txn = lake.transaction()
     publish(txn, [staged])
     assert txn.begun_at_ms == START_MS
@@ -78,7 +78,7 @@ def test_publishing_transaction_is_backdated_to_staging(lake: Lakehouse, clock: 
 
 
 def test_resumed_transaction_is_backdated_to_staging(lake: Lakehouse, clock: ClockStorage) -> None:
-    staged = stage(lake, clock, writing_ms=6_000)
+    staged = stage(lake, clock, write_duration_ms=6_000)
     txn = lake.transaction()
     publish(txn, [staged])
     saved = txn.save()
@@ -88,13 +88,13 @@ def test_resumed_transaction_is_backdated_to_staging(lake: Lakehouse, clock: Clo
         lake.resume_transaction(saved)
 
 
-def test_younger_staged_table_does_not_rejuvenate_transaction(lake: Lakehouse, clock: ClockStorage) -> None:
+def test_newer_staged_table_does_not_reset_transaction_age(lake: Lakehouse, clock: ClockStorage) -> None:
     txn = lake.transaction()
     clock.time_ms += 1_000
-    publish(txn, [stage(lake, clock, writing_ms=0)])
+    publish(txn, [stage(lake, clock, write_duration_ms=0)])
     assert txn.begun_at_ms == START_MS
     txn.commit()
-    assert ids_of_months(lake) == [1, 2]
+    assert months_of(lake) == [1, 2]
 
 
 def test_oldest_staged_table_determines_age(lake: Lakehouse, clock: ClockStorage) -> None:
@@ -103,11 +103,11 @@ def test_oldest_staged_table_determines_age(lake: Lakehouse, clock: ClockStorage
     old = catalog.staged("ns.t")
     clock.time_ms += 5_000
     txn = lake.transaction()
-    publish(txn, [stage(lake, clock, writing_ms=0), old])
+    publish(txn, [stage(lake, clock, write_duration_ms=0), old])
     assert txn.begun_at_ms == START_MS
     txn.commit()
     assert ids_of(catalog_at(lake).load_table("ns.t")) == [1]
 
 
-def ids_of_months(lake: Lakehouse) -> list[int]:
+def months_of(lake: Lakehouse) -> list[int]:
     return sorted(catalog_at(lake).load_table("flights.daily").scan().to_arrow()["month"].to_pylist())

@@ -1,4 +1,4 @@
-"""Write, audit, publish."""
+"""Tables are staged, audited and then published."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from trinitylake_ops.iceberg.write.staging import (
 def stage(
     lake: Lakehouse, *batches: pa.RecordBatch, table: str = "daily", replacing: Replace | str = Replace.NOTHING
 ) -> StagedTable:
-    """Plan, write in a pickled copy of the plan as an executor would, and stage."""
+    """Plan a write, write the files with a pickled copy of the plan as an executor does, and stage them."""
     write = plan_write(lake, "flights", table, FLIGHTS, partition_by=("year", "month"))
     files = pickle.loads(pickle.dumps(write)).write(batches)
     return stage_data_files(lake, write, pickle.loads(pickle.dumps(files)), replacing=replacing)
@@ -59,7 +59,7 @@ def publish_all(lake: Lakehouse, *staged: StagedTable) -> int:
 
 
 def months(lake: Lakehouse, table: str = "daily", version: int | None = None) -> dict[int, int]:
-    """Return rows by month."""
+    """Return the number of rows of each month."""
     values = catalog_at(lake, version).load_table(("flights", table)).scan().to_arrow()["month"].to_pylist()
     return {month: values.count(month) for month in sorted(set(values))}
 
@@ -72,10 +72,10 @@ def test_new_table_is_written_audited_and_published(lake: Lakehouse) -> None:
     assert load_staged(lake, staged).scan().to_arrow().num_rows == 4
     assert publish_all(lake, staged) == version + 1
     assert months(lake) == {1: 2, 2: 2}
-    stored = [info for info in lake.storage.list("tables/") if info.path.endswith(".parquet")]
-    assert staged.total_bytes == staged.added_bytes == sum(info.size_bytes for info in stored)
-    figures = (staged.row_count, staged.added_files, staged.added_rows, staged.removed_files, staged.removed_bytes)
-    assert figures == (4, 2, 4, 0, 0)
+    data_files = [info for info in lake.storage.list("tables/") if info.path.endswith(".parquet")]
+    assert staged.total_bytes == staged.added_bytes == sum(info.size_bytes for info in data_files)
+    counts = (staged.row_count, staged.added_files, staged.added_rows, staged.removed_files, staged.removed_bytes)
+    assert counts == (4, 2, 4, 0, 0)
     assert staged.partitions == ("year=2013/month=1", "year=2013/month=2")
     assert staged.base_metadata_location is None
     assert staged.base_version == version
@@ -107,8 +107,8 @@ def test_partitions_are_replaced_in_one_snapshot(lake: Lakehouse) -> None:
 def test_null_partition_is_replaced(lake: Lakehouse) -> None:
     publish_all(lake, stage(lake, flights(None, None, 1)))
     publish_all(lake, stage(lake, flights(None), replacing=Replace.PARTITIONS))
-    rows_by_month = catalog_at(lake).load_table("flights.daily").scan().to_arrow()["month"].to_pylist()
-    assert sorted(rows_by_month, key=str) == [1, None]
+    month_values = catalog_at(lake).load_table("flights.daily").scan().to_arrow()["month"].to_pylist()
+    assert sorted(month_values, key=str) == [1, None]
 
 
 def test_many_partitions_are_replaced_at_once(lake: Lakehouse) -> None:
@@ -182,8 +182,8 @@ def test_empty_table_is_created(lake: Lakehouse) -> None:
 
 def test_incompatible_schema_or_partitions_are_rejected(lake: Lakehouse) -> None:
     publish_all(lake, stage(lake, flights(1)))
-    wider = FLIGHTS.append(pa.field("distance", pa.int64()))
-    write = plan_write(lake, "flights", "daily", wider)
+    wider_schema = FLIGHTS.append(pa.field("distance", pa.int64()))
+    write = plan_write(lake, "flights", "daily", wider_schema)
     batch = flights(2).append_column("distance", pa.array([100], pa.int64()))
     publish_all(lake, stage_data_files(lake, write, write.write([batch])))
     table = catalog_at(lake).load_table("flights.daily")
@@ -202,13 +202,13 @@ def test_incompatible_schema_or_partitions_are_rejected(lake: Lakehouse) -> None
         plan_write(lake, "flights", "new", schema)
 
 
-@pytest.mark.parametrize("moment", ["before staging", "before publishing", "before the commit"])
+@pytest.mark.parametrize("timing", ["before staging", "before publishing", "before the commit"])
 @pytest.mark.parametrize("change", ["changed", "dropped", "created"])
-def test_table_changed_since_staging_is_not_published(lake: Lakehouse, moment: str, change: str) -> None:
+def test_table_changed_since_staging_is_not_published(lake: Lakehouse, timing: str, change: str) -> None:
     if change != "created":
         publish_all(lake, stage(lake, flights(1)))
 
-    def move() -> None:
+    def change_table() -> None:
         if change == "dropped":
             catalog_at(lake).drop_table("flights.daily")
         else:
@@ -216,21 +216,21 @@ def test_table_changed_since_staging_is_not_published(lake: Lakehouse, moment: s
 
     write = plan_write(lake, "flights", "daily", FLIGHTS, partition_by=("year", "month"))
     files = write.write([flights(2)])
-    if moment == "before staging":
-        move()
+    if timing == "before staging":
+        change_table()
         with pytest.raises(CommitConflictError, match=f"flights.daily was staged on version .* {change}"):
             stage_data_files(lake, write, files)
         return
     staged = stage_data_files(lake, write, files)
-    if moment == "before publishing":
-        move()
+    if timing == "before publishing":
+        change_table()
         with pytest.raises(CommitConflictError, match=f"flights.daily was staged on version .* {change}") as caught:
             publish_all(lake, staged)
         assert caught.value.base_version == staged.base_version
         return
     txn = lake.transaction()
     publish(txn, [staged])
-    move()
+    change_table()
     version = lake.latest_version()
     with pytest.raises(CommitConflictError):
         txn.commit()
@@ -270,7 +270,7 @@ def test_staging_catalog_stages_pyiceberg_writes(lake: Lakehouse) -> None:
     assert staging.base_version == version == lake.latest_version()
     staged = [staging.staged("ns.old"), staging.staged("fresh.new")]
     assert [(item.namespace, item.table, item.row_count) for item in staged] == [("ns", "old", 3), ("fresh", "new", 1)]
-    assert (staged[0].added_rows, staged[0].removed_rows) == (3, 3)  # the two rows that stay were rewritten
+    assert (staged[0].added_rows, staged[0].removed_rows) == (3, 3)  # the two unchanged rows were rewritten
     assert ids_of(load_staged(lake, staged[0])) == [2, 3, 9]
     for change in (lambda: staging.drop_table("ns.old"), lambda: staging.rename_table("ns.old", "ns.x")):
         with pytest.raises(InvalidInputError):
@@ -314,22 +314,22 @@ from trinitylake_ops.iceberg.write.staging import StagedTable, load_staged, publ
 lake = Lakehouse.open(sys.argv[1], {"fsync": "false"})
 staged = StagedTable.from_json(sys.stdin.read())
 assert load_staged(lake, staged).scan().to_arrow().num_rows == 3
-with lake.transaction(message="published elsewhere") as txn:
+with lake.transaction(message="published by another process") as txn:
     publish(txn, [staged])
 print(txn.committed_version)
 """
 
 
-@pytest.mark.local_only("opens a folder by its path alone; jobs on S3 are shown with the pipeline")
+@pytest.mark.local_only("opens a folder by its path; the pipeline tests cover jobs on S3")
 def test_staged_table_is_published_by_another_process(lakes: Lakes) -> None:
     lake = lakes.local()
 
-    def run(program: str, text: str = "") -> str:
+    def run(program: str, stdin: str = "") -> str:
         return subprocess.run(
             [sys.executable, "-c", program, lake.root],
-            input=text,
+            input=stdin,
             capture_output=True,
-            text=True,
+            stdin=True,
             check=True,
             timeout=60,
         ).stdout
@@ -341,13 +341,13 @@ def test_staged_table_is_published_by_another_process(lakes: Lakes) -> None:
 
 
 def test_stage_appended_uses_current_table(lake: Lakehouse) -> None:
-    publish_rows = pa.table({"id": pa.array([1], pa.int64())})
+    first_row = pa.table({"id": pa.array([1], pa.int64())})
     catalog = catalog_at(lake)
     catalog.create_namespace_if_not_exists("appends")
-    table = catalog.create_table("appends.t", publish_rows.schema)
+    table = catalog.create_table("appends.t", first_row.schema)
     plan = plan_write(lake, "appends", "t", pa.schema([("id", pa.int64()), ("note", pa.string())]))
     files = plan.write(pa.table({"id": [2], "note": ["x"]}).to_batches())
-    table.append(publish_rows)
+    table.append(first_row)
     with lake.transaction() as txn:
         publish(txn, [stage_appended(lake, plan, files)])
     rows = catalog.load_table("appends.t").scan().to_arrow().to_pylist()
@@ -356,7 +356,7 @@ def test_stage_appended_uses_current_table(lake: Lakehouse) -> None:
     plan = plan_write(lake, "appends", "t", pa.schema([("id", pa.int64()), ("more", pa.string())]))
     files = plan.write(pa.table({"id": [3], "more": ["y"]}).to_batches())
     with catalog.load_table("appends.t").update_schema() as update:
-        update.add_column("others", LongType())  # takes the id that the files use for another column
+        update.add_column("others", LongType())  # gets the field id that the files use for another column
     with pytest.raises(CommitConflictError):
         stage_appended(lake, plan, files)
     plan = plan_write(lake, "appends", "t")
@@ -367,6 +367,6 @@ def test_stage_appended_uses_current_table(lake: Lakehouse) -> None:
     catalog.drop_table("appends.t")
     with pytest.raises(CommitConflictError):
         stage_appended(lake, plan, [])
-    catalog.create_table("appends.t", publish_rows.schema)
+    catalog.create_table("appends.t", first_row.schema)
     with pytest.raises(CommitConflictError):
         stage_appended(lake, plan, [])

@@ -1,4 +1,4 @@
-"""Checksums in table files cover every bit and the name, and files without checksums are accepted."""
+"""Checksums in table files cover every bit and the file name. Files without checksums are accepted."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     table.append(pa.table({"id": [1, 2, 3], "text": ["a", "b", "c"]}))
     table.append(pa.table({"id": [4], "text": ["d"]}))
     stage_arrow(lake, pa.table({"id": [5], "text": ["e"]}), "ns", "t", mode="append")
-    infos = [info.path for info in lake.storage.list("tables/") if SealedKind.of(info.path) is not None]
-    files = {path: lake.storage.read(path) for path in infos}
+    paths = [info.path for info in lake.storage.list("tables/") if SealedKind.of(info.path) is not None]
+    files = {path: lake.storage.read(path) for path in paths}
     files[gz_path()] = sealed_table_file(gzip.compress(METADATA), gz_path())
     return files
 
@@ -65,10 +65,10 @@ def test_all_written_files_have_checksums(files: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("kind", SealedKind)
 def test_every_flipped_bit_is_detected(files: dict[str, bytes], kind: SealedKind) -> None:
-    chance = random.Random(23)
+    rng = random.Random(23)
     path, data = of_kind(files, kind)[-1]
     bits = range(8 * len(data))
-    for bit in bits if len(data) < 500 else chance.sample(bits, 1000):
+    for bit in bits if len(data) < 500 else rng.sample(bits, 1000):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         with pytest.raises(CorruptFileError):
@@ -107,11 +107,11 @@ def test_files_of_other_programs_have_no_checksums(files: dict[str, bytes]) -> N
 
 def test_checksums_copied_by_another_program_are_ignored(files: dict[str, bytes]) -> None:
     _, data = of_kind(files, SealedKind.PARQUET)[0]
-    carried = pa.BufferOutputStream()
-    pairs = pq.read_metadata(pa.BufferReader(data)).metadata
-    pq.write_table(pq.read_table(pa.BufferReader(data)).replace_schema_metadata(pairs), carried)
-    assert SEAL_KEYS[0].encode() in pq.read_metadata(pa.BufferReader(carried.getvalue())).metadata
-    assert not check_table_file(carried.getvalue().to_pybytes(), "other.parquet")
+    copied = pa.BufferOutputStream()
+    key_values = pq.read_metadata(pa.BufferReader(data)).metadata
+    pq.write_table(pq.read_table(pa.BufferReader(data)).replace_schema_metadata(key_values), copied)
+    assert SEAL_KEYS[0].encode() in pq.read_metadata(pa.BufferReader(copied.getvalue())).metadata
+    assert not check_table_file(copied.getvalue().to_pybytes(), "other.parquet")
     _, data = of_kind(files, SealedKind.AVRO)[0]
     reader = fastavro.reader(io.BytesIO(data))
     other = io.BytesIO()
@@ -121,7 +121,7 @@ def test_checksums_copied_by_another_program_are_ignored(files: dict[str, bytes]
     _, data = of_kind(files, SealedKind.METADATA)[0]
     text = json.loads(data) | {"last-updated-ms": 1}
     assert not check_table_file(json.dumps(text, separators=(",", ":")).encode(), "other.metadata.json")
-    # A file written from it has only its own checksums.
+    # A new file written from such content has only the new checksums.
     for kind, other_path in ((SealedKind.METADATA, "b.metadata.json"), (SealedKind.AVRO, "b.avro")):
         resealed = sealed_table_file(of_kind(files, kind)[0][1], other_path)
         assert check_table_file(resealed, other_path)
@@ -130,8 +130,8 @@ def test_checksums_copied_by_another_program_are_ignored(files: dict[str, bytes]
 
 def test_name_that_json_would_escape_gets_no_checksum() -> None:
     assert sealed_table_file(METADATA, 'a"b.metadata.json') == METADATA
-    named = sealed_table_file(METADATA, "Zürich.metadata.json")
-    assert check_table_file(named, "Zürich.metadata.json") and json.loads(named)["format-version"] == 2
+    data = sealed_table_file(METADATA, "Zürich.metadata.json")
+    assert check_table_file(data, "Zürich.metadata.json") and json.loads(data)["format-version"] == 2
 
 
 def test_large_file_is_checksummed_piece_by_piece(lakes: Lakes) -> None:
@@ -140,7 +140,7 @@ def test_large_file_is_checksummed_piece_by_piece(lakes: Lakes) -> None:
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     noise = random.Random(1).randbytes(SPOOL_BYTES * 3 // 2)
-    values = pa.array([noise[at : at + 4096] for at in range(0, len(noise), 4096)], pa.binary())
+    values = pa.array([noise[offset : offset + 4096] for offset in range(0, len(noise), 4096)], pa.binary())
     table = catalog.create_table("ns.t", pa.schema([("a", pa.binary())]))
     table.append(pa.table({"a": values}))
     (path,) = (info.path for info in lake.storage.list("tables/") if info.path.endswith(".parquet"))
@@ -151,8 +151,8 @@ def test_large_file_is_checksummed_piece_by_piece(lakes: Lakes) -> None:
         if flipped is not None:
             pieces[flipped] ^= 4
         check = PieceCheck(path)
-        for at in range(0, len(data), 1 << 20):
-            check.add(bytes(pieces[at : at + (1 << 20)]))
+        for offset in range(0, len(data), 1 << 20):
+            check.add(bytes(pieces[offset : offset + (1 << 20)]))
         if flipped is None:
             assert check.finish(lambda n_bytes: data[-n_bytes:])
         else:
@@ -189,14 +189,14 @@ def test_other_readers_ignore_checksums(files: dict[str, bytes]) -> None:
         elif kind is SealedKind.PARQUET:
             assert pl.read_parquet(io.BytesIO(data)).height == pq.read_table(pa.BufferReader(data)).num_rows
         elif kind is SealedKind.METADATA:
-            read = FromByteStream.table_metadata(io.BytesIO(data))
-            assert read.format_version == 2 and "seal" not in read.model_dump_json()
+            metadata = FromByteStream.table_metadata(io.BytesIO(data))
+            assert metadata.format_version == 2 and "seal" not in metadata.model_dump_json()
         else:
             assert gzip.decompress(data) == METADATA
             assert GzipCompressor().stream_decompressor(io.BytesIO(data)).read() == METADATA
 
 
-@pytest.mark.local_only("DuckDB reads files of the disk")
+@pytest.mark.local_only("DuckDB reads files from the local disk")
 def test_duckdb_reads_files_with_checksums(lakes: Lakes, tmp_path: str) -> None:
     lake = lakes.local()
     catalog = catalog_at(lake)
@@ -214,7 +214,7 @@ def test_avro_header_in_several_blocks_is_parsed() -> None:
     fastavro.writer(data, {"type": "record", "name": "r", "fields": []}, [], metadata={"a": "b" * 500})
     header = AvroHeader.of(data.getvalue())
     assert header is not None and header.size_bytes == len(data.getvalue()) and header.metadata["a"] == b"b" * 500
-    # A map in several blocks, one of which has its size in bytes.
+    # A map in several blocks, one of them with its size in bytes.
     blocks = b"Obj\x01\x02\x02a\x02b\x01\x08\x02c\x02d\x00" + bytes(16)
     header = AvroHeader.of(blocks)
     assert header is not None and header.metadata == {"a": b"b", "c": b"d"} and header.size_bytes == len(blocks)
@@ -223,7 +223,7 @@ def test_avro_header_in_several_blocks_is_parsed() -> None:
 
 
 def test_only_files_of_lakehouses_have_checksums(tmp_path: str) -> None:
-    """PyIceberg writes other files as before, even after it wrote to a lakehouse."""
+    """PyIceberg writes files outside lakehouses without checksums, even after it wrote to a lakehouse."""
     rows = pa.table({"a": pa.array([1], pa.int64())})
     catalog_of_lake = catalog_at(Lakehouse.create("memory://sealed-and-not/"))
     other_catalog = SqlCatalog("others", uri="sqlite:///:memory:", warehouse=f"file://{tmp_path}")

@@ -1,4 +1,4 @@
-"""The creator of a managed table writes its owner file no later than its first other file."""
+"""The owner file of a managed table is written no later than the first of the table's other files."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def test_owner_file_takes_no_extra_round_trip(
         catalog.create_table("ns.t", SCHEMA)
     monkeypatch.setattr("trinitylake_ops.iceberg.table_change.managed_table_id", lambda *_: None)
     monkeypatch.setattr("trinitylake_ops.iceberg.table_change.claim_location", lambda *_: None)
-    with meter.measure() as without:
+    with meter.measure() as without_owner:
         catalog.create_table("ns.u", SCHEMA)
-    assert with_owner.counts.requests["create"] == without.counts.requests["create"] + 1
-    assert with_owner.counts.rounds == without.counts.rounds
+    assert with_owner.counts.requests["create"] == without_owner.counts.requests["create"] + 1
+    assert with_owner.counts.rounds == without_owner.counts.rounds
 
 
 def test_owner_file_is_written_under_table_root(lakes: Lakes) -> None:
-    table_root = lakes.root("elsewhere")
+    table_root = lakes.root("external")
     lake = lakes.local(table_root=table_root)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
@@ -101,7 +101,7 @@ def test_owner_file_is_written_under_table_root(lakes: Lakes) -> None:
 
 
 def test_table_of_another_lakehouse_is_not_written_through_table_root(lakes: Lakes) -> None:
-    """A writer of a lakehouse can name any root as its table root, and any table there by its id."""
+    """A writer can set any root as the table root of its lakehouse, and refer to any table there by id."""
     victim, lake = lakes.local("victim"), lakes.local()
     victim_catalog = catalog_at(victim)
     victim_catalog.create_namespace("ns")
@@ -116,9 +116,9 @@ def test_table_of_another_lakehouse_is_not_written_through_table_root(lakes: Lak
     catalog = catalog_at(lake)
     with pytest.raises(LocationNotAllowedError):
         catalog.load_table("ns.t").append(rows(1))
-    some_file = f"{victim.root}tables/{stolen.id}/data/any.parquet"
+    data_file = f"{victim.root}tables/{stolen.id}/data/any.parquet"
     with pytest.raises(LocationNotAllowedError):
-        catalog.io.delete(some_file)
+        catalog.io.delete(data_file)
     assert {info.path for info in victim.storage.list()} == before
     allowed = catalog_at(allowing(lake, victim.root))
     allowed.load_table("ns.t").append(rows(1))
@@ -128,7 +128,9 @@ def test_folder_of_another_lakehouse_cannot_be_claimed(lake: Lakehouse) -> None:
     definition = lake.snapshot().definition
     location = f"{lake.root}tables/t"
     assert claim_location(lake.storage, location, definition) == owner_path("t")
-    assert claim_location(lake.storage, location, definition) == owner_path("t"), "repeated by the same lakehouse"
+    assert claim_location(lake.storage, location, definition) == owner_path("t"), (
+        "the same lakehouse can claim it again"
+    )
     with pytest.raises(FileExistsAlreadyError):
         claim_location(lake.storage, location, LakehouseDef(id="other"))
     for other_location in (f"{lake.root}t", f"{lake.root}x/tables/t", "file:///x/tables/t", f"{lake.root}tables/t/u"):
@@ -136,9 +138,9 @@ def test_folder_of_another_lakehouse_cannot_be_claimed(lake: Lakehouse) -> None:
 
 
 def test_earlier_version_cannot_create_table(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    past = catalog_at(lake, lake.latest_version())
+    earlier_catalog = catalog_at(lake, lake.latest_version())
     with pytest.raises(InvalidInputError):
-        past.create_table_transaction("ns.t", SCHEMA)
+        earlier_catalog.create_table_transaction("ns.t", SCHEMA)
     assert owned_table_ids(lake) == set()
 
 
@@ -162,7 +164,7 @@ def test_lost_race_leaves_no_files_of_new_table(lake: Lakehouse, catalog: Trinit
 
 @pytest.mark.parametrize("kind", ["create", "append", "fill"])
 def test_killed_write_leaves_only_files_of_its_table(lake: Lakehouse, catalog: TrinityLakeCatalog, kind: str) -> None:
-    """The process dies at each write before the commit, and leaves files only where orphan removal searches."""
+    """The process dies at each write before the commit. It leaves files only where orphan removal finds them."""
     table = catalog.create_table("ns.old", SCHEMA)
     table.append(rows(1))
     old_prefix = f"tables/{lake.snapshot().table('ns', 'old').id}/"

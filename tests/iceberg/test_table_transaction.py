@@ -1,4 +1,4 @@
-"""A transaction computes its metadata once per change, and always returns that of its current updates."""
+"""A transaction computes its metadata once per change, and its metadata always reflects the current updates."""
 
 from __future__ import annotations
 
@@ -24,54 +24,54 @@ def rows(*ids: int) -> pa.Table:
     return pa.table({"id": pa.array(ids, pa.int64())})
 
 
-def without_seal(table: Table, uri: str) -> dict[str, object]:
+def metadata_without_seal(table: Table, uri: str) -> dict[str, object]:
     content = json.loads(table.io.new_input(uri).open().read())
     return {name: value for name, value in content.items() if name not in SEAL_KEYS}
 
 
-def test_append_copies_snapshots_a_few_times(catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_computes_metadata_twice(catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
-    counts: list[int] = []
+    calls: list[int] = []
 
-    def counting(*args: object, **kind: object) -> object:
-        counts.append(1)
-        return update_table_metadata(*args, **kind)  # type: ignore[arg-type]
+    def counting(*args: object, **kwargs: object) -> object:
+        calls.append(1)
+        return update_table_metadata(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(loaded_table, "update_table_metadata", counting)
     table.append(rows(1))
-    assert len(counts) == 2, "before the snapshot is added, and after"
+    assert len(calls) == 2, "once before the snapshot is added and once after"
 
 
 def test_property_change_computes_metadata_once(
     lake: Lakehouse, catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = catalog.create_table("ns.t", SCHEMA, properties={"b": "2"})
-    counts: list[int] = []
-    monkeypatch.setattr(loaded_table, "update_table_metadata", lambda *_: counts.append(1))
-    change = table.transaction().set_properties(a="1").remove_properties("b")
-    change.commit_transaction()
-    assert counts == [], "the catalog makes it when it commits"
+    calls: list[int] = []
+    monkeypatch.setattr(loaded_table, "update_table_metadata", lambda *_: calls.append(1))
+    txn = table.transaction().set_properties(a="1").remove_properties("b")
+    txn.commit_transaction()
+    assert calls == [], "the catalog computes the metadata on commit"
     assert table.metadata == catalog_at(lake).load_table("ns.t").metadata
     assert (table.properties["a"], "b" in table.properties) == ("1", False)
 
 
-def test_metadata_file_equals_that_of_pyiceberg(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
+def test_metadata_file_matches_pyiceberg(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
     table.append(rows(1))
-    by_pyiceberg = f"{table.location()}/metadata/00009-{uuid.uuid4()}.metadata.json"
-    ToOutputFile.table_metadata(table.metadata, table.io.new_output(by_pyiceberg))
-    assert without_seal(table, table.metadata_location) == without_seal(table, by_pyiceberg)
+    pyiceberg_location = f"{table.location()}/metadata/00009-{uuid.uuid4()}.metadata.json"
+    ToOutputFile.table_metadata(table.metadata, table.io.new_output(pyiceberg_location))
+    assert metadata_without_seal(table, table.metadata_location) == metadata_without_seal(table, pyiceberg_location)
 
 
-def test_metadata_log_equals_that_of_pyiceberg(catalog: TrinityLakeCatalog) -> None:
+def test_metadata_log_matches_pyiceberg(catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA, properties={"write.metadata.previous-versions-max": "3"})
     locations = [table.metadata_location]
     for number in range(5):
         before = table.metadata
-        change = table.transaction()
-        change.set_properties(n=str(number))
-        assert change.table_metadata.metadata_log == before.metadata_log
-        change.commit_transaction()
+        txn = table.transaction()
+        txn.set_properties(n=str(number))
+        assert txn.table_metadata.metadata_log == before.metadata_log
+        txn.commit_transaction()
         locations.append(table.metadata_location)
         assert [entry.metadata_file for entry in table.metadata.metadata_log] == locations[:-1][-3:]
         assert table.metadata.metadata_log[-1].timestamp_ms == before.last_updated_ms
@@ -80,29 +80,29 @@ def test_metadata_log_equals_that_of_pyiceberg(catalog: TrinityLakeCatalog) -> N
 
 def test_metadata_reflects_every_update(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
-    change = table.transaction()
-    before = change.table_metadata
-    assert change.table_metadata is before
-    change.set_properties(a="1")
-    assert (before.properties.get("a"), change.table_metadata.properties["a"]) == (None, "1")
-    with change.update_schema() as update:
+    txn = table.transaction()
+    before = txn.table_metadata
+    assert txn.table_metadata is before
+    txn.set_properties(a="1")
+    assert (before.properties.get("a"), txn.table_metadata.properties["a"]) == (None, "1")
+    with txn.update_schema() as update:
         update.add_column("more", LongType())
-    assert change.table_metadata.schema().column_names == ["id", "more"]
-    change.append(pa.table({"id": [1], "more": [2]}))
-    change.append(pa.table({"id": [3], "more": [4]}))
-    assert len(change.table_metadata.snapshots) == 2
-    change.commit_transaction()
-    assert change.table_metadata == table.metadata == catalog_at(lake).load_table("ns.t").metadata
+    assert txn.table_metadata.schema().column_names == ["id", "more"]
+    txn.append(pa.table({"id": [1], "more": [2]}))
+    txn.append(pa.table({"id": [3], "more": [4]}))
+    assert len(txn.table_metadata.snapshots) == 2
+    txn.commit_transaction()
+    assert txn.table_metadata == table.metadata == catalog_at(lake).load_table("ns.t").metadata
     assert table.scan().to_arrow().num_rows == 2
 
 
 def test_metadata_reflects_refresh(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     table = catalog.create_table("ns.t", SCHEMA)
-    change = table.transaction()
-    assert change.table_metadata.snapshots == []
+    txn = table.transaction()
+    assert txn.table_metadata.snapshots == []
     catalog_at(lake).load_table("ns.t").append(rows(1))
     table.refresh()
-    assert len(change.table_metadata.snapshots) == 1
-    change.append(rows(2))
-    change.commit_transaction()
+    assert len(txn.table_metadata.snapshots) == 1
+    txn.append(rows(2))
+    txn.commit_transaction()
     assert sorted(table.scan().to_arrow()["id"].to_pylist()) == [1, 2]

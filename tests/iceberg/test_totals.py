@@ -1,4 +1,4 @@
-"""Snapshot summaries have all totals after a commit, computed from the files of the table."""
+"""After a commit, the snapshot summary has all totals, and they match the files of the table."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def totals_in(table: Table) -> dict[str, str]:
     return {name: value for name, value in snapshot.summary.additional_properties.items() if name.startswith("total-")}
 
 
-def count_live_files(table: Table) -> dict[str, str]:
-    """Count the live files of a table."""
+def live_totals(table: Table) -> dict[str, str]:
+    """Return the totals of a table's live files, as a snapshot summary has them."""
     snapshot, io = table.current_snapshot(), table.io
     assert snapshot is not None
     assert isinstance(io, StorageFileIO)
@@ -44,19 +44,19 @@ def count_live_files(table: Table) -> dict[str, str]:
     return {name: str(count) for name, count in counts.items()}
 
 
-def stripped(snapshot: Snapshot, *, keeps: str = "-") -> Snapshot:
-    """Return a snapshot without totals, except the one named by ``keeps``, as some engines write it."""
+def without_totals(snapshot: Snapshot, *, kept: str = "-") -> Snapshot:
+    """Return a snapshot without totals, except the one named ``kept``, as some engines write it."""
     assert snapshot.summary is not None
     summary = {
         name: value
         for name, value in snapshot.summary.additional_properties.items()
-        if not name.startswith("total-") or name == keeps
+        if not name.startswith("total-") or name == kept
     }
     return snapshot.model_copy(update={"summary": Summary(snapshot.summary.operation, **summary)})
 
 
-@pytest.mark.parametrize("keeps", ["-", "total-records"])
-def test_missing_totals_are_added(catalog: TrinityLakeCatalog, keeps: str) -> None:
+@pytest.mark.parametrize("kept", ["-", "total-records"])
+def test_missing_totals_are_added(catalog: TrinityLakeCatalog, kept: str) -> None:
     table = catalog.create_table("ns.t", ROWS.schema)
     for change in ("append", "append", "delete"):
         txn = table.transaction()
@@ -65,7 +65,7 @@ def test_missing_totals_are_added(catalog: TrinityLakeCatalog, keeps: str) -> No
         else:
             txn.delete("id = 2")
         updates = tuple(
-            update.model_copy(update={"snapshot": stripped(update.snapshot, keeps=keeps)})
+            update.model_copy(update={"snapshot": without_totals(update.snapshot, kept=kept)})
             if isinstance(update, AddSnapshotUpdate)
             else update
             for update in txn._updates
@@ -73,7 +73,7 @@ def test_missing_totals_are_added(catalog: TrinityLakeCatalog, keeps: str) -> No
         assert any(isinstance(update, SetSnapshotRefUpdate) for update in updates)
         catalog.commit_table(txn._table, txn._requirements, updates)
         table = catalog.load_table("ns.t")
-        assert totals_in(table) == count_live_files(table)
+        assert totals_in(table) == live_totals(table)
 
 
 def test_totals_are_counted_if_parent_lacks_them(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
@@ -81,11 +81,11 @@ def test_totals_are_counted_if_parent_lacks_them(lake: Lakehouse, catalog: Trini
     table.append(ROWS)
     table.append(ROWS)
     metadata = table.metadata.model_copy(
-        update={"snapshots": [stripped(snapshot) for snapshot in table.metadata.snapshots]}
+        update={"snapshots": [without_totals(snapshot) for snapshot in table.metadata.snapshots]}
     )
     lake.storage.delete(table.metadata_location.removeprefix(lake.root))
     write_metadata(metadata, table.io.new_output(table.metadata_location))
     assert totals_in(catalog.load_table("ns.t")) == {}
     catalog.load_table("ns.t").append(ROWS)
     after = catalog.load_table("ns.t")
-    assert totals_in(after) == count_live_files(after)
+    assert totals_in(after) == live_totals(after)

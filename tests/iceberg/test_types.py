@@ -1,4 +1,4 @@
-"""Conversion of columns and Iceberg types, and the errors for unsupported types."""
+"""Conversion between columns and Iceberg types, and the errors for unsupported types."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PRIMITIVE = [
 DOCS = st.one_of(st.just({}), st.text(min_size=1, max_size=5).map(lambda text: {"doc": text}))
 
 
-def blank(data_type: DataType, properties: dict[str, str], nullable: bool) -> Column:
+def unnamed_column(data_type: DataType, properties: dict[str, str], nullable: bool) -> Column:
     return Column(id=0, name="", type=data_type, properties=properties, nullable=nullable)
 
 
@@ -71,22 +71,22 @@ FIXED = st.one_of(
     st.integers(1, 64).map(lambda size: {"size": str(size)}), st.just({"size": "16", "iceberg.type": "uuid"})
 )
 LEAVES = st.one_of(
-    st.builds(blank, st.sampled_from(PRIMITIVE), st.just({}), st.booleans()),
-    st.builds(blank, st.just(DataType.DECIMAL), DECIMALS, st.booleans()),
-    st.builds(blank, st.just(DataType.FIXED), FIXED, st.booleans()),
+    st.builds(unnamed_column, st.sampled_from(PRIMITIVE), st.just({}), st.booleans()),
+    st.builds(unnamed_column, st.just(DataType.DECIMAL), DECIMALS, st.booleans()),
+    st.builds(unnamed_column, st.just(DataType.FIXED), FIXED, st.booleans()),
 )
 
 
-def nested(parts: st.SearchStrategy[Column]) -> st.SearchStrategy[Column]:
+def nested(children: st.SearchStrategy[Column]) -> st.SearchStrategy[Column]:
     empty = st.just({})
-    structs = st.tuples(st.booleans(), st.lists(parts, min_size=1, max_size=3)).map(
-        lambda drawn: replace(blank(DataType.STRUCT, {}, drawn[0]), struct_fields=tuple(drawn[1]))
+    structs = st.tuples(st.booleans(), st.lists(children, min_size=1, max_size=3)).map(
+        lambda drawn: replace(unnamed_column(DataType.STRUCT, {}, drawn[0]), struct_fields=tuple(drawn[1]))
     )
-    lists = st.builds(blank, st.just(DataType.LIST), empty, st.booleans()).flatmap(
-        lambda column: parts.map(lambda element: replace(column, list_element=element))
+    lists = st.builds(unnamed_column, st.just(DataType.LIST), empty, st.booleans()).flatmap(
+        lambda column: children.map(lambda element: replace(column, list_element=element))
     )
-    maps = st.builds(blank, st.just(DataType.MAP), empty, st.booleans()).flatmap(
-        lambda column: st.tuples(parts, parts).map(
+    maps = st.builds(unnamed_column, st.just(DataType.MAP), empty, st.booleans()).flatmap(
+        lambda column: st.tuples(children, children).map(
             lambda drawn: replace(column, map_key=replace(drawn[0], nullable=False), map_value=drawn[1])
         )
     )
@@ -94,20 +94,20 @@ def nested(parts: st.SearchStrategy[Column]) -> st.SearchStrategy[Column]:
 
 
 def numbered(column: Column, name: str, ids: itertools.count[int], doc: dict[str, str] | None = None) -> Column:
-    """Give every column of a tree an id and a name, with Iceberg's names for the parts of maps and lists."""
+    """Give every column of a tree an id and a name. Children of maps and lists get Iceberg's names."""
 
-    def part(inner: Column | None, part_name: str) -> Column | None:
-        return None if inner is None else numbered(inner, part_name, ids)
+    def numbered_child(inner: Column | None, child_name: str) -> Column | None:
+        return None if inner is None else numbered(inner, child_name, ids)
 
     return replace(
         column,
         id=next(ids),
         name=name,
         properties={**column.properties, **(doc or {})},
-        struct_fields=tuple(numbered(field, f"f{at}", ids) for at, field in enumerate(column.struct_fields)),
-        map_key=part(column.map_key, "key"),
-        map_value=part(column.map_value, "value"),
-        list_element=part(column.list_element, "element"),
+        struct_fields=tuple(numbered(field, f"f{index}", ids) for index, field in enumerate(column.struct_fields)),
+        map_key=numbered_child(column.map_key, "key"),
+        map_value=numbered_child(column.map_value, "value"),
+        list_element=numbered_child(column.list_element, "element"),
     )
 
 
@@ -115,7 +115,7 @@ def numbered(column: Column, name: str, ids: itertools.count[int], doc: dict[str
 def schemas(draw: st.DrawFn) -> Schema:
     ids = itertools.count(draw(st.integers(1, 50)))
     trees = draw(st.lists(st.recursive(LEAVES, nested, max_leaves=6), min_size=1, max_size=4))
-    return Schema(columns=tuple(numbered(tree, f"c{at}", ids, draw(DOCS)) for at, tree in enumerate(trees)))
+    return Schema(columns=tuple(numbered(tree, f"c{index}", ids, draw(DOCS)) for index, tree in enumerate(trees)))
 
 
 @given(schemas())
@@ -148,7 +148,7 @@ def test_conversion_preserves_ids_names_and_nullability() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data_type", "instead"),
+    ("data_type", "replacement"),
     [
         (DataType.INT2, "int"),
         (DataType.CHAR, "string"),
@@ -156,7 +156,7 @@ def test_conversion_preserves_ids_names_and_nullability() -> None:
         (DataType(99), "a supported type"),
     ],
 )
-def test_unsupported_column_type_has_one_line_error(data_type: DataType, instead: str) -> None:
+def test_unsupported_column_type_has_one_line_error(data_type: DataType, replacement: str) -> None:
     inner = Column(id=2, name="code", type=data_type)
     schema = Schema(columns=(Column(id=1, name="plane", type=DataType.STRUCT, struct_fields=(inner,)),))
     with pytest.raises(UnsupportedTypeError) as caught:
@@ -164,18 +164,18 @@ def test_unsupported_column_type_has_one_line_error(data_type: DataType, instead
     message = str(caught.value)
     assert "'plane.code'" in message
     assert data_type.name in message
-    assert f"use {instead}" in message
+    assert f"use {replacement}" in message
     assert "\n" not in message
 
 
 @pytest.mark.parametrize(
-    ("kind", "instead"), [(TimestampNanoType(), "timestamp (microseconds)"), (UnknownType(), "a concrete type")]
+    ("kind", "replacement"), [(TimestampNanoType(), "timestamp (microseconds)"), (UnknownType(), "a concrete type")]
 )
-def test_unsupported_iceberg_type_has_one_line_error(kind: IcebergType, instead: str) -> None:
+def test_unsupported_iceberg_type_has_one_line_error(kind: IcebergType, replacement: str) -> None:
     schema = IcebergSchema(NestedField(1, "seen", ListType(2, kind)))
     with pytest.raises(UnsupportedTypeError, match=r"'seen\.element'") as caught:
         from_iceberg_schema(schema)
-    assert instead in str(caught.value)
+    assert replacement in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -197,13 +197,13 @@ def test_unsupported_iceberg_type_has_one_line_error(kind: IcebergType, instead:
         ),
     ],
 )
-def test_error_for_invalid_column_names_it(column: Column) -> None:
+def test_invalid_column_raises_error_with_name(column: Column) -> None:
     with pytest.raises(InvalidDefinitionError, match="'c'"):
         to_iceberg_schema(Schema(columns=(column,)))
 
 
 @pytest.mark.parametrize(
-    ("kind", "instead"),
+    ("kind", "replacement"),
     [
         (pa.uint32(), "int64"),
         (pa.uint64(), "decimal128(20, 0)"),
@@ -224,15 +224,15 @@ def test_error_for_invalid_column_names_it(column: Column) -> None:
         (pa.bool8(), "its storage"),
     ],
 )
-@pytest.mark.parametrize("position", ["top", "inside"])
-def test_unsupported_arrow_type_has_one_line_error(kind: pa.DataType, instead: str, position: str) -> None:
-    deep = pa.map_(pa.string(), pa.list_(pa.struct([("v", kind)])))
-    schema = pa.schema([("ok", pa.int64()), ("c", kind if position == "top" else deep)])
-    path = "'c'" if position == "top" else "'c.value.element.v'"
+@pytest.mark.parametrize("level", ["top", "nested"])
+def test_unsupported_arrow_type_has_one_line_error(kind: pa.DataType, replacement: str, level: str) -> None:
+    nested_type = pa.map_(pa.string(), pa.list_(pa.struct([("v", kind)])))
+    schema = pa.schema([("ok", pa.int64()), ("c", kind if level == "top" else nested_type)])
+    path = "'c'" if level == "top" else "'c.value.element.v'"
     with pytest.raises(UnsupportedTypeError) as caught:
         check_arrow_schema(schema)
     assert str(caught.value).startswith(f"column {path}: Iceberg has no type for Arrow's ")
-    assert instead in str(caught.value)
+    assert replacement in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -261,7 +261,7 @@ def test_unsupported_struct_is_rejected(kind: pa.DataType) -> None:
     ],
 )
 def test_storable_types_are_converted_at_any_depth(kind: pa.DataType, stored: str) -> None:
-    inside = [
+    nested_types = [
         pa.struct([("v", kind)]),
         pa.list_(kind),
         pa.large_list(kind),
@@ -269,7 +269,7 @@ def test_storable_types_are_converted_at_any_depth(kind: pa.DataType, stored: st
         pa.map_(pa.string(), kind),
     ]
     schema = arrow_to_iceberg_schema(
-        storable(pa.schema([(str(at), column_type) for at, column_type in enumerate([kind, *inside])]))
+        storable(pa.schema([(str(index), column_type) for index, column_type in enumerate([kind, *nested_types])]))
     )
     columns = from_iceberg_schema(schema).columns
     assert [column.type_name for column in columns] == [
@@ -280,8 +280,8 @@ def test_storable_types_are_converted_at_any_depth(kind: pa.DataType, stored: st
     ]
 
 
-def test_type_names_equal_those_of_pyiceberg() -> None:
-    """PyIceberg's names, without field ids."""
+def test_type_names_match_pyiceberg() -> None:
+    """The names are those of PyIceberg, without field ids."""
     kinds: list[IcebergType] = [
         BooleanType(),
         IntegerType(),
@@ -298,7 +298,7 @@ def test_type_names_equal_those_of_pyiceberg() -> None:
         FixedType(16),
         DecimalType(10, 2),
     ]
-    fields = [NestedField(at, f"c{at}", kind) for at, kind in enumerate(kinds, start=1)]
+    fields = [NestedField(index, f"c{index}", kind) for index, kind in enumerate(kinds, start=1)]
     assert [column.type_name for column in from_iceberg_schema(IcebergSchema(*fields)).columns] == [
         str(kind) for kind in kinds
     ]

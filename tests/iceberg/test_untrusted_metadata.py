@@ -1,4 +1,4 @@
-"""Names in metadata never load code, and metadata is accepted only for its own table."""
+"""Class names in metadata never load code, and a metadata file is accepted only for the table that it belongs to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trinitylake_ops.operations.compaction.tables import plan_compact_tables
 
 ON_DISK_IN_SOAK = True  # tests/iceberg/conftest.py
 
-CODE = {
+CODE_PROPERTIES = {
     "write.py-location-provider.impl": "this.Provider",
     "write.location-provider.impl": "org.example.Provider",
     "py-io-impl": "this.FileIO",
@@ -51,26 +51,34 @@ CODE = {
     "parquet.encryption.kms.client.class": "org.example.Kms",
     " Write.Py-Location-Provider.IMPL ": "this.Provider",
 }
-HARMLESS = ("owner", "write.format.default", "write.object-storage.enabled", "data.class", "comment", "simpl", "type")
+HARMLESS_PROPERTIES = (
+    "owner",
+    "write.format.default",
+    "write.object-storage.enabled",
+    "data.class",
+    "comment",
+    "simpl",
+    "type",
+)
 
 
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Modules that are imported by a name in a file."""
+    """Names of modules that were imported because a file names them."""
     modules: list[str] = []
-    real = importlib.import_module
+    import_module = importlib.import_module
 
     def recording_import(name: str, package: str | None = None) -> Any:
         if name == "this":
             modules.append(name)
-        return real(name if name != "this" else "json", package)
+        return import_module(name if name != "this" else "json", package)
 
     monkeypatch.setattr(importlib, "import_module", recording_import)
     return modules
 
 
-def name_code(content: dict[str, Any]) -> None:
-    content["properties"] |= CODE
+def add_code_properties(content: dict[str, Any]) -> None:
+    content["properties"] |= CODE_PROPERTIES
 
 
 def append(lake: Lakehouse) -> object:
@@ -114,7 +122,7 @@ def test_writers_never_import_classes_named_in_metadata(
     table = catalog.create_table("ns.t", SCHEMA)
     for number in range(1, 7):
         table.append(rows(number))
-    change_metadata(lake, name_code)
+    change_metadata(lake, add_code_properties)
     with pytest.raises(AttributeError, match="Provider"):  # PyIceberg's own behavior
         load_location_provider("file:///t", {"write.py-location-provider.impl": "this.Provider"})
     assert imported == ["this"]
@@ -124,17 +132,17 @@ def test_writers_never_import_classes_named_in_metadata(
     assert ids_of(catalog_at(lake).load_table("ns.t"))
     properties = json.loads(lake.storage.read(metadata_path(lake)))["properties"]
     if write in (append, overwrite, delete, upsert, alter):
-        assert not set(CODE) & set(properties), (
-            "the new metadata has no class properties, because other engines load them"
+        assert not set(CODE_PROPERTIES) & set(properties), (
+            "class properties are dropped, because other engines would load them"
         )
 
 
 def test_names_code_recognizes_class_properties() -> None:
-    assert all(names_code(name) for name in CODE)
-    assert not any(names_code(name) for name in HARMLESS)
+    assert all(names_code(name) for name in CODE_PROPERTIES)
+    assert not any(names_code(name) for name in HARMLESS_PROPERTIES)
 
 
-@pytest.mark.parametrize("name", CODE)
+@pytest.mark.parametrize("name", CODE_PROPERTIES)
 def test_class_property_cannot_be_set(lake: Lakehouse, catalog: TrinityLakeCatalog, name: str) -> None:
     with pytest.raises(InvalidDefinitionError):
         catalog.create_table("ns.t", SCHEMA, properties={name: "x.Y"})
@@ -146,10 +154,10 @@ def test_class_property_cannot_be_set(lake: Lakehouse, catalog: TrinityLakeCatal
 
 def test_path_properties_of_managed_table_are_ignored(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
-    elsewhere = dict.fromkeys(("write.data.path", "write.metadata.path"), f"{lake.root}tables/elsewhere")
-    change_metadata(lake, lambda content: content["properties"].update(elsewhere))
+    path_properties = dict.fromkeys(("write.data.path", "write.metadata.path"), f"{lake.root}tables/other")
+    change_metadata(lake, lambda content: content["properties"].update(path_properties))
     catalog_at(lake).load_table("ns.t").append(rows(2))
-    assert not list(lake.storage.list("tables/elsewhere"))
+    assert not list(lake.storage.list("tables/other"))
     assert ids_of(catalog_at(lake).load_table("ns.t")) == [1, 2]
 
 
@@ -157,22 +165,22 @@ def test_connection_settings_in_table_properties_are_ignored(lake: Lakehouse, ca
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
     settings = {"s3.endpoint": "http://example.org/", "storage.endpoint": "http://example.org/", "root": "file:///etc"}
     change_metadata(lake, lambda content: content["properties"].update(settings))
-    fresh = catalog_at(lake)
-    table = fresh.load_table("ns.t")
+    fresh_catalog = catalog_at(lake)
+    table = fresh_catalog.load_table("ns.t")
     table.append(rows(2))
-    assert table.io.storage is fresh.io.storage
+    assert table.io.storage is fresh_catalog.io.storage
     assert table.io.properties == StorageFileIO.on(lake.storage, lake.storage_options).properties
 
 
 def test_name_mapping_is_not_evaluated(
     lake: Lakehouse, catalog: TrinityLakeCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*args: object) -> None:
+    def fail_on_call(*args: object) -> None:
         raise AssertionError("content was evaluated")
 
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
-    monkeypatch.setattr(builtins, "eval", refused)
-    monkeypatch.setattr(builtins, "exec", refused)
+    monkeypatch.setattr(builtins, "eval", fail_on_call)
+    monkeypatch.setattr(builtins, "exec", fail_on_call)
     text = "__import__('os').system('true')"
     change_metadata(lake, lambda content: content["properties"].update({"schema.name-mapping.default": text}))
     assert catalog_at(lake).load_table("ns.t").scan().to_arrow().num_rows == 1
@@ -180,7 +188,7 @@ def test_name_mapping_is_not_evaluated(
 
 def test_verify_reports_class_properties_in_metadata(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
-    path = change_metadata(lake, name_code)
+    path = change_metadata(lake, add_code_properties)
     (finding,) = operations.verify(lake).findings
     assert (finding.code, finding.path, finding.severity) == ("table-names-code", path, "error")
 
@@ -207,12 +215,16 @@ def test_metadata_with_other_uuid_is_rejected(lake: Lakehouse, catalog: TrinityL
     definition = lake.snapshot().table("ns", "t")
     file_io = StorageFileIO.on(lake.storage)
     assert definition.format_properties["table_uuid"] == str(table_metadata(definition, file_io).table_uuid)
-    other = "11111111-1111-4111-8111-111111111111"
-    change_metadata(lake, lambda content: content.update({"table-uuid": other}))
-    with pytest.raises(CorruptFileError, match=f"its table-uuid is {other}"):
+    other_uuid = "11111111-1111-4111-8111-111111111111"
+    change_metadata(lake, lambda content: content.update({"table-uuid": other_uuid}))
+    with pytest.raises(CorruptFileError, match=f"its table-uuid is {other_uuid}"):
         table_metadata(definition, file_io)
-    without = {name: value for name, value in definition.format_properties.items() if name != "table_uuid"}
-    assert table_metadata(replace(definition, format_properties=without), file_io), "definitions of earlier writers"
+    properties_without_uuid = {
+        name: value for name, value in definition.format_properties.items() if name != "table_uuid"
+    }
+    assert table_metadata(replace(definition, format_properties=properties_without_uuid), file_io), (
+        "earlier releases did not store the UUID"
+    )
 
 
 @pytest.mark.parametrize("location", ["__import__('os')", "", "memory://other/tables/x", "{root}tables/", "{root}"])
@@ -268,13 +280,13 @@ def test_extension_types_in_data_files_are_not_unpickled(lake: Lakehouse, catalo
     table.append(rows(1))
     (task,) = table.scan().plan_files()
     path = task.file.file_path.removeprefix(lake.root)
-    plain = pq.read_table(pa.BufferReader(lake.storage.read(path)))
+    original_rows = pq.read_table(pa.BufferReader(lake.storage.read(path)))
     extension = {
         "ARROW:extension:name": "arrow.py_extension_type",
         "ARROW:extension:metadata": pickle.dumps(_RecordsUnpickling()),
     }
-    fields = [field.with_metadata({**(field.metadata or {}), **extension}) for field in plain.schema]
-    hostile = pa.table(plain.columns, schema=pa.schema(fields, metadata={"pandas": "__import__('os')"}))
+    fields = [field.with_metadata({**(field.metadata or {}), **extension}) for field in original_rows.schema]
+    hostile = pa.table(original_rows.columns, schema=pa.schema(fields, metadata={"pandas": "__import__('os')"}))
     out = io.BytesIO()
     pq.write_table(hostile, out)
     lake.storage.write(path, out.getvalue())
@@ -284,16 +296,16 @@ def test_extension_types_in_data_files_are_not_unpickled(lake: Lakehouse, catalo
 
 
 def test_settings_in_definition_properties_are_ignored(lake: Lakehouse, catalog: TrinityLakeCatalog) -> None:
-    settings = {**CODE, "storage.endpoint": "http://example.org/", "root": "file:///etc"}
+    settings = {**CODE_PROPERTIES, "storage.endpoint": "http://example.org/", "root": "file:///etc"}
     catalog.create_table("ns.t", SCHEMA).append(rows(1))
     with lake.transaction() as txn:
         txn.alter_namespace("ns", settings)
         definition = txn.table("ns", "t")
         hostile = {**settings, **definition.format_properties}
         txn.alter_table("ns", "t", replace(definition, properties=settings, format_properties=hostile))
-    fresh = catalog_at(lake)
-    fresh.load_table("ns.t").append(rows(2))
-    assert ids_of(fresh.load_table("ns.t")) == [1, 2]
-    assert not set(settings) & set(fresh.load_table("ns.t").properties)
-    fresh.create_table("ns.u", SCHEMA).append(rows(3))
-    assert not set(settings) & set(fresh.load_table("ns.u").properties)
+    fresh_catalog = catalog_at(lake)
+    fresh_catalog.load_table("ns.t").append(rows(2))
+    assert ids_of(fresh_catalog.load_table("ns.t")) == [1, 2]
+    assert not set(settings) & set(fresh_catalog.load_table("ns.t").properties)
+    fresh_catalog.create_table("ns.u", SCHEMA).append(rows(3))
+    assert not set(settings) & set(fresh_catalog.load_table("ns.u").properties)

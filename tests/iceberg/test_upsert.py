@@ -1,4 +1,4 @@
-"""Upserts update rows with the same keys and add the others. Invalid requests fail before a file is written."""
+"""Upserts update rows with existing keys and insert the rest. Invalid upserts fail before any file is written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trinitylake_ops.iceberg.write.publication import publication_id, publish_on
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.iceberg.write.upsert import stage_upsert
 
-NAME = ("shop", "prices")
+TABLE = ("shop", "prices")
 
 
 @pytest.fixture
@@ -41,15 +41,15 @@ def publish(lake: Lakehouse, staged: StagedTable) -> StagedTable:
 
 
 def upsert(lake: Lakehouse, rows: pa.Table, *keys: str, **options: Any) -> StagedTable:
-    return publish(lake, stage_upsert(lake, rows, *NAME, keys=keys or ("sku",), **options))
+    return publish(lake, stage_upsert(lake, rows, *TABLE, keys=keys or ("sku",), **options))
 
 
 def append(lake: Lakehouse, rows: pa.Table, **options: Any) -> StagedTable:
-    return publish(lake, stage_arrow(lake, rows, *NAME, mode="append", **options))
+    return publish(lake, stage_arrow(lake, rows, *TABLE, mode="append", **options))
 
 
 def rows(lake: Lakehouse) -> list[dict[str, Any]]:
-    table_rows: list[dict[str, Any]] = catalog_at(lake).load_table(NAME).scan().to_arrow().to_pylist()
+    table_rows: list[dict[str, Any]] = catalog_at(lake).load_table(TABLE).scan().to_arrow().to_pylist()
     return sorted(table_rows, key=repr)
 
 
@@ -68,7 +68,7 @@ def test_upsert_replaces_rows_with_same_keys(lake: Lakehouse) -> None:
     assert upsert(lake, prices(a=None, c=3)).removed_files == 1
     assert as_dict(lake) == {"a": None, "b": None, "c": 3}
     location = upsert(lake, prices(a=None)).metadata_location
-    assert upsert(lake, prices(c=3).slice(1)).metadata_location == location, "nothing changes"
+    assert upsert(lake, prices(c=3).slice(1)).metadata_location == location, "no row changes"
     files = upsert(lake, prices(d=4))
     assert (files.added_files, files.removed_files, files.added_rows) == (1, 0, 1)
     upsert(lake, prices(d=4, e=5))
@@ -77,17 +77,19 @@ def test_upsert_replaces_rows_with_same_keys(lake: Lakehouse) -> None:
 
 def test_null_key_is_rejected_before_files_are_written(lake: Lakehouse) -> None:
     nulls = pa.table({"sku": pa.array(["a", None]), "n": [1, 2]})
-    two = pa.table({"sku": ["a", "b"], "n": pa.array([1, None])})
-    within = pa.table({"sku": pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None])), "n": [1, 2]})
+    null_in_second_key = pa.table({"sku": ["a", "b"], "n": pa.array([1, None])})
+    null_in_dictionary = pa.table(
+        {"sku": pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None])), "n": [1, 2]}
+    )
     before = list(lake.storage.list(""))
-    for new_rows, keys in ((nulls, ["sku"]), (two, ["sku", "n"])):
+    for new_rows, keys in ((nulls, ["sku"]), (null_in_second_key, ["sku", "n"])):
         with pytest.raises(InvalidInputError):
             upsert(lake, new_rows, *keys)
     assert list(lake.storage.list("")) == before
     upsert(lake, prices(a=1))
     version = lake.latest_version()
     with pytest.raises(InvalidInputError):
-        upsert(lake, within)
+        upsert(lake, null_in_dictionary)
     append(lake, nulls.slice(1))
     upsert(lake, prices(a=5))
     assert [row["n"] for row in rows(lake)] == [5, 2]
@@ -103,7 +105,7 @@ def test_null_key_is_rejected_before_files_are_written(lake: Lakehouse) -> None:
         (pa.table({"sku": [["a"]], "n": [1]}), ["sku"]),
         (pa.table([["a"], ["b"]], names=["sku", "sku"]), ["sku"]),
     ],
-    ids=["missing", "twice", "float", "nested", "columns"],
+    ids=["missing", "duplicate", "float", "nested", "columns"],
 )
 def test_invalid_key_column_is_rejected(lake: Lakehouse, new_rows: pa.Table, keys: list[str]) -> None:
     for _ in range(2):
@@ -131,7 +133,7 @@ def test_upsert_adds_and_widens_columns(lake: Lakehouse) -> None:
         {"sku": "b", "n": 2, "note": None},
         {"sku": "c", "n": 3, "note": "y"},
     ]
-    with catalog_at(lake).load_table(NAME).update_schema() as change:
+    with catalog_at(lake).load_table(TABLE).update_schema() as change:
         change.rename_column("note", "remark")
         change.add_column("unit", StringType())
     upsert(lake, pa.table({"remark": ["z"], "sku": ["b"], "n": [2]}))
@@ -153,16 +155,16 @@ def test_upsert_compares_nested_values(lake: Lakehouse) -> None:
     assert [row["s"] for row in rows(lake)] == [{"u": None}, {"u": None}]
 
 
-@pytest.mark.parametrize("wrap", ["struct", "deep", "list", "map"])
-def test_upsert_that_would_drop_nested_values_is_rejected(lake: Lakehouse, wrap: str) -> None:
+@pytest.mark.parametrize("nesting", ["struct", "deep", "list", "map"])
+def test_upsert_that_would_drop_nested_values_is_rejected(lake: Lakehouse, nesting: str) -> None:
     def nested(**fields: int | None) -> pa.Table:
         struct: Any = fields
         kind: pa.DataType = pa.struct([(name, pa.int64()) for name in fields])
-        if wrap == "deep":
+        if nesting == "deep":
             struct, kind = {"in": struct}, pa.struct([("in", kind)])
-        elif wrap == "list":
+        elif nesting == "list":
             struct, kind = [struct], pa.list_(kind)
-        elif wrap == "map":
+        elif nesting == "map":
             struct, kind = [("m", struct)], pa.map_(pa.string(), kind)
         return pa.table({"sku": ["a"], "x": pa.array([struct], kind)})
 
@@ -183,23 +185,25 @@ def test_upsert_is_limited_to_partitions(lake: Lakehouse) -> None:
     by_region = {"partition_by": ["region"]}
     all_regions = pa.table({"sku": ["a", "a", "b"], "region": ["eu", "us", "us"], "n": [1, 2, 3]})
     upsert(lake, all_regions, **by_region, partitions=[{"region": "eu"}, {"region": "us"}])
-    assert [field.name for field in catalog_at(lake).load_table(NAME).spec().fields] == ["region"]
-    eu = {"partitions": [{"region": "eu"}], **by_region}
-    upsert(lake, pa.table({"sku": ["a", "c"], "region": ["eu"] * 2, "n": [10, 4]}), **eu)
+    assert [field.name for field in catalog_at(lake).load_table(TABLE).spec().fields] == ["region"]
+    eu_options = {"partitions": [{"region": "eu"}], **by_region}
+    upsert(lake, pa.table({"sku": ["a", "c"], "region": ["eu"] * 2, "n": [10, 4]}), **eu_options)
     assert [row["n"] for row in rows(lake)] == [10, 2, 3, 4]
     version = lake.latest_version()
     with pytest.raises(InvalidInputError):
-        upsert(lake, all_regions, **eu)
+        upsert(lake, all_regions, **eu_options)
     with pytest.raises(InvalidDefinitionError):
         upsert(lake, all_regions.slice(1), partition_by=["sku"])
     assert lake.latest_version() == version
     upsert(lake, pa.table({"sku": ["b"], "region": ["eu"], "n": [30]}), **by_region)
-    assert [(row["region"], row["n"]) for row in rows(lake) if row["sku"] == "b"] == [("eu", 30)], "it moved"
+    assert [(row["region"], row["n"]) for row in rows(lake) if row["sku"] == "b"] == [("eu", 30)], (
+        "the row moved to another partition"
+    )
 
 
 def test_concurrent_change_of_table_conflicts(lake: Lakehouse) -> None:
     upsert(lake, prices(a=1))
-    staged = stage_upsert(lake, prices(b=2), *NAME, keys=["sku"])
+    staged = stage_upsert(lake, prices(b=2), *TABLE, keys=["sku"])
     upsert(lake, prices(b=3))
     with pytest.raises(CommitConflictError):
         publish(lake, staged)
@@ -207,10 +211,10 @@ def test_concurrent_change_of_table_conflicts(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("step", ["read", "write"])
-def test_library_fault_that_changes_kept_rows_is_detected(
+def test_library_bug_that_changes_kept_rows_is_detected(
     lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """If a fault of the library changes rows of other keys while reading or writing, nothing is staged."""
+    """If a bug in PyIceberg changes rows with other keys while reading or writing, nothing is staged."""
     kind = pa.list_(pa.struct([("k", pa.int32())]))
     upsert(lake, pa.table({"sku": ["a", "b"], "l": pa.array([None, None], kind)}))
     project, write = iceberg_arrow._to_requested_schema, data_files._PartitionedWriter.add
@@ -233,7 +237,7 @@ def test_library_fault_that_changes_kept_rows_is_detected(
         else:
             patched.setattr(data_files._PartitionedWriter, "add", faulty_write)
         with pytest.raises(ContentChangedError):
-            stage_upsert(lake, pa.table({"sku": ["a"], "l": pa.array([[{"k": 1}]], kind)}), *NAME, keys=["sku"])
+            stage_upsert(lake, pa.table({"sku": ["a"], "l": pa.array([[{"k": 1}]], kind)}), *TABLE, keys=["sku"])
     assert {file.path for file in lake.storage.list() if file.path.endswith(".parquet")} == files
     upsert(lake, pa.table({"sku": ["a"], "l": pa.array([[{"k": 1}]], kind)}))
     assert rows(lake) == [{"sku": "a", "l": [{"k": 1}]}, {"sku": "b", "l": None}]
@@ -241,7 +245,7 @@ def test_library_fault_that_changes_kept_rows_is_detected(
 
 def test_damaged_file_is_not_rewritten(lake: Lakehouse) -> None:
     upsert(lake, prices(**{f"k{number}": number for number in range(100)}))
-    (task,) = catalog_at(lake).load_table(NAME).scan().plan_files()
+    (task,) = catalog_at(lake).load_table(TABLE).scan().plan_files()
     path = Path(task.file.file_path.removeprefix("file://"))
     content = bytearray(path.read_bytes())
     content[len(content) // 4] ^= 1
@@ -256,7 +260,7 @@ def regions(region: str, **by_sku: int) -> pa.Table:
 
 def stage_region(lake: Lakehouse, rows: pa.Table) -> StagedTable:
     partitions = [{"region": rows["region"][0].as_py()}]
-    return stage_upsert(lake, rows, *NAME, keys=["sku"], partition_by=["region"], partitions=partitions)
+    return stage_upsert(lake, rows, *TABLE, keys=["sku"], partition_by=["region"], partitions=partitions)
 
 
 def by_region(lake: Lakehouse) -> dict[tuple[str, str], int]:
@@ -290,7 +294,7 @@ def test_concurrent_change_of_same_partition_conflicts(lake: Lakehouse) -> None:
     publish(lake, stage_region(lake, regions("eu", c=3)))
     with pytest.raises(CommitConflictError):
         publish(lake, staged)
-    with pytest.raises(CommitConflictError):  # it was compared with the rows of its base
+    with pytest.raises(CommitConflictError):  # the upsert was computed from the rows of its base version
         publish_once(lake, [staged], publication_id("again"), replaces_latest=[staged])
     assert by_region(lake) == {("eu", "a"): 1, ("eu", "b"): 1, ("eu", "c"): 3}
 
@@ -299,7 +303,7 @@ def test_compaction_of_replaced_files_conflicts(lake: Lakehouse) -> None:
     for sku in ("a", "b"):
         publish(lake, stage_region(lake, regions("eu", **{sku: 1})))
     staged, other = stage_region(lake, regions("eu", a=2)), stage_region(lake, regions("us", a=3))
-    assert operations.plan_compact_tables(lake, [".".join(NAME)], min_input_files=2).execute().tables
+    assert operations.plan_compact_tables(lake, [".".join(TABLE)], min_input_files=2).execute().tables
     with pytest.raises(CommitConflictError):
         publish(lake, staged)
     publish(lake, other)
@@ -318,13 +322,13 @@ def test_upsert_replaces_duplicate_keys_by_one_row(lake: Lakehouse) -> None:
     "kind", [pa.int64(), pa.string(), pa.binary(), pa.decimal128(10, 2), pa.timestamp("us", "UTC")]
 )
 def test_upserts_behave_like_dictionary_updates(lake: Lakehouse, kind: pa.DataType) -> None:
-    """There are many keys, so that files are selected by their bounds."""
-    chance = random.Random(7)
+    """There are enough keys that files are selected by their bounds."""
+    rng = random.Random(7)
     expected: dict[Any, int] = {}
     for number in range(4):
-        drawn = chance.sample(range(1000), 300 if number % 2 else 150)
+        numbers = rng.sample(range(1000), 300 if number % 2 else 150)
         is_time = pa.types.is_timestamp(kind)
-        keys = pa.array(drawn, kind) if is_time else pa.array(drawn).cast(pa.string()).cast(kind)
-        upsert(lake, pa.table({"sku": keys, "two": ["x"] * len(drawn), "n": [number] * len(drawn)}), "sku", "two")
+        keys = pa.array(numbers, kind) if is_time else pa.array(numbers).cast(pa.string()).cast(kind)
+        upsert(lake, pa.table({"sku": keys, "two": ["x"] * len(numbers), "n": [number] * len(numbers)}), "sku", "two")
         expected |= dict.fromkeys(keys.to_pylist(), number)
         assert as_dict(lake) == expected

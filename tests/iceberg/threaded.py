@@ -1,4 +1,4 @@
-"""A storage wrapper with the latency class of a server, whose requests are sent by threads."""
+"""A storage wrapper that is treated as high-latency storage, so that requests are sent in parallel threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from trinitylake_ops.storage import Storage, StorageWrapper
 
 
 class ThreadedStorage(StorageWrapper):
-    """Passes requests on. The engine sends parallel requests and pending files in threads."""
+    """Forwards requests. Its concurrency makes the package send requests and pending files in parallel threads."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)

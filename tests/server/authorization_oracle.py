@@ -1,4 +1,4 @@
-"""The oracle of the authorization tests. It knows names and rights, and nothing about the server or what exists."""
+"""An oracle for the authorization tests. It decides from names and rights only, without access to a server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 READ, WRITE, OPERATE = "read", "write", "operate"
 _LEVELS = ("none", READ, WRITE, OPERATE)
-#: A scope in a namespace, which a request needs.
+#: A scope that a request needs, and the namespace in which it needs it.
 Need = tuple[str, str]
 
 
@@ -38,9 +38,10 @@ class Token:
 
 @dataclass(frozen=True)
 class Secret:
-    """A unique text in a lakehouse: in a namespace, or about the lakehouse as a whole.
+    """A unique string in a lakehouse, either in one namespace or in data of the whole lakehouse.
 
-    ``root_of`` is the warehouse whose root it is, empty for all: a root is in the locations of tables.
+    ``root_of`` is set if the string is part of a root: responses about this warehouse, or about any warehouse if it
+    is empty, may contain the string in table locations.
     """
 
     text: str
@@ -48,8 +49,8 @@ class Secret:
     namespace: str | None = None
     root_of: str | None = None
 
-    def is_shown_to(self, token: Token, request: str) -> bool:
-        """Whether a response to a request may contain it."""
+    def may_be_sent_to(self, token: Token, request: str) -> bool:
+        """Whether a response to a request of this token may contain the string."""
         if self.text in request:
             return True
         if not token.sees(self.lakehouse):

@@ -1,4 +1,4 @@
-"""A lakehouse on local disk, and a server of it in a thread."""
+"""A lakehouse on local disk, and a server for it that runs in a thread."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def lake(lakes: Lakes) -> Lakehouse:
 
 
 @pytest.fixture
-def served(lake: Lakehouse) -> Iterator[LiveServer]:
+def server(lake: Lakehouse) -> Iterator[LiveServer]:
     with serving(settings_for(lake)) as server:
         yield server

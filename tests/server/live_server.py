@@ -35,7 +35,7 @@ from trinitylake_ops.telemetry.settings import JsonFormatter
 
 
 @dataclass(frozen=True)
-class Reply:
+class Response:
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -46,7 +46,7 @@ class Reply:
 
     @property
     def error(self) -> tuple[int, str]:
-        """Status and type of an error. Asserts that the body contains the same status."""
+        """The status and type of an error. Asserts that the body contains the same status."""
         error = self.document["error"]
         assert error["code"] == self.status
         assert set(error) - {"reason"} == {"message", "type", "code"}
@@ -60,7 +60,7 @@ class LiveServer:
     url: str
     application: Application | None = None
 
-    def request(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
+    def request(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Response:
         """Send one request. A body that is not bytes is sent as JSON."""
         split = urlsplit(self.url)
         connection = HTTPConnection(split.hostname or "", split.port, timeout=60)
@@ -68,24 +68,24 @@ class LiveServer:
         try:
             connection.request(method, path, data, dict(headers or {}))
             response = connection.getresponse()
-            return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+            return Response(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
         finally:
             connection.close()
 
     def catalog(self, warehouse: str = "main", **properties: str) -> RestCatalog:
-        """Return pyiceberg's own client of this server."""
+        """Return pyiceberg's client of this server."""
         return RestCatalog("rest", uri=self.url, warehouse=warehouse, **properties)
 
 
 def settings_for(lake: Lakehouse, **settings: Any) -> ServerSettings:
-    """Return settings for a server of one lakehouse at a free port. Everyone may write unless there are tokens."""
+    """Return settings for a server of one lakehouse at a free port. Without tokens, anonymous writes are allowed."""
     lakehouses = {ONLY: LakehouseSettings(lake.root, lake.storage_options)}
     return replace(ServerSettings(lakehouses, port=0, anonymous_writes=settings.get("tokens") is None), **settings)
 
 
 @contextmanager
 def serving(settings: ServerSettings, warehouses: Warehouses | None = None) -> Iterator[LiveServer]:
-    """Run a server in a thread, and stop it at the end like a signal would."""
+    """Run a server in a thread, and stop it at the end as a signal does."""
     application = Application(settings, warehouses)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(configuration_of(application, settings))
@@ -103,18 +103,18 @@ def serving(settings: ServerSettings, warehouses: Warehouses | None = None) -> I
 
 
 @contextmanager
-def logged(level: int) -> Iterator[io.StringIO]:
-    """Write all log records of a level like the server's command, and yield the text."""
-    text, root = io.StringIO(), logging.getLogger()
-    handler, former = logging.StreamHandler(text), root.level
+def captured_log(level: int) -> Iterator[io.StringIO]:
+    """Capture the log from a level upward, in the format of the serve command, and yield the buffer."""
+    buffer, root = io.StringIO(), logging.getLogger()
+    handler, previous_level = logging.StreamHandler(buffer), root.level
     handler.setFormatter(JsonFormatter(redact_assignments))
     root.addHandler(handler)
     root.setLevel(level)
     try:
-        yield text
+        yield buffer
     finally:
         root.removeHandler(handler)
-        root.setLevel(former)
+        root.setLevel(previous_level)
 
 
 @contextmanager
@@ -148,8 +148,8 @@ def duckdb_with_iceberg() -> Iterator[duckdb.DuckDBPyConnection]:
         yield connection
 
 
-def attach(connection: duckdb.DuckDBPyConnection, served: LiveServer, warehouse: str, name: str) -> None:
+def attach(connection: duckdb.DuckDBPyConnection, server: LiveServer, warehouse: str, name: str) -> None:
     """Attach a warehouse of a server under a name in DuckDB."""
     connection.execute(
-        f"ATTACH '{warehouse}' AS {name} (TYPE iceberg, ENDPOINT '{served.url}', AUTHORIZATION_TYPE 'none')"
+        f"ATTACH '{warehouse}' AS {name} (TYPE iceberg, ENDPOINT '{server.url}', AUTHORIZATION_TYPE 'none')"
     )

@@ -1,4 +1,4 @@
-"""Request bodies as clients send them."""
+"""Request bodies like those that clients send."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SCHEMA = {
     "schema-id": 0,
     "fields": [{"id": 1, "name": "id", "type": "long", "required": False}],
 }
-WIDER = {**SCHEMA, "fields": [*SCHEMA["fields"], {"id": 2, "name": "name", "type": "string", "required": False}]}
+WIDER_SCHEMA = {**SCHEMA, "fields": [*SCHEMA["fields"], {"id": 2, "name": "name", "type": "string", "required": False}]}
 TABLES = "/v1/main/namespaces/ns/tables"
 TABLE = f"{TABLES}/t"
 COMMIT = "/v1/main/transactions/commit"
@@ -34,8 +34,10 @@ def properties(**updates: str) -> dict[str, Any]:
 
 def new_key(age_ms: int = 0) -> str:
     """Return a UUID version 7 whose timestamp is ``age_ms`` ago."""
-    made_ms = int(time.time() * 1_000) - age_ms
+    timestamp_ms = int(time.time() * 1_000) - age_ms
     random = uuid.uuid4().int
     return str(
-        uuid.UUID(int=(made_ms << 80) | (0x7 << 76) | (random & (0xFFF << 64)) | (0b10 << 62) | random & (2**62 - 1))
+        uuid.UUID(
+            int=(timestamp_ms << 80) | (0x7 << 76) | (random & (0xFFF << 64)) | (0b10 << 62) | random & (2**62 - 1)
+        )
     )

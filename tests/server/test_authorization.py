@@ -1,8 +1,8 @@
-"""Compare random tokens and requests with an oracle of names and rights.
+"""Compare the responses to random requests with an oracle that knows the names and the rights of tokens.
 
-Each namespace, table, view, export, clone, root and comment of two lakehouses contains a unique text, and every
-response is searched for texts that the token may not see. A denied request is repeated with names that do not exist,
-and must get the same response.
+Each namespace, table, view, export, clone, root and comment of two lakehouses contains a unique string, and every
+response is searched for strings that the token may not see. A denied request is repeated with names that do not
+exist, and must get the same response.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import yaml
 
 from tests.lakes import Lakes, allowing
 from tests.server.authorization_oracle import OPERATE, READ, WRITE, Need, Secret, Token
-from tests.server.live_server import Reply, serving, settings_for
+from tests.server.live_server import Response, serving, settings_for
 from tests.server.request_bodies import SCHEMA, new_key
 from tests.server.test_access_control import entry
-from tests.server.test_generated import SCHEMA_OF_VIEW
+from tests.server.test_generated import VIEW_SCHEMA
 from tests.server.test_views import version, view
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg import catalog_at
@@ -38,19 +38,19 @@ from trinitylake_ops.server.openapi import OPERATIONS, Operation
 from trinitylake_ops.server.routes import ROUTES
 from trinitylake_ops.server.settings import ONLY, LakehouseSettings, Limits
 
-N_REQUESTS, N_IN_SOAK = 1_500, 20_000
+N_REQUESTS, N_SOAK_REQUESTS = 1_500, 20_000
 N_TOKENS, N_NAMESPACES = 24, 4
-LONGEST_SECONDS = 5.0
-_FURNISHED_EVERY = 150
+MAX_SECONDS = 5.0
+_RESTORE_INTERVAL = 150
 _SCOPES = ("none", READ, WRITE, OPERATE)
-_FREE = tuple(f"free{number}" for number in range(4))
-#: Operations without a route in the table: their paths, and whether they concern all lakehouses of the server.
-_OTHERS = ("config", "metrics", "page")
+_UNUSED_NAMES = tuple(f"free{number}" for number in range(4))
+#: Operations that are not in the table of operations.
+_UNROUTED_OPERATIONS = ("config", "metrics", "page")
 
 
 @dataclass
 class PlantedLakehouse:
-    """A lakehouse and the texts planted in it. ``missing`` maps each hidden name to a missing name of equal length."""
+    """A lakehouse and the unique strings in it. ``missing`` maps each namespace to a missing name of equal length."""
 
     name: str
     lake: Lakehouse
@@ -60,7 +60,7 @@ class PlantedLakehouse:
     exports: list[str] = field(default_factory=list)
     clones: list[str] = field(default_factory=list)
     locations: list[str] = field(default_factory=list)
-    forms: list[str] = field(default_factory=list)
+    warehouses: list[str] = field(default_factory=list)
 
     def table(self, namespace: str) -> str:
         return f"tab{namespace}"
@@ -72,29 +72,29 @@ class PlantedLakehouse:
         self.secrets.append(Secret(text, self.name, namespace, root_of))
         return text
 
-    def furnish(self) -> None:
-        """Create what earlier requests dropped or renamed."""
+    def restore_objects(self) -> None:
+        """Create the objects again that earlier requests dropped or renamed."""
         catalog = catalog_at(self.lake)
         for namespace in self.namespaces:
             if not catalog.namespace_exists(namespace):
                 catalog.create_namespace(namespace, {"comment": f"com{namespace}"})
-        if not catalog.namespace_exists(_FREE[0]):
-            catalog.create_namespace(_FREE[0])
+        if not catalog.namespace_exists(_UNUSED_NAMES[0]):
+            catalog.create_namespace(_UNUSED_NAMES[0])
         for namespace in self.namespaces:
-            table, label = self.table(namespace), self.view(namespace)
+            table, view_name = self.table(namespace), self.view(namespace)
             if not catalog.table_exists((namespace, table)) and not catalog.view_exists((namespace, table)):
                 columns = pa.table({"id": pa.array([1, 2], pa.int64()), f"col{namespace}": ["a", "b"]})
                 table_in_namespace = catalog.create_table((namespace, table), columns.schema)
                 table_in_namespace.append(columns)
                 table_in_namespace.append(columns)
-            if not catalog.view_exists((namespace, label)) and not catalog.table_exists((namespace, label)):
+            if not catalog.view_exists((namespace, view_name)) and not catalog.table_exists((namespace, view_name)):
                 first = ViewVersion.model_validate(version(f"SELECT id FROM {table}"))
-                new = new_view(SCHEMA_OF_VIEW, first, {}, "file:///")
-                catalog.put_view((namespace, label), lambda _, view=new: view, is_new=True)
+                new = new_view(VIEW_SCHEMA, first, {}, "file:///")
+                catalog.put_view((namespace, view_name), lambda _, view=new: view, is_new=True)
 
 
 def build_lakehouse(name: str, label: str, folder: Path, lakes: Lakes) -> PlantedLakehouse:
-    """Return a lakehouse with a unique text in everything that has a name."""
+    """Create a lakehouse in which every name contains a unique string."""
     root = f"rot{label}zq9"
     lake = lakes.local(root, is_watched=False)
     planted = PlantedLakehouse(name, lake)
@@ -103,7 +103,7 @@ def build_lakehouse(name: str, label: str, folder: Path, lakes: Lakes) -> Plante
         namespace = f"nsp{label}{number}zq9"
         planted.namespaces.append(planted.plant(namespace, namespace))
         planted.missing[namespace] = namespace.replace("zq9", "mis")
-    planted.furnish()
+    planted.restore_objects()
     for kind in range(2):
         export = planted.plant(f"exp{label}{kind}zq9")
         target = (
@@ -118,11 +118,21 @@ def build_lakehouse(name: str, label: str, folder: Path, lakes: Lakes) -> Plante
         planted.clones.append(clone)
         if kind:
             shutil.rmtree(folder / folder_name)
-    middle = lake.snapshot().created_at_ms
+    created_at_ms = lake.snapshot().created_at_ms
     names = [f"export-{name}" for name in planted.exports] + [f"clone-{name}" for name in planted.clones]
-    absent = [name.replace("zq9", "mis") for name in names]
-    existing = ["main", "", "v1", f"v{lake.latest_version()}", f"at-{middle}", f"at-{middle + 10**9}", *names]
-    planted.forms = ["main"] * len(existing) + existing + [*absent, "v99999", "at-1999-01-01", "at-x", "parent@1", "."]
+    missing_names = [name.replace("zq9", "mis") for name in names]
+    existing = [
+        "main",
+        "",
+        "v1",
+        f"v{lake.latest_version()}",
+        f"at-{created_at_ms}",
+        f"at-{created_at_ms + 10**9}",
+        *names,
+    ]
+    planted.warehouses = (
+        ["main"] * len(existing) + existing + [*missing_names, "v99999", "at-1999-01-01", "at-x", "parent@1", "."]
+    )
     for namespace in planted.namespaces:
         table = catalog_at(lake).load_table((namespace, planted.table(namespace)))
         planted.locations.append(table.metadata_location)
@@ -131,7 +141,7 @@ def build_lakehouse(name: str, label: str, folder: Path, lakes: Lakes) -> Plante
 
 @dataclass(frozen=True)
 class GeneratedRequest:
-    """A request with the rights that it needs and its target. ``absent`` maps existing names to missing ones."""
+    """A request with the rights that it needs. ``missing_names`` maps existing names in it to missing ones."""
 
     operation: str
     method: str
@@ -142,25 +152,25 @@ class GeneratedRequest:
     needs: Sequence[Need]
     needs_all: bool = False
     reads_main: bool = False
-    absent: Sequence[tuple[str, str]] = ()
+    missing_names: Sequence[tuple[str, str]] = ()
 
     @property
     def text(self) -> str:
         return f"{self.target} {json.dumps(self.body)}"
 
-    def with_absent_names(self) -> GeneratedRequest:
-        def swapped(text: str) -> str:
-            for existing, missing in self.absent:
+    def with_missing_names(self) -> GeneratedRequest:
+        def replaced(text: str) -> str:
+            for existing, missing in self.missing_names:
                 text = text.replace(existing, missing)
             return text
 
-        body = None if self.body is None else json.loads(swapped(json.dumps(self.body)))
-        return replace(self, target=swapped(self.target), body=body)
+        body = None if self.body is None else json.loads(replaced(json.dumps(self.body)))
+        return replace(self, target=replaced(self.target), body=body)
 
 
 @dataclass
 class _Draft:
-    """An unfinished request: its names, and by default the rights for the namespace in its path."""
+    """A request under construction. By default it needs the operation's scope in the namespace of its path."""
 
     token: Token
     operation: Operation
@@ -175,56 +185,56 @@ class _Draft:
         self.needs = [(self.operation.scope, self.namespace)]
 
 
-class Requests:
-    """Generate random requests for every operation and every form of warehouse."""
+class RequestGenerator:
+    """Generates random requests for every operation and every kind of warehouse."""
 
-    def __init__(self, random_: random.Random, worlds: Sequence[PlantedLakehouse], *, is_alone: bool):
-        self._random, self._worlds, self._is_alone = random_, worlds, is_alone
+    def __init__(self, rng: random.Random, lakehouses: Sequence[PlantedLakehouse], *, is_single: bool):
+        self._random, self._lakehouses, self._is_single = rng, lakehouses, is_single
         self._keys = [new_key() for _ in range(6)]
-        #: Parts of plans, each with its table.
-        self.tasks = [((planted.namespaces[0], "x"), "x") for planted in worlds]
+        #: Tasks of scan plans, each with the namespace and name of its table.
+        self.tasks = [((planted.namespaces[0], "x"), "x") for planted in lakehouses]
 
     def generate(self, token: Token) -> GeneratedRequest:
         """Return a request whose names are chosen regardless of the token's rights."""
-        chosen = self._random.randrange(len(OPERATIONS) + 1)
-        return self._for(token, OPERATIONS[chosen]) if chosen < len(OPERATIONS) else self._unrouted()
+        index = self._random.randrange(len(OPERATIONS) + 1)
+        return self._routed(token, OPERATIONS[index]) if index < len(OPERATIONS) else self._unrouted()
 
     def _unrouted(self) -> GeneratedRequest:
-        planted, name = self._random.choice(self._worlds), self._random.choice(_OTHERS)
+        planted, name = self._random.choice(self._lakehouses), self._random.choice(_UNROUTED_OPERATIONS)
         if name == "config":
-            prefix, lakehouse = self._prefix(planted, self._random.choice(planted.forms))
+            prefix, lakehouse = self._prefix(planted, self._random.choice(planted.warehouses))
             target = f"/v1/config?warehouse={quote(prefix, safe='')}"
             return GeneratedRequest(
-                name, "GET", target, None, {}, lakehouse, (), absent=self._absent(planted, lakehouse)
+                name, "GET", target, None, {}, lakehouse, (), missing_names=self._missing_names(planted, lakehouse)
             )
         target = "/metrics" if name == "metrics" else "/"
-        return GeneratedRequest(name, "GET", target, None, {}, "" if self._is_alone else "*", (), needs_all=True)
+        return GeneratedRequest(name, "GET", target, None, {}, "" if self._is_single else "*", (), needs_all=True)
 
-    def _prefix(self, planted: PlantedLakehouse, form: str) -> tuple[str, str]:
+    def _prefix(self, planted: PlantedLakehouse, warehouse: str) -> tuple[str, str]:
         """Return the name of a warehouse and its lakehouse, sometimes one that does not exist."""
-        if self._is_alone:
-            return form, ONLY
-        name = planted.name if self._random.random() < 0.95 else f"{planted.name[:-1]}x"
-        return (f"{name}.{form}" if form else name), name
+        if self._is_single:
+            return warehouse, ONLY
+        lakehouse = planted.name if self._random.random() < 0.95 else f"{planted.name[:-1]}x"
+        return (f"{lakehouse}.{warehouse}" if warehouse else lakehouse), lakehouse
 
-    def _absent(self, planted: PlantedLakehouse, lakehouse: str) -> list[tuple[str, str]]:
+    def _missing_names(self, planted: PlantedLakehouse, lakehouse: str) -> list[tuple[str, str]]:
         pairs = [
             *planted.missing.items(),
             *((text, text.replace("zq9", "mis")) for text in (*planted.exports, *planted.clones)),
         ]
-        return [*pairs, *([] if self._is_alone else [(f"{lakehouse}.", f"{lakehouse[:-1]}y.")])]
+        return [*pairs, *([] if self._is_single else [(f"{lakehouse}.", f"{lakehouse[:-1]}y.")])]
 
-    def _for(self, token: Token, operation: Operation) -> GeneratedRequest:
-        pick, planted = self._random.choice, self._random.choice(self._worlds)
-        form = pick(planted.forms)
-        prefix, lakehouse = self._prefix(planted, form)
-        namespace = pick([*planted.namespaces * 3, *planted.missing.values(), pick(_FREE)])
+    def _routed(self, token: Token, operation: Operation) -> GeneratedRequest:
+        pick, planted = self._random.choice, self._random.choice(self._lakehouses)
+        warehouse = pick(planted.warehouses)
+        prefix, lakehouse = self._prefix(planted, warehouse)
+        namespace = pick([*planted.namespaces * 3, *planted.missing.values(), pick(_UNUSED_NAMES)])
         if operation.name == "dropNamespace":
-            namespace = pick([_FREE[0], _FREE[0], namespace])
+            namespace = pick([_UNUSED_NAMES[0], _UNUSED_NAMES[0], namespace])
         owner = namespace if namespace in planted.namespaces else planted.namespaces[0]
         # The name of a new object must not contain the secret text of another namespace.
-        names = [planted.view(owner) if "iew" in operation.name else planted.table(owner), *_FREE]
-        target_name = pick([*_FREE, planted.table(owner) if namespace == owner else _FREE[0]])
+        names = [planted.view(owner) if "iew" in operation.name else planted.table(owner), *_UNUSED_NAMES]
+        target_name = pick([*_UNUSED_NAMES, planted.table(owner) if namespace == owner else _UNUSED_NAMES[0]])
         draft = _Draft(token, operation, planted, namespace, pick(names[:1] * 4 + names[1:]))
         if operation.body is not None:
             draft.body = self._body(draft, target_name)
@@ -235,37 +245,37 @@ class Requests:
         headers = {"X-Iceberg-Access-Delegation": "vended-credentials"} if operation.name == "loadTable" else {}
         if "Idempotency-Key" in operation.headers and self._random.random() < 0.2:
             headers["Idempotency-Key"] = pick(self._keys)
-        reads_main = operation.scope == READ and form in ("main", "") and lakehouse in (ONLY, planted.name)
+        reads_main = operation.scope == READ and warehouse in ("main", "") and lakehouse in (ONLY, planted.name)
         return GeneratedRequest(
             operation.name, operation.method, path + draft.query, draft.body, headers, lakehouse, draft.needs,
-            reads_main=reads_main, absent=self._absent(planted, lakehouse),
+            reads_main=reads_main, missing_names=self._missing_names(planted, lakehouse),
         )  # fmt: skip
 
     def _specialize(self, draft: _Draft) -> None:
-        """Adjust a request whose rights differ from those of the namespace in its path."""
-        name, random_ = draft.operation.name, self._random
+        """Adjust the names and needs of operations that need other rights than those in the namespace of the path."""
+        name, rng = draft.operation.name, self._random
         if name == "listNamespaces":
             draft.needs = []
-            if random_.random() < 0.3:
+            if rng.random() < 0.3:
                 draft.needs, draft.query = [(READ, draft.namespace)], f"?parent={draft.namespace}"
-            elif random_.random() < 0.5:
-                draft.query = f"?pageSize=2&pageToken={random_.choice(['', 'bnNw', 'enp6'])}"
+            elif rng.random() < 0.5:
+                draft.query = f"?pageSize=2&pageToken={rng.choice(['', 'bnNw', 'enp6'])}"
         elif name == "createNamespace":
             hidden = [namespace for namespace in draft.planted.namespaces if not draft.token.may(WRITE, namespace)]
-            new_name = random_.choice([*_FREE, *hidden])
+            new_name = rng.choice([*_UNUSED_NAMES, *hidden])
             draft.body, draft.needs = {"namespace": [new_name], "properties": {"a": "1"}}, [(WRITE, new_name)]
         elif name in ("renameTable", "renameView"):
-            other = random_.choice(draft.planted.namespaces)
+            other = rng.choice(draft.planted.namespaces)
             if all(draft.token.may(WRITE, namespace) for namespace in (draft.namespace, other)):
-                other = draft.namespace  # a renamed object would take its texts into the other namespace
+                other = draft.namespace  # a renamed object would carry its unique strings to the other namespace
             draft.body["destination"]["namespace"] = [other]
             draft.needs.append((WRITE, other))
         elif name == "commitTransaction":
-            second = random_.choice(draft.planted.namespaces)
+            second = rng.choice(draft.planted.namespaces)
             draft.body["table-changes"].append(self._commit(second, draft.planted.table(second)))
             draft.needs.append((WRITE, second))
-        elif name == "fetchScanTasks" and random_.random() < 0.6:
-            (draft.namespace, draft.name), draft.body["plan-task"] = random_.choice(self.tasks[-40:])
+        elif name == "fetchScanTasks" and rng.random() < 0.6:
+            (draft.namespace, draft.name), draft.body["plan-task"] = rng.choice(self.tasks[-40:])
             draft.needs = [(READ, draft.namespace)]
 
     def _commit(self, namespace: str, table: str) -> dict[str, Any]:
@@ -298,85 +308,91 @@ class Requests:
         return bodies.get(draft.operation.name, {})
 
 
-def random_tokens(random_: random.Random, worlds: Sequence[PlantedLakehouse]) -> dict[str, Token]:
-    """Return tokens by their secrets. A missing namespace has the scope of an existing one."""
+def random_tokens(rng: random.Random, lakehouses: Sequence[PlantedLakehouse]) -> dict[str, Token]:
+    """Return tokens by their secrets. A token has the same scope in a namespace and in its missing counterpart."""
     tokens = {"everything": Token("everything", OPERATE), "nothing": Token("nothing")}
     for number in range(N_TOKENS):
         scopes = {}
-        for planted in worlds:
+        for planted in lakehouses:
             for namespace, missing in planted.missing.items():
-                if random_.random() < 0.6:
-                    scopes[namespace] = scopes[missing] = random_.choice(_SCOPES)
-        visible = random_.choice([None, None, None, *([{world.name} for world in worlds]), set()])
-        lakehouses = None if visible is None else frozenset(visible)
-        tokens[f"token-{number}"] = Token(f"t{number}", random_.choice(_SCOPES), scopes, lakehouses)
+                if rng.random() < 0.6:
+                    scopes[namespace] = scopes[missing] = rng.choice(_SCOPES)
+        visible = rng.choice([None, None, None, *([{planted.name} for planted in lakehouses]), set()])
+        visible_lakehouses = None if visible is None else frozenset(visible)
+        tokens[f"token-{number}"] = Token(f"t{number}", rng.choice(_SCOPES), scopes, visible_lakehouses)
     return tokens
 
 
-def send(connection: HTTPConnection, request: GeneratedRequest, secret: str) -> Reply:
+def send(connection: HTTPConnection, request: GeneratedRequest, secret: str) -> Response:
     body = None if request.body is None else json.dumps(request.body).encode()
     connection.request(request.method, request.target, body, {**request.headers, "Authorization": f"Bearer {secret}"})
     response = connection.getresponse()
-    return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
+    return Response(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 
 
 @dataclass
 class Results:
-    """Failures, and the coverage: numbers of allowed and denied requests by operation."""
+    """Failures, and counts of successful and denied requests by operation."""
 
     failures: list[str] = field(default_factory=list)
     succeeded: Counter[str] = field(default_factory=Counter)
     denied: Counter[str] = field(default_factory=Counter)
-    forms: Counter[str] = field(default_factory=Counter)
+    warehouse_kinds: Counter[str] = field(default_factory=Counter)
     n_requests: int = 0
     n_twins: int = 0
-    longest_s: float = 0.0
-    longest: str = ""
+    slowest_s: float = 0.0
+    slowest: str = ""
 
-    def add_failure(self, failure: str, request: GeneratedRequest, token: Token, reply: Reply) -> None:
+    def add_failure(self, failure: str, request: GeneratedRequest, token: Token, response: Response) -> None:
         self.failures.append(
-            f"{failure}: {token} {request.method} {request.text[:400]} -> {reply.status} {reply.body[:400]!r}"
+            f"{failure}: {token} {request.method} {request.text[:400]} -> {response.status} {response.body[:400]!r}"
         )
 
 
 def check(
-    request: GeneratedRequest, token: Token, reply: Reply, worlds: Sequence[PlantedLakehouse], results: Results
+    request: GeneratedRequest,
+    token: Token,
+    response: Response,
+    lakehouses: Sequence[PlantedLakehouse],
+    results: Results,
 ) -> bool:
     """Check a response against the oracle. Return whether the request had to be denied."""
     allowed = token.allows(request.lakehouse, request.needs)
     if request.needs_all:
-        allowed = token.reads_all and (request.operation == "page" or all(token.sees(world.name) for world in worlds))
-    if reply.status >= 500:
-        results.add_failure("failed", request, token, reply)
-    if not allowed and reply.status not in (400, 403, 404):
-        results.add_failure("let in", request, token, reply)
-    if allowed and request.reads_main and reply.status == 403:
-        results.add_failure("denied", request, token, reply)
-    text = reply.body.decode("utf-8", "replace") + json.dumps(dict(reply.headers))
-    for secret in (secret for planted in worlds for secret in planted.secrets):
+        allowed = token.reads_all and (
+            request.operation == "page" or all(token.sees(planted.name) for planted in lakehouses)
+        )
+    if response.status >= 500:
+        results.add_failure("server error", request, token, response)
+    if not allowed and response.status not in (400, 403, 404):
+        results.add_failure("wrongly allowed", request, token, response)
+    if allowed and request.reads_main and response.status == 403:
+        results.add_failure("wrongly denied", request, token, response)
+    text = response.body.decode("utf-8", "replace") + json.dumps(dict(response.headers))
+    for secret in (secret for planted in lakehouses for secret in planted.secrets):
         if secret.text in text and not secret.is_shown_to(token, request.text):
-            results.add_failure(f"leaks {secret}", request, token, reply)
+            results.add_failure(f"leaks {secret}", request, token, response)
     results.n_requests += 1
-    kind = results.succeeded if reply.status < 400 else results.denied if not allowed else None
-    if kind is not None:
-        kind[request.operation] += 1
+    counter = results.succeeded if response.status < 400 else results.denied if not allowed else None
+    if counter is not None:
+        counter[request.operation] += 1
     return not allowed
 
 
-def comparable(reply: Reply, request: GeneratedRequest) -> tuple[int, str, dict[str, str]]:
+def comparable(response: Response, request: GeneratedRequest) -> tuple[int, str, dict[str, str]]:
     """Return the comparable part of a response, with real names replaced by missing ones."""
-    text = reply.body.decode("utf-8", "replace")
-    for existing, missing in request.absent:
+    text = response.body.decode("utf-8", "replace")
+    for existing, missing in request.missing_names:
         text = text.replace(existing, missing)
-    headers = {name: value for name, value in reply.headers.items() if name not in ("date", "x-request-id")}
-    return reply.status, text, headers
+    headers = {name: value for name, value in response.headers.items() if name not in ("date", "x-request-id")}
+    return response.status, text, headers
 
 
 @contextmanager
 def servers(
-    worlds: Sequence[PlantedLakehouse], tokens: dict[str, Token], folder: Path
+    lakehouses: Sequence[PlantedLakehouse], tokens: dict[str, Token], folder: Path
 ) -> Iterator[list[tuple[bool, str]]]:
-    """Run a server of all lakehouses and one of the first alone. Yield whether it is the latter, and its address."""
+    """Run a server of all lakehouses and one of the first only. Yield for each whether it has one, and its address."""
     path = folder / "tokens.yaml"
     entries = [
         entry(secret, token.name, scope=token.scope, namespaces=dict(token.namespaces))
@@ -384,57 +400,66 @@ def servers(
         for secret, token in tokens.items()
     ]
     path.write_text(yaml.safe_dump({"tokens": entries}))
-    of = {planted.name: allowing(planted.lake, folder) for planted in worlds}
+    allowed_lakes = {planted.name: allowing(planted.lake, folder) for planted in lakehouses}
     with ExitStack() as stack:
         addresses = []
-        for is_alone in (False, True):
-            served = {ONLY: of[worlds[0].name]} if is_alone else of
-            lakehouses = {name: LakehouseSettings(lake.root, lake.storage_options) for name, lake in served.items()}
-            settings = settings_for(worlds[0].lake, lakehouses=lakehouses, tokens=path, limits=Limits(scan_files=1))
-            addresses.append((is_alone, stack.enter_context(serving(settings)).url))
+        for is_single in (False, True):
+            lakes = {ONLY: allowed_lakes[lakehouses[0].name]} if is_single else allowed_lakes
+            lake_settings = {name: LakehouseSettings(lake.root, lake.storage_options) for name, lake in lakes.items()}
+            settings = settings_for(
+                lakehouses[0].lake, lakehouses=lake_settings, tokens=path, limits=Limits(scan_files=1)
+            )
+            addresses.append((is_single, stack.enter_context(serving(settings)).url))
         yield addresses
 
 
 def run(lakes: Lakes, folder: Path, n_requests: int, seed: int) -> Results:
-    random_ = random.Random(seed)
-    worlds = [build_lakehouse(name, label, folder, lakes) for name, label in (("north", "nor"), ("south", "sou"))]
-    tokens, results = random_tokens(random_, worlds), Results()
+    rng = random.Random(seed)
+    lakehouses = [build_lakehouse(name, label, folder, lakes) for name, label in (("north", "nor"), ("south", "sou"))]
+    tokens, results = random_tokens(rng, lakehouses), Results()
     secrets = [*tokens, *["everything"] * 8]
-    with servers(worlds, tokens, folder) as addresses, ExitStack() as stack:
-        sides = []
-        for is_alone, url in addresses:
-            servers_of_side = [replace(worlds[0], name=ONLY)] if is_alone else worlds
-            if is_alone:
-                servers_of_side[0].secrets = [replace(secret, lakehouse=ONLY) for secret in servers_of_side[0].secrets]
+    with servers(lakehouses, tokens, folder) as addresses, ExitStack() as stack:
+        clients = []
+        for is_single, url in addresses:
+            served_lakehouses = [replace(lakehouses[0], name=ONLY)] if is_single else lakehouses
+            if is_single:
+                served_lakehouses[0].secrets = [
+                    replace(secret, lakehouse=ONLY) for secret in served_lakehouses[0].secrets
+                ]
             split = urlsplit(url)
             connection = stack.enter_context(closing(HTTPConnection(split.hostname or "", split.port, timeout=60)))
-            requests = Requests(random_, servers_of_side, is_alone=is_alone)
-            sides.append((servers_of_side, connection, requests))
+            requests = RequestGenerator(rng, served_lakehouses, is_single=is_single)
+            clients.append((served_lakehouses, connection, requests))
         for number in range(n_requests):
-            if number % _FURNISHED_EVERY == 0:
-                for planted in worlds:
-                    planted.furnish()
-            servers_of_side, connection, requests = random_.choice(sides)
-            secret = random_.choice(secrets)
+            if number % _RESTORE_INTERVAL == 0:
+                for planted in lakehouses:
+                    planted.restore_objects()
+            served_lakehouses, connection, requests = rng.choice(clients)
+            secret = rng.choice(secrets)
             token = tokens[secret]
             request = requests.generate(token)
-            begun_s = time.monotonic()
-            reply = send(connection, request, secret)
-            seconds = time.monotonic() - begun_s
-            if seconds > results.longest_s:
-                results.longest_s, results.longest = seconds, f"{request.method} {request.target}"
-            results.forms[_form(request.target)] += 1
-            if check(request, token, reply, servers_of_side, results):
-                twin = request.with_absent_names()
+            started_s = time.monotonic()
+            response = send(connection, request, secret)
+            seconds = time.monotonic() - started_s
+            if seconds > results.slowest_s:
+                results.slowest_s, results.slowest = seconds, f"{request.method} {request.target}"
+            results.warehouse_kinds[_warehouse_kind(request.target)] += 1
+            if check(request, token, response, served_lakehouses, results):
+                twin = request.with_missing_names()
                 is_comparable = not token.sees(request.lakehouse) or _same_warehouse(request, twin)
                 if twin.text != request.text and is_comparable:
                     results.n_twins += 1
-                    other = send(connection, twin, secret)
-                    if comparable(other, twin) != comparable(reply, request):
-                        results.add_failure(f"differs from {other.status} {other.body[:300]!r}", request, token, reply)
-            elif request.operation == "planTableScan" and reply.status == 200:
+                    twin_response = send(connection, twin, secret)
+                    if comparable(twin_response, twin) != comparable(response, request):
+                        results.add_failure(
+                            f"differs from {twin_response.status} {twin_response.body[:300]!r}",
+                            request,
+                            token,
+                            response,
+                        )
+            elif request.operation == "planTableScan" and response.status == 200:
                 parts = request.target.split("/")
-                requests.tasks += [((parts[4], parts[6]), task) for task in reply.document.get("plan-tasks", [])]
+                requests.tasks += [((parts[4], parts[6]), task) for task in response.document.get("plan-tasks", [])]
     return results
 
 
@@ -443,7 +468,7 @@ def _same_warehouse(request: GeneratedRequest, twin: GeneratedRequest) -> bool:
     return request.target.split("/")[2:3] == twin.target.split("/")[2:3] and "config" not in request.operation
 
 
-def _form(target: str) -> str:
+def _warehouse_kind(target: str) -> str:
     parts = target.split("/")
     prefix = parts[2] if len(parts) > 3 else ""
     _, dot, suffix = prefix.partition(".")
@@ -452,26 +477,28 @@ def _form(target: str) -> str:
     return ("qualified " if dot else "") + kind
 
 
-def check_findings(results: Results) -> None:
+def check_results(results: Results) -> None:
     assert results.failures == [], "\n".join(results.failures[:10])
     routes = {(route.method, route.template) for route in ROUTES}
     names = {operation.name for operation in OPERATIONS}
     assert {(operation.method, operation.path) for operation in OPERATIONS} == routes
-    assert names | set(_OTHERS) <= results.denied.keys(), "an operation was never denied"
+    assert names | set(_UNROUTED_OPERATIONS) <= results.denied.keys(), "an operation was never denied"
     # Local disks have no credentials and signatures. Two operations are always rejected, and one registers a table.
     without_success = {operation.name for operation in OPERATIONS if not operation.responses} | {
         "loadCredentials",
         "signRequest",
         "registerTable",
     }
-    assert names | set(_OTHERS) <= results.succeeded.keys() | without_success, "an operation never succeeded"
+    assert names | set(_UNROUTED_OPERATIONS) <= results.succeeded.keys() | without_success, (
+        "an operation never succeeded"
+    )
     kinds = {"main", "export-", "clone-", "at-", "v"}
-    assert kinds | {f"qualified {kind}" for kind in kinds} <= results.forms.keys()
+    assert kinds | {f"qualified {kind}" for kind in kinds} <= results.warehouse_kinds.keys()
     assert results.n_twins > results.n_requests // 20
 
 
 def test_tokens_never_exceed_their_rights_or_learn_hidden_names(lakes: Lakes, tmp_path: Path) -> None:
-    check_findings(run(lakes, tmp_path, N_REQUESTS, seed=1))
+    check_results(run(lakes, tmp_path, N_REQUESTS, seed=1))
 
 
 @pytest.mark.soak
@@ -479,11 +506,12 @@ def test_tokens_never_exceed_their_rights_or_learn_hidden_names(lakes: Lakes, tm
 def test_tokens_never_exceed_their_rights_in_many_requests(
     lakes: Lakes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = run(lakes, tmp_path, N_IN_SOAK, seed=2)
+    results = run(lakes, tmp_path, N_SOAK_REQUESTS, seed=2)
     with capsys.disabled():
         print(
             f"\n{results.n_requests} requests, {results.n_twins} compared with missing names,"
-            f" {results.succeeded.total()} succeeded, {results.denied.total()} denied, {len(results.failures)} faults;"
-            f" the longest took {results.longest_s:.2f} s ({results.longest}), limit {LONGEST_SECONDS} s"
+            f" {results.succeeded.total()} succeeded, {results.denied.total()} denied,"
+            f" {len(results.failures)} failures;"
+            f" the longest took {results.slowest_s:.2f} s ({results.slowest}), limit {MAX_SECONDS} s"
         )
-    check_findings(results)
+    check_results(results)

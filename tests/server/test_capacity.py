@@ -1,4 +1,4 @@
-"""Test that waiting or expensive requests do not block requests of other clients."""
+"""Waiting or expensive requests do not block requests of other clients."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ from trinitylake_ops.server.workers import TableQueue, Work, Workers
 
 UNAVAILABLE = (503, "ServiceUnavailableException")
 N_WAITING = 150
-PATIENCE_S = 60.0  # enough for a busy machine
+TIMEOUT_S = 60.0  # sufficient on a busy machine
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
 
 
-def send_request(served: LiveServer, path: str, body: Any, token: str = "") -> socket.socket:
+def send_request(server: LiveServer, path: str, body: Any, token: str = "") -> socket.socket:
     """Send a request, and return its connection without waiting for the response."""
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n"
     head += f"Authorization: Bearer {token}\r\n" if token else ""
-    client = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=PATIENCE_S)
+    client = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=TIMEOUT_S)
     client.sendall(f"{head}\r\n".encode() + data)
     return client
 
@@ -72,14 +72,14 @@ def status_of(client: socket.socket) -> int:
         return int(response.read().split(b" ", 2)[1])
 
 
-def make_tables(served: LiveServer) -> None:
-    assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
+def create_tables(server: LiveServer) -> None:
+    assert server.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
     for name in ("t", "u"):
-        assert served.request("POST", TABLES, create_body(name)).status == 200
+        assert server.request("POST", TABLES, create_body(name)).status == 200
 
 
 class Gate(threading.Event):
-    """An event that commits with a thread wait for. ``n_entered`` counts them."""
+    """An event that running commits wait for. ``n_entered`` counts these commits."""
 
     n_entered = 0
 
@@ -89,32 +89,32 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """Block commits of the table t until this event is set."""
     gate, commit = Gate(), tables.commit_tables
 
-    def gated(call: Any, commits: Any) -> Any:
+    def commit_after_gate(call: Any, commits: Any) -> Any:
         if any(queued.name[1] == "t" for queued in commits):
             gate.n_entered += 1
-            assert gate.wait(PATIENCE_S)
+            assert gate.wait(TIMEOUT_S)
         return commit(call, commits)
 
-    monkeypatch.setattr(tables, "commit_tables", gated)
+    monkeypatch.setattr(tables, "commit_tables", commit_after_gate)
     yield gate
     gate.set()
 
 
 def test_queued_commits_occupy_no_thread(lake: Lakehouse, gate: Gate) -> None:
     """One commit is blocked while running and 149 are queued, yet all other requests are served."""
-    with serving(settings_for(lake)) as served:
-        make_tables(served)
-        application = served.application
+    with serving(settings_for(lake)) as server:
+        create_tables(server)
+        application = server.application
         assert application is not None
         queue = application.scheduler.queue
-        clients = [send_request(served, TABLE, commit_of(properties(a=str(number)))) for number in range(N_WAITING - 1)]
+        clients = [send_request(server, TABLE, commit_of(properties(a=str(number)))) for number in range(N_WAITING - 1)]
         transaction_body = {"table-changes": [commit_of(properties(b="1")), commit_of(properties(b="1"), name="u")]}
-        clients.append(send_request(served, COMMIT, transaction_body))
+        clients.append(send_request(server, COMMIT, transaction_body))
         wait_until(lambda: len(queue) == N_WAITING)
-        assert served.request("GET", TABLE).status == 200
-        assert served.request("POST", TABLES, create_body("v")).status == 200
-        assert served.request("POST", f"{TABLES}/v", commit_of(properties(a="1"), name="v")).status == 200
-        assert served.request("GET", "/readyz").status == 200
+        assert server.request("GET", TABLE).status == 200
+        assert server.request("POST", TABLES, create_body("v")).status == 200
+        assert server.request("POST", f"{TABLES}/v", commit_of(properties(a="1"), name="v")).status == 200
+        assert server.request("GET", "/readyz").status == 200
         before = lake.latest_version()
         gate.set()
         assert {status_of(client) for client in clients} == {200, 204}
@@ -123,13 +123,13 @@ def test_queued_commits_occupy_no_thread(lake: Lakehouse, gate: Gate) -> None:
 
 
 def test_disconnected_clients_leave_queue(lake: Lakehouse, gate: Gate) -> None:
-    with serving(settings_for(lake)) as served:
-        make_tables(served)
-        application = served.application
+    with serving(settings_for(lake)) as server:
+        create_tables(server)
+        application = server.application
         assert application is not None
-        first = send_request(served, TABLE, commit_of(properties(a="first")))
+        first = send_request(server, TABLE, commit_of(properties(a="first")))
         wait_until(lambda: len(application.scheduler.queue) == 1)
-        clients = [send_request(served, TABLE, commit_of(properties(a="lost"))) for _ in range(20)]
+        clients = [send_request(server, TABLE, commit_of(properties(a="lost"))) for _ in range(20)]
         wait_until(lambda: len(application.scheduler.queue) == 21)
         for client in clients:
             client.close()
@@ -143,12 +143,12 @@ def test_disconnected_clients_leave_queue(lake: Lakehouse, gate: Gate) -> None:
 
 
 def test_running_commit_completes_without_its_client(lake: Lakehouse, gate: Gate) -> None:
-    with serving(settings_for(lake)) as served:
-        make_tables(served)
-        application = served.application
+    with serving(settings_for(lake)) as server:
+        create_tables(server)
+        application = server.application
         assert application is not None
         before = lake.latest_version()
-        client = send_request(served, TABLE, commit_of(properties(a="1")))
+        client = send_request(server, TABLE, commit_of(properties(a="1")))
         wait_until(lambda: gate.n_entered == 1)
         client.close()
         gate.set()
@@ -157,30 +157,30 @@ def test_running_commit_completes_without_its_client(lake: Lakehouse, gate: Gate
 
 
 def test_commit_queue_is_bounded(lake: Lakehouse, gate: Gate) -> None:
-    with serving(settings_for(lake, limits=Limits(threads=2, waiting=3))) as served:
-        make_tables(served)
-        application = served.application
+    with serving(settings_for(lake, limits=Limits(threads=2, waiting=3))) as server:
+        create_tables(server)
+        application = server.application
         assert application is not None
-        clients = [send_request(served, TABLE, commit_of(properties(a=str(number)))) for number in range(5)]
+        clients = [send_request(server, TABLE, commit_of(properties(a=str(number)))) for number in range(5)]
         wait_until(lambda: len(application.scheduler.queue) == 5)
-        refused = served.request("POST", TABLE, commit_of(properties(a="x")))
-        assert refused.error == UNAVAILABLE
-        assert refused.headers["retry-after"] == "1"
-        assert served.request("GET", TABLE).status == 200
+        response = server.request("POST", TABLE, commit_of(properties(a="x")))
+        assert response.error == UNAVAILABLE
+        assert response.headers["retry-after"] == "1"
+        assert server.request("GET", TABLE).status == 200
         gate.set()
         assert {status_of(client) for client in clients} == {200}
 
 
 def test_commit_that_waited_too_long_changes_nothing(lake: Lakehouse, gate: Gate) -> None:
     """A commit that did not start gets 503. The running one gets 504, and the next one waits until it has ended."""
-    with serving(settings_for(lake, limits=Limits(seconds=0.5))) as served:
-        make_tables(served)
-        application = served.application
+    with serving(settings_for(lake, limits=Limits(seconds=0.5))) as server:
+        create_tables(server)
+        application = server.application
         assert application is not None
         before = lake.latest_version()
-        first = send_request(served, TABLE, commit_of(properties(a="first")))
+        first = send_request(server, TABLE, commit_of(properties(a="first")))
         wait_until(lambda: gate.n_entered == 1)
-        assert served.request("POST", TABLE, commit_of(properties(b="second"))).error == UNAVAILABLE
+        assert server.request("POST", TABLE, commit_of(properties(b="second"))).error == UNAVAILABLE
         assert status_of(first) == 504
         assert len(application.scheduler.queue) == 1
         gate.set()
@@ -189,23 +189,23 @@ def test_commit_that_waited_too_long_changes_nothing(lake: Lakehouse, gate: Gate
 
 
 def test_principal_without_write_access_is_not_queued(lake: Lakehouse, gate: Gate, tmp_path: Path) -> None:
-    with serving(settings_for(lake, tokens=tokens(tmp_path, writer="write", reader="read"))) as served:
+    with serving(settings_for(lake, tokens=token_file(tmp_path, writer="write", reader="read"))) as server:
         as_writer = {"Authorization": "Bearer writer"}
-        assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}, as_writer).status == 200
-        assert served.request("POST", TABLES, create_body("t"), as_writer).status == 200
-        application = served.application
+        assert server.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}, as_writer).status == 200
+        assert server.request("POST", TABLES, create_body("t"), as_writer).status == 200
+        application = server.application
         assert application is not None
-        writing = send_request(served, TABLE, commit_of(properties(a="1")), "writer")
+        pending_commit = send_request(server, TABLE, commit_of(properties(a="1")), "writer")
         wait_until(lambda: len(application.scheduler.queue) == 1)
         as_reader = {"Authorization": "Bearer reader"}
         body = commit_of(properties(a="2"))
         for path, request_body in ((TABLE, body), (COMMIT, {"table-changes": [body]})):
-            assert served.request("POST", path, request_body, as_reader).error == (403, "ForbiddenException")
+            assert server.request("POST", path, request_body, as_reader).error == (403, "ForbiddenException")
         gate.set()
-        assert status_of(writing) == 200
+        assert status_of(pending_commit) == 200
 
 
-def tokens(folder: Path, **scopes: str) -> Path:
+def token_file(folder: Path, **scopes: str) -> Path:
     """Write a token file in which each token is the name of its principal."""
     entries = [
         {"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest(), "scope": scope}
@@ -221,38 +221,38 @@ def test_one_principal_cannot_occupy_all_threads_or_body_memory(
 ) -> None:
     limits = Limits(threads=4, waiting=20, body_bytes=1 << 20, bodies_bytes=2 << 20)
     gate = threading.Event()
-    with serving(settings_for(lake, limits=limits, tokens=tokens(tmp_path, one="write", other="write"))) as served:
-        application = served.application
+    with serving(settings_for(lake, limits=limits, tokens=token_file(tmp_path, one="write", other="write"))) as server:
+        application = server.application
         assert application is not None
         server_lake = application.warehouses.served[0].lake
         begin = server_lake.transaction
 
         def gated(*arguments: Any, **keywords: Any) -> Any:
             if "gated" in keywords["message"]:
-                assert gate.wait(PATIENCE_S)
+                assert gate.wait(TIMEOUT_S)
             return begin(*arguments, **keywords)
 
         monkeypatch.setattr(server_lake, "transaction", gated)
         path, other = "/v1/main/namespaces", {"Authorization": "Bearer other"}
-        clients = [send_request(served, path, {"namespace": [f"gated{number}"]}, "one") for number in range(12)]
+        clients = [send_request(server, path, {"namespace": [f"gated{number}"]}, "one") for number in range(12)]
         wait_until(lambda: application.scheduler.workers.load(Work.CHANGE) == (3, 9))
-        assert served.request("POST", path, {"namespace": ["free"]}, other).status == 200
-        refused = served.request("POST", path, {"namespace": ["gated"]}, {"Authorization": "Bearer one"})
-        assert refused.error == UNAVAILABLE
-        port = int(served.url.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as slow:
+        assert server.request("POST", path, {"namespace": ["free"]}, other).status == 200
+        response = server.request("POST", path, {"namespace": ["gated"]}, {"Authorization": "Bearer one"})
+        assert response.error == UNAVAILABLE
+        port = int(server.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as slow:
             head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer one\r\nContent-Length: 900000"
             slow.sendall(f"{head}\r\n\r\n".encode() + b" " * 800_000)
             wait_until(lambda: application.n_body_bytes > 800_000)
             large = b" " * 900_000 + b'{"namespace": ["a"]}'
-            assert served.request("POST", path, large, {"Authorization": "Bearer one"}).error == UNAVAILABLE
-            assert served.request("POST", path, large, other).status == 200
+            assert server.request("POST", path, large, {"Authorization": "Bearer one"}).error == UNAVAILABLE
+            assert server.request("POST", path, large, other).status == 200
         gate.set()
         assert {status_of(client) for client in clients} == {200}
 
 
 def test_principals_are_served_fairly() -> None:
-    """One principal has a long queue, yet the next request of another principal is served next."""
+    """Although one principal has a long queue, a request of another principal is served next."""
 
     async def run() -> list[str]:
         workers, order = Workers(Limits(threads=1, waiting=100), is_shared=True), list[str]()
@@ -279,7 +279,7 @@ def test_principal_gets_at_most_half_of_queue() -> None:
             workers.submit(Work.READ, "a", gate.wait)
         for _ in range(5):
             workers.submit(Work.READ, "b", gate.wait)
-        assert workers.saturated(PATIENCE_S) == [Work.READ]
+        assert workers.saturated(TIMEOUT_S) == [Work.READ]
         with pytest.raises(RejectedError):
             workers.submit(Work.READ, "c", gate.wait)
         gate.set()
@@ -293,20 +293,20 @@ def test_commits_run_in_order_of_arrival() -> None:
         queue = TableQueue(10, 3)
         t, u, v = (("", "ns", name) for name in "tuv")
         first = queue.enter("a", [t])
-        first_pair = queue.enter("a", [t, u, t])
-        after = queue.enter("b", [u])
-        other = queue.enter("b", [v])
-        assert [entry.ready.done() for entry in (first, first_pair, after, other)] == [True, False, False, True]
+        second = queue.enter("a", [t, u, t])
+        third = queue.enter("b", [u])
+        fourth = queue.enter("b", [v])
+        assert [entry.ready.done() for entry in (first, second, third, fourth)] == [True, False, False, True]
         queue.enter("a", [v])
         with pytest.raises(RejectedError):
             queue.enter("a", [("", "ns", "w")])
         queue.leave(first)
-        assert [entry.ready.done() for entry in (first_pair, after)] == [True, False]
+        assert [entry.ready.done() for entry in (second, third)] == [True, False]
         rejected_entry = queue.enter("c", [u])
         queue.leave(rejected_entry)
-        queue.leave(first_pair)
-        assert after.ready.done()
-        for entry in (after, other):
+        queue.leave(second)
+        assert third.ready.done()
+        for entry in (third, fourth):
             queue.leave(entry)
         assert len(queue) == 1
 
@@ -316,32 +316,32 @@ def test_commits_run_in_order_of_arrival() -> None:
 def test_readiness_reports_stalled_threads_until_they_are_free(
     lake: Lakehouse, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(settings_for(lake, limits=Limits(threads=1))) as served:
-        make_tables(served)
-        application = served.application
+    with serving(settings_for(lake, limits=Limits(threads=1))) as server:
+        create_tables(server)
+        application = server.application
         assert application is not None
-        clients = [send_request(served, TABLE, commit_of(properties(a="1")))]
+        clients = [send_request(server, TABLE, commit_of(properties(a="1")))]
         wait_until(lambda: len(application.scheduler.queue) == 1)
-        clients.append(send_request(served, f"{TABLES}/u", commit_of(properties(a="1"), name="u")))
+        clients.append(send_request(server, f"{TABLES}/u", commit_of(properties(a="1"), name="u")))
         monkeypatch.setattr(scheduling, "STALLED_SECONDS", 0.0)
-        wait_until(lambda: served.request("GET", "/readyz").status == 503)
-        assert "saturated-change" in served.request("GET", "/readyz").document["error"]["message"]
-        assert served.request("GET", "/healthz").status == 200
-        assert served.request("GET", TABLE).status == 200
+        wait_until(lambda: server.request("GET", "/readyz").status == 503)
+        assert "saturated-change" in server.request("GET", "/readyz").document["error"]["message"]
+        assert server.request("GET", "/healthz").status == 200
+        assert server.request("GET", TABLE).status == 200
         gate.set()
         assert {status_of(client) for client in clients} == {200}
-        wait_until(lambda: served.request("GET", "/readyz").status == 200)
+        wait_until(lambda: server.request("GET", "/readyz").status == 200)
 
 
 def test_readiness_reports_unresponsive_storage(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduling, "_PROBE_AGE_SECONDS", 0.0)
     monkeypatch.setattr(scheduling, "_PROBE_SECONDS", 0.05)
-    with serving(settings_for(lake)) as served:
-        application = served.application
+    with serving(settings_for(lake)) as server:
+        application = server.application
         assert application is not None
         server_lake = application.warehouses.served[0].lake
         latest, gate, n_probes = server_lake.latest_version, threading.Event(), 0
-        assert served.request("GET", "/readyz").status == 200
+        assert server.request("GET", "/readyz").status == 200
 
         def failing() -> int:
             raise TransientError("no response")
@@ -349,20 +349,20 @@ def test_readiness_reports_unresponsive_storage(lake: Lakehouse, monkeypatch: py
         def hanging() -> int:
             nonlocal n_probes
             n_probes += 1
-            assert gate.wait(PATIENCE_S)
+            assert gate.wait(TIMEOUT_S)
             return latest()
 
         monkeypatch.setattr(server_lake, "latest_version", failing)
-        wait_until(lambda: served.request("GET", "/readyz").status == 503)
-        assert "storage-unreachable" in served.request("GET", "/readyz").document["error"]["message"]
+        wait_until(lambda: server.request("GET", "/readyz").status == 503)
+        assert "storage-unreachable" in server.request("GET", "/readyz").document["error"]["message"]
         monkeypatch.setattr(server_lake, "latest_version", hanging)
         for _ in range(20):
-            assert served.request("GET", "/readyz").error == UNAVAILABLE
+            assert server.request("GET", "/readyz").error == UNAVAILABLE
         assert n_probes == 1, "a hanging storage must occupy one thread only"
-        assert served.request("GET", "/healthz").status == 200
+        assert server.request("GET", "/healthz").status == 200
         monkeypatch.setattr(server_lake, "latest_version", latest)
         gate.set()
-        wait_until(lambda: served.request("GET", "/readyz").status == 200)
+        wait_until(lambda: server.request("GET", "/readyz").status == 200)
 
 
 def test_updates_of_a_commit_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,28 +388,28 @@ def test_updates_of_a_commit_are_not_compared_with_each_other(monkeypatch: pytes
             AddSortOrderUpdate(sort_order=SortOrder(SortField(**field), order_id=number)),
         ]
     updates += [SetCurrentSchemaUpdate(schema_id=-1), SetDefaultSpecUpdate(spec_id=-1)]
-    fitted_updates = adapt_updates([*updates, SetDefaultSortOrderUpdate(sort_order_id=-1)], empty)
+    adapted_updates = adapt_updates([*updates, SetDefaultSortOrderUpdate(sort_order_id=-1)], empty)
     assert n_compared == 0
-    assert [update.schema_.schema_id for update in fitted_updates if isinstance(update, AddSchemaUpdate)] == [
+    assert [update.schema_.schema_id for update in adapted_updates if isinstance(update, AddSchemaUpdate)] == [
         *range(1, 300)
     ]
-    assert [update.spec.spec_id for update in fitted_updates if isinstance(update, AddPartitionSpecUpdate)] == [
+    assert [update.spec.spec_id for update in adapted_updates if isinstance(update, AddPartitionSpecUpdate)] == [
         *range(1, 300)
     ]
-    assert [update.sort_order.order_id for update in fitted_updates if isinstance(update, AddSortOrderUpdate)] == [
+    assert [update.sort_order.order_id for update in adapted_updates if isinstance(update, AddSortOrderUpdate)] == [
         *range(1, 300)
     ]
-    assert [list(update.model_dump().values())[-1] for update in fitted_updates[-3:]] == [299, 299, 299]
+    assert [list(update.model_dump().values())[-1] for update in adapted_updates[-3:]] == [299, 299, 299]
 
 
-def test_properties_of_a_commit_are_copied_once(served: LiveServer) -> None:
+def test_properties_of_a_commit_are_copied_once(server: LiveServer) -> None:
     """Copying all properties for each update took a minute for 1,000 updates of a table with 90,000 properties."""
-    make_tables(served)
-    many = {f"p{number}": "v" for number in range(500)}
-    assert served.request("POST", TABLE, commit_of(properties(**many))).status == 200
-    application = served.application
+    create_tables(server)
+    initial_properties = {f"p{number}": "v" for number in range(500)}
+    assert server.request("POST", TABLE, commit_of(properties(**initial_properties))).status == 200
+    application = server.application
     assert application is not None
-    present = application.warehouses.served[0].catalog.load_table("ns.t").metadata
+    current = application.warehouses.served[0].catalog.load_table("ns.t").metadata
     updates: list[TableUpdate] = [
         update
         for number in range(500)
@@ -418,15 +418,15 @@ def test_properties_of_a_commit_are_copied_once(served: LiveServer) -> None:
             RemovePropertiesUpdate(removals=[f"p{number}", f"q{number}", "b", "gc.enabled"]),
         )
     ]
-    fitted_updates = adapt_updates([*updates, SetPropertiesUpdate(updates={"p7": "again"})], present)
-    assert fitted_updates == [
+    adapted_updates = adapt_updates([*updates, SetPropertiesUpdate(updates={"p7": "again"})], current)
+    assert adapted_updates == [
         SetPropertiesUpdate(updates={"a": "499", "p7": "again"}),
-        RemovePropertiesUpdate(removals=[name for name in many if name != "p7"]),
+        RemovePropertiesUpdate(removals=[name for name in initial_properties if name != "p7"]),
     ]
     change = commit_of(*(update.model_dump(mode="json") for update in updates[:999]), properties(p7="again"))
-    assert served.request("POST", TABLE, change).status == 200
-    properties_read = served.request("GET", TABLE).document["metadata"]["properties"]
-    assert {name: properties_read.get(name) for name in ("a", "p7", "p8", "p499", "q8", "gc.enabled")} == {
+    assert server.request("POST", TABLE, change).status == 200
+    final_properties = server.request("GET", TABLE).document["metadata"]["properties"]
+    assert {name: final_properties.get(name) for name in ("a", "p7", "p8", "p499", "q8", "gc.enabled")} == {
         "a": "499", "p7": "again", "p8": None, "p499": "v", "q8": None, "gc.enabled": "false",
     }  # fmt: skip
 
@@ -437,8 +437,8 @@ def schema_of(number: int) -> Schema:
 
 def test_body_with_too_many_objects_is_not_parsed(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each field of a schema is an object, so a commit of 250 schemas with 200 fields is too expensive."""
-    with serving(settings_for(lake)) as served:
-        make_tables(served)
+    with serving(settings_for(lake)) as server:
+        create_tables(server)
         before = lake.latest_version()
         fields = [{"id": number, "name": f"c{number}", "type": "long", "required": False} for number in range(1, 201)]
         update = {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": fields}}
@@ -448,7 +448,7 @@ def test_body_with_too_many_objects_is_not_parsed(lake: Lakehouse, monkeypatch: 
             (TABLE, commit_of(*[update] * 250)),
             (COMMIT, {"table-changes": [commit_of(*[update] * 125, name=name) for name in "tu"]}),
         ):
-            assert served.request("POST", path, body).error == (413, "BadRequestException")
+            assert server.request("POST", path, body).error == (413, "BadRequestException")
         assert parsed == []
         assert lake.latest_version() == before
 
@@ -463,12 +463,12 @@ def test_concurrent_loads_of_large_table_share_parsing(lake: Lakehouse, monkeypa
     def gated(content: dict[str, Any]) -> Any:
         nonlocal n_parsed
         n_parsed += 1
-        assert gate.wait(PATIENCE_S)
+        assert gate.wait(TIMEOUT_S)
         return parse(content)
 
     monkeypatch.setattr(metadata.TableMetadataUtil, "parse_obj", gated)
-    with serving(settings_for(lake)) as served, ThreadPoolExecutor(12) as threads:
-        loads = [threads.submit(served.request, "GET", TABLE) for _ in range(12)]
+    with serving(settings_for(lake)) as server, ThreadPoolExecutor(12) as threads:
+        loads = [threads.submit(server.request, "GET", TABLE) for _ in range(12)]
         wait_until(lambda: n_parsed >= 1)
         gate.set()
         assert {load.result().status for load in loads} == {200}
@@ -481,7 +481,7 @@ def test_job_that_raises_stop_iteration_completes() -> None:
         try:
             first = workers.submit(Work.READ, "a", lambda: next(iter(())))
             second = workers.submit(Work.READ, "b", lambda: "done")
-            result = await asyncio.wait_for(second.ended, PATIENCE_S)
+            result = await asyncio.wait_for(second.ended, TIMEOUT_S)
             return first.ended.exception(), result
         finally:
             workers.close()

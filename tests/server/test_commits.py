@@ -1,4 +1,4 @@
-"""Test commits through the server: requirements, transactions, conflicts, lost responses and foreign files."""
+"""Commits through the server: requirements, transactions, conflicts, lost responses and foreign files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyiceberg.table.metadata import TableMetadataUtil, TableMetadataV2
 from tests.faults import FaultyStorage, fail, lose_response
 from tests.lakes import Lakes
 from tests.server.live_server import LiveServer, serving, settings_for
-from tests.server.request_bodies import COMMIT, TABLE, TABLES, WIDER, commit_of, create_body, new_key, properties
+from tests.server.request_bodies import COMMIT, TABLE, TABLES, WIDER_SCHEMA, commit_of, create_body, new_key, properties
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import AmbiguousWriteError, StorageFullError, TransientError
 from trinitylake_ops.iceberg import catalog_at
@@ -39,59 +39,59 @@ FORBIDDEN = (403, "ForbiddenException")
 
 
 @pytest.fixture
-def client(served: LiveServer, lake: Lakehouse) -> RestCatalog:
+def client(server: LiveServer, lake: Lakehouse) -> RestCatalog:
     """A pyiceberg client of a server whose namespace ``ns`` has the tables ``t`` and ``u``."""
-    catalog = served.catalog()
+    catalog = server.catalog()
     catalog.create_namespace("ns")
     for name in ("ns.t", "ns.u"):
         catalog.create_table(name, ROWS.schema)
     return catalog
 
 
-def main_is(snapshot_id: int | None) -> dict[str, Any]:
+def require_main_at(snapshot_id: int | None) -> dict[str, Any]:
     return {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": snapshot_id}
 
 
-def test_requirements_are_checked(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
-    uuid = served.request("GET", TABLE).document["metadata"]["table-uuid"]
+def test_requirements_are_checked(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+    uuid = server.request("GET", TABLE).document["metadata"]["table-uuid"]
     satisfied = (
         {"type": "assert-table-uuid", "uuid": uuid},
-        main_is(None),
+        require_main_at(None),
         {"type": "assert-current-schema-id", "current-schema-id": 0},
         {"type": "assert-last-assigned-field-id", "last-assigned-field-id": 1},
         {"type": "assert-default-spec-id", "default-spec-id": 0},
         {"type": "assert-default-sort-order-id", "default-sort-order-id": 0},
     )
-    assert served.request("POST", TABLE, commit_of(properties(a="1"), requirements=satisfied)).status == 200
+    assert server.request("POST", TABLE, commit_of(properties(a="1"), requirements=satisfied)).status == 200
     before = lake.latest_version()
     violated = (
         {"type": "assert-create"},
         {"type": "assert-table-uuid", "uuid": "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"},
-        main_is(5),
+        require_main_at(5),
         {"type": "assert-current-schema-id", "current-schema-id": 3},
     )
     for requirement in violated:
-        refused = served.request("POST", TABLE, commit_of(properties(a="2"), requirements=(requirement,)))
-        assert refused.error == CONFLICT
+        response = server.request("POST", TABLE, commit_of(properties(a="2"), requirements=(requirement,)))
+        assert response.error == CONFLICT
     assert lake.latest_version() == before
 
 
-def test_transaction_commits_one_version_or_nothing(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_transaction_commits_one_version_or_nothing(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     before = lake.latest_version()
-    calls = [commit_of(properties(a="1")), commit_of(properties(a="1"), name="u")]
-    assert served.request("POST", COMMIT, {"table-changes": calls}).status == 204
+    commits = [commit_of(properties(a="1")), commit_of(properties(a="1"), name="u")]
+    assert server.request("POST", COMMIT, {"table-changes": commits}).status == 204
     assert lake.latest_version() == before + 1
     assert [change.table for change in lake.diff(before, before + 1)] == ["t", "u"]
-    calls = [commit_of(properties(a="2")), commit_of(properties(a="2"), name="u", requirements=(main_is(5),))]
-    assert served.request("POST", COMMIT, {"table-changes": calls}).error == CONFLICT
-    calls = [commit_of(properties(a="2")), commit_of(properties(a="2"), name="none")]
-    assert served.request("POST", COMMIT, {"table-changes": calls}).error == (404, "NoSuchTableException")
-    assert served.request("POST", COMMIT, {"table-changes": [calls[0]] * 2}).error == (400, "BadRequestException")
+    commits = [commit_of(properties(a="2")), commit_of(properties(a="2"), name="u", requirements=(require_main_at(5),))]
+    assert server.request("POST", COMMIT, {"table-changes": commits}).error == CONFLICT
+    commits = [commit_of(properties(a="2")), commit_of(properties(a="2"), name="none")]
+    assert server.request("POST", COMMIT, {"table-changes": commits}).error == (404, "NoSuchTableException")
+    assert server.request("POST", COMMIT, {"table-changes": [commits[0]] * 2}).error == (400, "BadRequestException")
     assert lake.latest_version() == before + 1
 
 
 def test_changes_that_other_engines_cannot_read_are_rejected(
-    served: LiveServer, client: RestCatalog, lake: Lakehouse
+    server: LiveServer, client: RestCatalog, lake: Lakehouse
 ) -> None:
     before = lake.latest_version()
     fields = [{"id": 1, "name": "id", "type": "long", "required": False}]
@@ -101,27 +101,29 @@ def test_changes_that_other_engines_cannot_read_are_rejected(
         schema = {"type": "struct", "schema-id": 9, "fields": [*fields, field]}
         update = {"action": "add-schema", "schema": schema, "last-column-id": 2}
         current = {"action": "set-current-schema", "schema-id": -1}
-        assert served.request("POST", TABLE, commit_of(update, current)).error == (400, "BadRequestException")
+        assert server.request("POST", TABLE, commit_of(update, current)).error == (400, "BadRequestException")
         for is_staged in (False, True):
             new = {"name": "new", "schema": schema, "stage-create": is_staged}
-            response = served.request("POST", TABLE.rpartition("/")[0], new)
+            response = server.request("POST", TABLE.rpartition("/")[0], new)
             assert response.error == (400, "BadRequestException")
-    refused = served.request("POST", TABLE, commit_of(properties(**{"format-version": "2"})))
-    assert refused.error == (400, "BadRequestException")
+    response = server.request("POST", TABLE, commit_of(properties(**{"format-version": "2"})))
+    assert response.error == (400, "BadRequestException")
     report = {"report-type": "unknown-report"}
-    assert served.request("POST", f"{TABLE}/metrics", report).error == (400, "BadRequestException")
-    assert served.request("POST", f"{TABLE}/metrics", {"report-type": "scan-report"}).status == 204
+    assert server.request("POST", f"{TABLE}/metrics", report).error == (400, "BadRequestException")
+    assert server.request("POST", f"{TABLE}/metrics", {"report-type": "scan-report"}).status == 204
     assert lake.latest_version() == before
 
 
-def test_commit_records_principal_and_client(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
-    response = served.request("POST", TABLE, commit_of(properties(a="1")))
+def test_commit_records_principal_and_client(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+    response = server.request("POST", TABLE, commit_of(properties(a="1")))
     (latest,) = lake.history(1)
     assert dict(latest.properties) == {"principal": "anonymous", "request": response.headers["x-request-id"]}
     assert latest.message == "update ns.t"
 
 
-def racing(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, conflicting_writes: list[Callable[[], None]]) -> None:
+def inject_conflicts(
+    lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, conflicting_writes: list[Callable[[], None]]
+) -> None:
     """Make each of the server's next transactions conflict with a commit of another writer."""
     begin = lake.transaction
 
@@ -135,14 +137,14 @@ def racing(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, conflicting_writes:
 
 
 @pytest.fixture
-def server_lake(served: LiveServer) -> Lakehouse:
+def server_lake(server: LiveServer) -> Lakehouse:
     """The lakehouse as opened by the server."""
-    assert served.application is not None
-    return served.application.warehouses.served[0].lake
+    assert server.application is not None
+    return server.application.warehouses.served[0].lake
 
 
 def test_conflicting_commit_is_retried_if_requirements_are_satisfied(
-    served: LiveServer, client: RestCatalog, lake: Lakehouse, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, client: RestCatalog, lake: Lakehouse, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     external_catalog = catalog_at(lake)
 
@@ -150,34 +152,34 @@ def test_conflicting_commit_is_retried_if_requirements_are_satisfied(
         with external_catalog.load_table(name).transaction() as txn:
             txn.set_properties(other=value)
 
-    racing(
+    inject_conflicts(
         server_lake, monkeypatch, [lambda: alter("ns.u", "1"), lambda: alter("ns.t", "2"), lambda: alter("ns.t", "3")]
     )
-    for at, requirement in enumerate((main_is(None), main_is(None))):
-        response = served.request("POST", TABLE, commit_of(properties(a=str(at)), requirements=(requirement,)))
+    for number, requirement in enumerate((require_main_at(None), require_main_at(None))):
+        response = server.request("POST", TABLE, commit_of(properties(a=str(number)), requirements=(requirement,)))
         assert response.status == 200
     assert response.document["metadata"]["properties"].items() >= {"a": "1", "other": "3"}.items()
-    racing(server_lake, monkeypatch, [lambda: external_catalog.load_table("ns.t").append(ROWS)])
-    refused = served.request("POST", TABLE, commit_of(properties(a="9"), requirements=(main_is(None),)))
-    assert refused.error == CONFLICT
+    inject_conflicts(server_lake, monkeypatch, [lambda: external_catalog.load_table("ns.t").append(ROWS)])
+    response = server.request("POST", TABLE, commit_of(properties(a="9"), requirements=(require_main_at(None),)))
+    assert response.error == CONFLICT
     assert external_catalog.load_table("ns.t").properties["a"] == "1"
 
 
 def test_other_conflicting_changes_are_retried(
-    served: LiveServer, client: RestCatalog, lake: Lakehouse, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, client: RestCatalog, lake: Lakehouse, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def alter(**values: str) -> None:
         with lake.transaction() as txn:
             txn.alter_namespace("ns", values)
 
-    racing(server_lake, monkeypatch, [lambda: alter(a="1"), lambda: alter(a="2")])
-    changed = served.request("POST", "/v1/main/namespaces/ns/properties", {"updates": {"b": "3"}})
+    inject_conflicts(server_lake, monkeypatch, [lambda: alter(a="1"), lambda: alter(a="2")])
+    changed = server.request("POST", "/v1/main/namespaces/ns/properties", {"updates": {"b": "3"}})
     assert changed.document["updated"] == ["b"]
     assert dict(lake.snapshot().namespace("ns").properties) == {"a": "2", "b": "3"}
 
 
 def test_commit_fails_after_too_many_conflicts(
-    served: LiveServer, client: RestCatalog, lake: Lakehouse, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, client: RestCatalog, lake: Lakehouse, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trinitylake_ops.server.calls.MOST_ATTEMPTS", 3)
     count = iter(range(100))
@@ -186,20 +188,20 @@ def test_commit_fails_after_too_many_conflicts(
         with catalog_at(lake).load_table("ns.t").transaction() as txn:
             txn.set_properties(n=str(next(count)))
 
-    racing(server_lake, monkeypatch, [alter] * 4)
-    assert served.request("POST", TABLE, commit_of(properties(a="1"))).error == CONFLICT
+    inject_conflicts(server_lake, monkeypatch, [alter] * 4)
+    assert server.request("POST", TABLE, commit_of(properties(a="1"))).error == CONFLICT
 
 
-def test_concurrent_clients_lose_no_append(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
-    """Two clients write to one table and one to another. Clients retry like pyiceberg, and each append exists once."""
+def test_concurrent_clients_lose_no_append(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+    """Two clients write to one table and one to another. They retry conflicts, and each row exists exactly once."""
     n_each, first_version = 4, lake.latest_version()
 
-    def append(name: str, marks: range) -> None:
-        catalog = served.catalog()
-        for mark in marks:
+    def append(name: str, row_ids: range) -> None:
+        catalog = server.catalog()
+        for row_id in row_ids:
             while True:
                 try:
-                    catalog.load_table(name).append(pa.table({"id": pa.array([mark], pa.int64())}))
+                    catalog.load_table(name).append(pa.table({"id": pa.array([row_id], pa.int64())}))
                     break
                 except CommitFailedException:
                     continue
@@ -216,7 +218,7 @@ def test_concurrent_clients_lose_no_append(served: LiveServer, client: RestCatal
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_request_with_idempotency_key_is_applied_once(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_request_with_idempotency_key_is_applied_once(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     requests = (
         ("POST", TABLE, commit_of(properties(a="1"))),
         ("POST", COMMIT, {"table-changes": [commit_of(properties(b="1"))]}),
@@ -228,68 +230,68 @@ def test_request_with_idempotency_key_is_applied_once(served: LiveServer, client
     )
     for method, path, body in requests:
         headers, before = {"Idempotency-Key": new_key()}, lake.latest_version()
-        first = served.request(method, path, body, headers)
+        first = server.request(method, path, body, headers)
         assert first.status in (200, 204)
-        repeated = served.request(method, path, body, {"Idempotency-Key": headers["Idempotency-Key"].upper()})
+        repeated = server.request(method, path, body, {"Idempotency-Key": headers["Idempotency-Key"].upper()})
         assert repeated.status == first.status
         if first.body and "properties" not in path:
             assert repeated.document == first.document
         assert lake.latest_version() == before + 1
     assert (
-        served.request("POST", "/v1/main/namespaces", {"namespace": ["new"]}, {"Idempotency-Key": new_key()}).status
+        server.request("POST", "/v1/main/namespaces", {"namespace": ["new"]}, {"Idempotency-Key": new_key()}).status
         == 200
     )
 
 
-def test_idempotency_key_is_known_to_another_server(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_idempotency_key_is_known_to_another_server(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     headers = {"Idempotency-Key": new_key()}
     body = {"source": {"namespace": ["ns"], "name": "t"}, "destination": {"namespace": ["ns"], "name": "v"}}
     with serving(settings_for(lake)) as replica:
-        assert served.request("POST", "/v1/main/tables/rename", body, headers).status == 204
+        assert server.request("POST", "/v1/main/tables/rename", body, headers).status == 204
         for _ in range(3):
-            lake.alter_definition(message="others go on")
+            lake.alter_definition(message="unrelated")
         assert replica.request("POST", "/v1/main/tables/rename", body, headers).status == 204
         assert replica.request("POST", "/v1/main/tables/rename", body).error == (404, "NoSuchTableException")
 
 
-def test_invalid_idempotency_keys_are_rejected(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_invalid_idempotency_keys_are_rejected(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     before, body = lake.latest_version(), commit_of(properties(a="1"))
     version_4 = "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
     for key in ("x", version_4, new_key().replace("-", ""), new_key(age_ms=36 * 60_000)):
-        assert served.request("POST", TABLE, body, {"Idempotency-Key": key}).error == (400, "BadRequestException")
+        assert server.request("POST", TABLE, body, {"Idempotency-Key": key}).error == (400, "BadRequestException")
     assert lake.latest_version() == before
-    key = {"Idempotency-Key": new_key(age_ms=-20 * 60_000)}  # a fast clock
-    assert [served.request("POST", TABLE, body, key).status for _ in range(2)] == [200, 200]
+    key = {"Idempotency-Key": new_key(age_ms=-20 * 60_000)}  # from a client whose clock is ahead
+    assert [server.request("POST", TABLE, body, key).status for _ in range(2)] == [200, 200]
     assert lake.latest_version() == before + 1
-    reused = served.request("POST", f"{TABLES}/u", commit_of(properties(a="1"), name="u"), key)
+    reused = server.request("POST", f"{TABLES}/u", commit_of(properties(a="1"), name="u"), key)
     assert reused.error == (422, "UnprocessableEntityException")
 
 
-def test_idempotency_key_of_fast_clock_is_searched_as_long_as_any(
-    served: LiveServer, client: RestCatalog, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+def test_idempotency_key_of_fast_clock_is_found_after_other_commits(
+    server: LiveServer, client: RestCatalog, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "CLOCK_MARGIN_MS", 0)
     key, body = {"Idempotency-Key": new_key(age_ms=-10 * 60_000)}, commit_of(properties(a="1"))
-    assert served.request("POST", TABLE, body, key).status == 200
+    assert server.request("POST", TABLE, body, key).status == 200
     for value in "23":
         time.sleep(0.01)  # the storage's clock advances
-        assert served.request("POST", TABLE, commit_of(properties(a=value))).status == 200
+        assert server.request("POST", TABLE, commit_of(properties(a=value))).status == 200
     before = lake.latest_version()
-    assert served.request("POST", TABLE, body, key).document["metadata"]["properties"]["a"] == "3"
+    assert server.request("POST", TABLE, body, key).document["metadata"]["properties"]["a"] == "3"
     assert lake.latest_version() == before
 
 
-def test_idempotency_key_belongs_to_one_body(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_idempotency_key_belongs_to_one_body(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     key = {"Idempotency-Key": new_key()}
-    assert served.request("POST", TABLE, commit_of(properties(a="1")), key).status == 200
+    assert server.request("POST", TABLE, commit_of(properties(a="1")), key).status == 200
     before = lake.latest_version()
-    different_body_response = served.request("POST", TABLE, commit_of(properties(a="2")), key)
-    assert different_body_response.error == (422, "UnprocessableEntityException")
+    response = server.request("POST", TABLE, commit_of(properties(a="2")), key)
+    assert response.error == (422, "UnprocessableEntityException")
     assert lake.latest_version() == before
 
 
-def appended(client: RestCatalog, name: str) -> dict[str, Any]:
-    """Return the body of an append whose files are written, as pyiceberg would send it."""
+def append_body(client: RestCatalog, name: str) -> dict[str, Any]:
+    """Write the files of an append, and return the request body that pyiceberg would send."""
     table = client.load_table(name)
     txn = table.transaction()
     txn.append(ROWS)
@@ -299,97 +301,97 @@ def appended(client: RestCatalog, name: str) -> dict[str, Any]:
     return body
 
 
-def test_repeated_append_is_applied_once(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
-    body = appended(client, "ns.t")
-    first = served.request("POST", TABLE, body)
+def test_repeated_append_is_applied_once(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+    body = append_body(client, "ns.t")
+    first = server.request("POST", TABLE, body)
     before = lake.latest_version()
-    repeated = served.request("POST", TABLE, body)
+    repeated = server.request("POST", TABLE, body)
     assert (first.status, repeated.status) == (200, 200)
     assert repeated.document == first.document
-    assert served.request("POST", COMMIT, {"table-changes": [body, commit_of(name="u")]}).status == 204
+    assert server.request("POST", COMMIT, {"table-changes": [body, commit_of(name="u")]}).status == 204
     assert lake.latest_version() == before
     assert client.load_table("ns.t").scan().to_arrow().num_rows == 2
 
 
 def test_partly_applied_request_is_not_reported_as_done(
-    served: LiveServer, client: RestCatalog, lake: Lakehouse
+    server: LiveServer, client: RestCatalog, lake: Lakehouse
 ) -> None:
     """The snapshots exist, but another requested change does not. A conflict would make the client delete the files."""
-    body = appended(client, "ns.t")
-    assert served.request("POST", TABLE, body).status == 200
+    body = append_body(client, "ns.t")
+    assert server.request("POST", TABLE, body).status == 200
     before = lake.latest_version()
 
     def renamed(update: dict[str, Any]) -> dict[str, Any]:
         return {**update, "ref-name": "other"} if "ref-name" in update else update
 
     other_uuid = {"type": "assert-table-uuid", "uuid": "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"}
-    lacking = (
+    partly_applied = (
         {**body, "updates": [*body["updates"], properties(want="1")]},
         {**body, "updates": [renamed(update) for update in body["updates"]]},
         {**body, "requirements": [other_uuid]},
     )
-    for request_body in lacking:
-        response = served.request("POST", TABLE, request_body)
+    for request_body in partly_applied:
+        response = server.request("POST", TABLE, request_body)
         assert response.error == UNKNOWN, response.body
-    for change in (commit_of(properties(want="1"), name="u"), appended(client, "ns.u")):
-        assert served.request("POST", COMMIT, {"table-changes": [body, change]}).error == UNKNOWN
+    for change in (commit_of(properties(want="1"), name="u"), append_body(client, "ns.u")):
+        assert server.request("POST", COMMIT, {"table-changes": [body, change]}).error == UNKNOWN
     assert lake.latest_version() == before
 
 
-def test_repeated_transaction_is_applied_once(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_repeated_transaction_is_applied_once(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     changed = commit_of(properties(want="1"), name="u")
     changed["updates"].append({"action": "remove-properties", "removals": ["gone"]})
-    request_body = {"table-changes": [appended(client, "ns.t"), changed]}
-    assert served.request("POST", COMMIT, request_body).status == 204
+    request_body = {"table-changes": [append_body(client, "ns.t"), changed]}
+    assert server.request("POST", COMMIT, request_body).status == 204
     before = lake.latest_version()
-    assert served.request("POST", COMMIT, request_body).status == 204
+    assert server.request("POST", COMMIT, request_body).status == 204
     assert lake.latest_version() == before
 
 
-def test_table_is_loaded_when_folder_cannot_be_created(served: LiveServer, lake: Lakehouse) -> None:
+def test_table_is_loaded_when_folder_cannot_be_created(server: LiveServer, lake: Lakehouse) -> None:
     with lake.transaction() as txn:
         txn.create_namespace("ns")
     table = catalog_at(lake).create_table("ns.t", ROWS.schema)
     folder = Path(table.location().removeprefix("file://")) / "data"
-    folder.symlink_to("/nowhere/at/all")
-    assert served.request("GET", TABLE).status == 200
+    folder.symlink_to("/missing/folder")
+    assert server.request("GET", TABLE).status == 200
 
 
-def test_files_outside_of_table_location_are_rejected(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_files_outside_of_table_location_are_rejected(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     before = lake.latest_version()
-    body = appended(client, "ns.u")
-    assert served.request("POST", TABLE, {**body, "identifier": commit_of()["identifier"]}).error == FORBIDDEN
+    body = append_body(client, "ns.u")
+    assert server.request("POST", TABLE, {**body, "identifier": commit_of()["identifier"]}).error == FORBIDDEN
     body["requirements"] = []
-    assert served.request("POST", TABLE, {**body, "identifier": commit_of()["identifier"]}).error == FORBIDDEN
+    assert server.request("POST", TABLE, {**body, "identifier": commit_of()["identifier"]}).error == FORBIDDEN
     for location in ("file:///etc/passwd", "s3://other/list.avro", "../list.avro"):
         body["updates"][0]["snapshot"]["manifest-list"] = location
-        assert served.request("POST", f"{TABLES}/u", body).error == FORBIDDEN
-    inside = served.request("GET", f"{TABLES}/u").document["metadata"]["location"]
-    body["updates"][0]["snapshot"]["manifest-list"] = f"{inside}/metadata/none.avro"
-    assert served.request("POST", f"{TABLES}/u", body).error == (400, "BadRequestException")
+        assert server.request("POST", f"{TABLES}/u", body).error == FORBIDDEN
+    table_location = server.request("GET", f"{TABLES}/u").document["metadata"]["location"]
+    body["updates"][0]["snapshot"]["manifest-list"] = f"{table_location}/metadata/none.avro"
+    assert server.request("POST", f"{TABLES}/u", body).error == (400, "BadRequestException")
     statistics = {
         "snapshot-id": 1, "statistics-path": "file:///etc/passwd", "file-size-in-bytes": 1,
         "file-footer-size-in-bytes": 1, "blob-metadata": [],
     }  # fmt: skip
     update = {"action": "set-statistics", "snapshot-id": 1, "statistics": statistics}
-    assert served.request("POST", TABLE, commit_of(update)).error == FORBIDDEN
+    assert server.request("POST", TABLE, commit_of(update)).error == FORBIDDEN
     assert lake.latest_version() == before
 
 
-def test_hadoop_file_uris_are_accepted(served: LiveServer, client: RestCatalog) -> None:
-    """Iceberg's Java runtime writes ``file:/path`` with one slash. Such a name cannot escape either."""
-    body = appended(client, "ns.u")
+def test_hadoop_file_uris_are_accepted(server: LiveServer, client: RestCatalog) -> None:
+    """Iceberg's Java runtime writes ``file:/path`` with one slash. Such URIs outside of the table are rejected, too."""
+    body = append_body(client, "ns.u")
     snapshot = body["updates"][0]["snapshot"]
     manifest_list = snapshot["manifest-list"]
-    for escaping in ("file:/etc/passwd", manifest_list.replace("/metadata/", "/../x/").replace("file:///", "file:/")):
-        snapshot["manifest-list"] = escaping
-        assert served.request("POST", f"{TABLES}/u", body).error == FORBIDDEN
+    for location in ("file:/etc/passwd", manifest_list.replace("/metadata/", "/../x/").replace("file:///", "file:/")):
+        snapshot["manifest-list"] = location
+        assert server.request("POST", f"{TABLES}/u", body).error == FORBIDDEN
     snapshot["manifest-list"] = manifest_list.replace("file:///", "file:/")
-    assert served.request("POST", f"{TABLES}/u", body).status == 200
+    assert server.request("POST", f"{TABLES}/u", body).status == 200
     assert client.load_table("ns.u").scan().to_arrow().num_rows == 2
 
 
-def test_data_files_of_other_tables_are_rejected(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_data_files_of_other_tables_are_rejected(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     client.load_table("ns.u").append(ROWS)
     (task,) = client.load_table("ns.u").scan().plan_files()
     before = lake.latest_version()
@@ -398,24 +400,26 @@ def test_data_files_of_other_tables_are_rejected(served: LiveServer, client: Res
     assert lake.latest_version() == before
 
 
-def test_data_files_outside_the_lakehouse_are_rejected_without_advice_to_allow_a_root(
-    served: LiveServer, client: RestCatalog, lake: Lakehouse, tmp_path: Path
+def test_error_for_data_file_outside_lakehouse_does_not_suggest_allowed_root(
+    server: LiveServer, client: RestCatalog, lake: Lakehouse, tmp_path: Path
 ) -> None:
-    """An allowed root makes files readable, but never lets a commit add them. The error must not suggest it."""
+    """A commit cannot add files below an allowed root, which makes them readable only."""
     pq.write_table(ROWS, tmp_path / "a.parquet")
     table, before = client.load_table("ns.t"), lake.latest_version()
-    with pytest.raises(ForbiddenError, match="copy data files to") as raised:
+    with pytest.raises(ForbiddenError, match="copy data files to") as caught:
         table.add_files([f"file://{tmp_path}/a.parquet"])
-    assert "allow-root" not in str(raised.value)
+    assert "allow-root" not in str(caught.value)
     assert lake.latest_version() == before
-    copied = f"{table.location()}/data/a.parquet"
-    pq.write_table(ROWS, copied.removeprefix("file://"))
-    table.add_files([copied])
+    copied_uri = f"{table.location()}/data/a.parquet"
+    pq.write_table(ROWS, copied_uri.removeprefix("file://"))
+    table.add_files([copied_uri])
     assert client.load_table("ns.t").scan().to_arrow().equals(ROWS)
 
 
-def test_snapshot_removal_is_rejected_with_advice(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
-    """The client sends what Iceberg's Java sends before it deletes files, unless ``gc.enabled`` stops it."""
+def test_error_for_snapshot_removal_names_trim_command(
+    server: LiveServer, client: RestCatalog, lake: Lakehouse
+) -> None:
+    """Iceberg's Java client sends the same request before it deletes files, unless ``gc.enabled`` is false."""
     table = client.load_table("ns.t")
     table.append(ROWS)
     table.append(ROWS)
@@ -424,22 +428,22 @@ def test_snapshot_removal_is_rejected_with_advice(served: LiveServer, client: Re
         table.maintenance.expire_snapshots().by_id(first.snapshot_id).commit()
     assert table.metadata.properties["gc.enabled"] == "false"
     assert lake.latest_version() == before
-    assert served.catalog().load_table("ns.t").snapshot_by_id(first.snapshot_id) == first
+    assert server.catalog().load_table("ns.t").snapshot_by_id(first.snapshot_id) == first
 
 
-def test_registered_table_cannot_be_written(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_registered_table_cannot_be_written(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     client.load_table("ns.u").append(ROWS)
     with lake.transaction() as txn:
-        txn.create_table("ns", "theirs", replace(txn.table("ns", "u"), id="", table_type="EXTERNAL"))
+        txn.create_table("ns", "external", replace(txn.table("ns", "u"), id="", table_type="EXTERNAL"))
     before = lake.latest_version()
-    body = {**commit_of(properties(a="1")), "identifier": {"namespace": ["ns"], "name": "theirs"}}
-    response = served.request("POST", f"{TABLES}/theirs", body)
+    body = {**commit_of(properties(a="1")), "identifier": {"namespace": ["ns"], "name": "external"}}
+    response = server.request("POST", f"{TABLES}/external", body)
     assert response.error == FORBIDDEN
     assert "is registered and cannot be changed here" in response.document["error"]["message"]
     assert lake.latest_version() == before
 
 
-def test_data_file_is_added_once(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_data_file_is_added_once(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     table = client.load_table("ns.t")
     table.append(ROWS)
     (task,) = table.scan().plan_files()
@@ -450,17 +454,17 @@ def test_data_file_is_added_once(served: LiveServer, client: RestCatalog, lake: 
     body = commit_of()
     body["updates"] = [update.model_dump(mode="json") for update in txn._updates]
     before = lake.latest_version()
-    assert served.request("POST", TABLE, body).status == 400
-    far = appended(client, "ns.t")
-    for update in far["updates"]:
+    assert server.request("POST", TABLE, body).status == 400
+    future_append = append_body(client, "ns.t")
+    for update in future_append["updates"]:
         if update["action"] == "add-snapshot":
             update["snapshot"]["sequence-number"] = 2**62
-    assert served.request("POST", TABLE, far).status == 400
+    assert server.request("POST", TABLE, future_append).status == 400
     assert lake.latest_version() == before
-    assert served.request("POST", TABLE, appended(client, "ns.t")).status == 200
+    assert server.request("POST", TABLE, append_body(client, "ns.t")).status == 200
 
 
-def test_statistics_files_count_for_age_of_commit(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_commit_with_old_statistics_file_is_rejected(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     client.load_table("ns.t").append(ROWS)
     table = client.load_table("ns.t")
     path = f"{table.location()}/metadata/old.stats"
@@ -470,33 +474,33 @@ def test_statistics_files_count_for_age_of_commit(served: LiveServer, client: Re
     }  # fmt: skip
     update = {"action": "set-statistics", "snapshot-id": statistics["snapshot-id"], "statistics": statistics}
     before = lake.latest_version()
-    assert served.request("POST", TABLE, commit_of(update)).status >= 400, "the file does not exist"
+    assert server.request("POST", TABLE, commit_of(update)).status >= 400, "the file does not exist"
     lake.storage.create(path.removeprefix(lake.root), b"old!")
     long_ago_s = time.time() - 10 * 24 * 3_600
     os.utime(path.removeprefix("file://"), (long_ago_s, long_ago_s))
-    assert "txn_ttl_millis" in served.request("POST", TABLE, commit_of(update)).document["error"]["message"]
+    assert "txn_ttl_millis" in server.request("POST", TABLE, commit_of(update)).document["error"]["message"]
     assert lake.latest_version() == before
     os.utime(path.removeprefix("file://"))
-    assert served.request("POST", TABLE, commit_of(update)).status == 200
+    assert server.request("POST", TABLE, commit_of(update)).status == 200
 
 
-def test_new_table_requires_schema(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_new_table_requires_schema(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     before = lake.latest_version()
-    schema = {"action": "add-schema", "schema": WIDER}
+    schema = {"action": "add-schema", "schema": WIDER_SCHEMA}
     for updates in ([], [properties(a="1")], [schema], [schema, {"action": "set-current-schema", "schema-id": 5}]):
         body = commit_of(*updates, requirements=({"type": "assert-create"},), name="new")
-        assert served.request("POST", f"{TABLES}/new", body).error == (400, "BadRequestException"), updates
+        assert server.request("POST", f"{TABLES}/new", body).error == (400, "BadRequestException"), updates
     body = {**commit_of(requirements=({"type": "assert-create"},)), "identifier": {"namespace": ["no"], "name": "t"}}
-    missing = served.request("POST", "/v1/main/namespaces/no/tables/t", body)
+    missing = server.request("POST", "/v1/main/namespaces/no/tables/t", body)
     assert missing.error == (404, "NoSuchNamespaceException")
     assert lake.latest_version() == before
 
 
-def staged_commit(served: LiveServer, location: str | None, name: str = "new") -> Any:
+def staged_commit(server: LiveServer, location: str | None, name: str = "new") -> Any:
     body = commit_of(
         {"action": "assign-uuid", "uuid": "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"},
         {"action": "upgrade-format-version", "format-version": 2},
-        {"action": "add-schema", "schema": WIDER},
+        {"action": "add-schema", "schema": WIDER_SCHEMA},
         {"action": "set-current-schema", "schema-id": -1},
         {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
         {"action": "set-default-spec", "spec-id": -1},
@@ -507,61 +511,61 @@ def staged_commit(served: LiveServer, location: str | None, name: str = "new") -
     )
     if location is not None:
         body["updates"].append({"action": "set-location", "location": location})
-    return served.request("POST", f"{TABLES}/{name}", body)
+    return server.request("POST", f"{TABLES}/{name}", body)
 
 
-def test_staged_table_is_created_by_its_commit(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_staged_table_is_created_by_its_commit(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     before = lake.latest_version()
-    staged = served.request("POST", TABLES, create_body("new", **{"stage-create": True})).document
+    staged = server.request("POST", TABLES, create_body("new", **{"stage-create": True})).document
     assert "metadata-location" not in staged
     assert lake.latest_version() == before
     location = staged["metadata"]["location"]
-    committed_table = staged_commit(served, location)
+    committed_table = staged_commit(server, location)
     assert committed_table.document["metadata"]["location"] == location
     assert committed_table.document["metadata"]["properties"]["gc.enabled"] == "false"
-    assert staged_commit(served, location).error == CONFLICT
+    assert staged_commit(server, location).error == CONFLICT
     assert client.load_table("ns.new").schema().column_names == ["id", "name"]
-    assert staged_commit(served, None, "other").status == 200
+    assert staged_commit(server, None, "other").status == 200
     assert lake.latest_version() == before + 2
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_new_table_cannot_use_location_of_another(served: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
+def test_new_table_cannot_use_location_of_another(server: LiveServer, client: RestCatalog, lake: Lakehouse) -> None:
     used_location = client.load_table("ns.t").location()
-    dropped = client.load_table("ns.u").location()
+    dropped_location = client.load_table("ns.u").location()
     client.drop_table("ns.u")
     before = lake.latest_version()
-    fresh = f"{lake.root}tables/017f22e2-79b0-4cc3-98c4-dc0c0c07398f"
+    unused_location = f"{lake.root}tables/017f22e2-79b0-4cc3-98c4-dc0c0c07398f"
     for location in (
         used_location,
-        dropped,
-        fresh,
+        dropped_location,
+        unused_location,
         f"{used_location}/data",
         f"{lake.root}_ops",
-        "file:///elsewhere/t",
+        "file:///other/t",
         f"{used_location}/../x",
     ):
-        assert staged_commit(served, location).error == FORBIDDEN
+        assert staged_commit(server, location).error == FORBIDDEN
     assert lake.latest_version() == before
 
 
-class SilentRoot(StorageWrapper):
+class UnreadableRootStorage(StorageWrapper):
     """A storage that creates one root, loses the response, and then fails to read the root."""
 
     def __init__(self, inner: Storage, root: str):
         super().__init__(inner)
         self._root = root
-        self._is_complete_clone = False
+        self._has_created_root = False
 
     def create(self, path: str, data: bytes) -> None:
         super().create(path, data)
         if path == self._root:
-            self._is_complete_clone = True
-            raise AmbiguousWriteError("no answer", path=path)
+            self._has_created_root = True
+            raise AmbiguousWriteError("no response", path=path)
 
     def read(self, path: str, **part: Any) -> bytes:
-        if path == self._root and self._is_complete_clone:
-            raise TransientError("no answer", path=path)
+        if path == self._root and self._has_created_root:
+            raise TransientError("no response", path=path)
         return super().read(path, **part)
 
 
@@ -570,32 +574,32 @@ def faulty(lake: Lakehouse, *faults: Any) -> Warehouses:
 
 
 def test_commit_with_unknown_outcome_gets_500(lakes: Lakes) -> None:
-    """Only if the response for the root was lost and the root cannot be read. Certain failures get 503."""
+    """The outcome is unknown if the response for the root was lost and the root cannot be read. Failures get 503."""
     lake = lakes.local()
-    with serving(settings_for(lake)) as served:
-        served.catalog().create_namespace("ns")
-        assert served.request("POST", TABLES, create_body()).status == 200
+    with serving(settings_for(lake)) as server:
+        server.catalog().create_namespace("ns")
+        assert server.request("POST", TABLES, create_body()).status == 200
     key, body = {"Idempotency-Key": new_key()}, commit_of(properties(a="1"))
     version = lake.latest_version()
     root = lake.files.roots.path(version + 1)
-    silent = SilentRoot(lake.storage, root)
-    with serving(settings_for(lake), Warehouses({ONLY: Lakehouse(silent, lake.storage_options)})) as served:
-        assert served.request("POST", TABLE, body, key).error == UNKNOWN
-    with serving(settings_for(lake)) as served:
-        assert served.request("POST", TABLE, body, key).status == 200
+    unreadable_root = UnreadableRootStorage(lake.storage, root)
+    with serving(settings_for(lake), Warehouses({ONLY: Lakehouse(unreadable_root, lake.storage_options)})) as server:
+        assert server.request("POST", TABLE, body, key).error == UNKNOWN
+    with serving(settings_for(lake)) as server:
+        assert server.request("POST", TABLE, body, key).status == 200
     assert lake.latest_version() == version + 1
     full = fail(1, StorageFullError, kind="create", times=50)
-    with serving(settings_for(lake), faulty(lake, full)) as served:
-        refused = served.request("POST", TABLE, commit_of(properties(a="2")))
-        assert refused.error == (503, "ServiceUnavailableException")
+    with serving(settings_for(lake), faulty(lake, full)) as server:
+        response = server.request("POST", TABLE, commit_of(properties(a="2")))
+        assert response.error == (503, "ServiceUnavailableException")
     assert lake.latest_version() == version + 1
     lost = lose_response(1, kind="create", path_part=lake.files.roots.path(version + 2))
-    with serving(settings_for(lake), faulty(lake, lost)) as served:
-        assert served.request("POST", TABLE, commit_of(properties(a="3"))).status == 200
+    with serving(settings_for(lake), faulty(lake, lost)) as server:
+        assert server.request("POST", TABLE, commit_of(properties(a="3"))).status == 200
     assert lake.latest_version() == version + 2
 
 
-def counting_metadata(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def count_metadata_operations(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count how often table metadata is parsed and encoded from now on."""
     counts: Counter[str] = Counter()
     parse, encode = TableMetadataUtil.parse_obj, TableMetadataV2.model_dump_json
@@ -614,20 +618,20 @@ def counting_metadata(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def test_metadata_is_encoded_and_parsed_once(
-    served: LiveServer, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit parses the bytes that it writes and returns them, and the next request reuses the parsed metadata."""
     catalog_at(lake).create_namespace("ns")
-    assert served.request("POST", TABLES, create_body()).status == 200
-    counts = counting_metadata(monkeypatch)
-    loaded = served.request("GET", TABLE).document
+    assert server.request("POST", TABLES, create_body()).status == 200
+    counts = count_metadata_operations(monkeypatch)
+    loaded = server.request("GET", TABLE).document
     counts.clear()
     for number in range(3):
         before = loaded
-        committed = served.request("POST", TABLE, commit_of(properties(a=str(number)))).document
+        committed = server.request("POST", TABLE, commit_of(properties(a=str(number)))).document
         assert counts == {"parsed": 1, "encoded": 1}, number
         for _ in range(3):
-            loaded = served.request("GET", TABLE).document
+            loaded = server.request("GET", TABLE).document
         assert counts == {"parsed": 1, "encoded": 2}, number
         assert committed["metadata"] == loaded["metadata"] != before["metadata"]
         assert committed["metadata-location"] == loaded["metadata-location"] != before["metadata-location"]
@@ -635,24 +639,24 @@ def test_metadata_is_encoded_and_parsed_once(
 
 
 def test_large_metadata_is_encoded_and_parsed_once(
-    served: LiveServer, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+    server: LiveServer, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It exceeds an eighth of the cache's capacity, and is cached separately with other large metadata."""
+    """The metadata exceeds an eighth of the cache's capacity, and is cached separately with other large metadata."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", ROWS.schema, properties={"large": "x" * (3 << 20)})
-    counts = counting_metadata(monkeypatch)
+    counts = count_metadata_operations(monkeypatch)
     for _ in range(3):
-        assert served.request("GET", TABLE).status == 200
-        assert served.request("POST", f"{TABLE}/plan", {}).status == 200
+        assert server.request("GET", TABLE).status == 200
+        assert server.request("POST", f"{TABLE}/plan", {}).status == 200
     assert counts == {"parsed": 1, "encoded": 1}
 
 
-def test_compressed_metadata_is_returned_as_json(served: LiveServer, lake: Lakehouse) -> None:
+def test_compressed_metadata_is_returned_as_json(server: LiveServer, lake: Lakehouse) -> None:
     catalog_at(lake).create_namespace("ns")
     compressed = {"write.metadata.compression-codec": "gzip"}
-    assert served.request("POST", TABLES, create_body(properties=compressed)).status == 200
-    committed = served.request("POST", TABLE, commit_of(properties(a="1")))
+    assert server.request("POST", TABLES, create_body(properties=compressed)).status == 200
+    committed = server.request("POST", TABLE, commit_of(properties(a="1")))
     assert committed.document["metadata"]["properties"]["a"] == "1"
     assert committed.document["metadata-location"].endswith(".metadata.json")
-    assert served.request("GET", TABLE).document["metadata"] == committed.document["metadata"]
+    assert server.request("GET", TABLE).document["metadata"] == committed.document["metadata"]

@@ -1,4 +1,4 @@
-"""Test other engines that read and write a lakehouse through the server: pyiceberg, DuckDB, Polars."""
+"""pyiceberg, DuckDB and Polars read and write a lakehouse through the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import NestedField, StringType
 
-from tests.iceberg.test_totals import count_live_files, totals_in
+from tests.iceberg.test_totals import live_totals, totals_in
 from tests.lakes import Lakes
 from tests.server.live_server import LiveServer, attach, duckdb_with_iceberg
 from trinitylake_ops import Lakehouse, operations
@@ -36,8 +36,8 @@ from trinitylake_ops.iceberg.write.data_files import write_data_files
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "name": ["a", "b", "c"]})
 
 
-def test_pyiceberg(served: LiveServer, lake: Lakehouse) -> None:
-    catalog = served.catalog()
+def test_pyiceberg_reads_and_writes(server: LiveServer, lake: Lakehouse) -> None:
+    catalog = server.catalog()
     catalog.create_namespace("ns", {"owner": "me"})
     table = catalog.create_table("ns.t", ROWS.schema)
     table.append(ROWS)
@@ -51,22 +51,22 @@ def test_pyiceberg(served: LiveServer, lake: Lakehouse) -> None:
     with catalog.create_table_transaction("ns.u", ROWS.schema) as txn:
         txn.append(ROWS)
     catalog.rename_table("ns.u", "ns.v")
-    read = catalog.load_table("ns.t").scan().to_arrow().sort_by("id")
-    assert read.to_pylist() == [{"id": 1, "name": "z", "note": None}, {"id": 3, "name": "c", "note": None}]
+    rows_read = catalog.load_table("ns.t").scan().to_arrow().sort_by("id")
+    assert rows_read.to_pylist() == [{"id": 1, "name": "z", "note": None}, {"id": 3, "name": "c", "note": None}]
     assert catalog.load_table("ns.v").scan("id > 1").to_arrow().num_rows == 2
     assert catalog_at(lake).load_table("ns.t").scan().to_arrow().num_rows == 2
     assert catalog.load_namespace_properties("ns") == {"owner": "me"}
     assert catalog.list_tables("ns") == [("ns", "t"), ("ns", "v")]
     assert catalog.list_views("ns") == []
-    old = served.catalog("v3")
-    assert old.load_table("ns.t").scan().to_arrow().num_rows == 3
+    old_catalog = server.catalog("v3")
+    assert old_catalog.load_table("ns.t").scan().to_arrow().num_rows == 3
     catalog.drop_table("ns.v")
     assert not catalog.table_exists("ns.v")
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_pyiceberg_raises_its_own_exceptions(served: LiveServer) -> None:
-    catalog = served.catalog()
+def test_pyiceberg_raises_its_own_exceptions(server: LiveServer) -> None:
+    catalog = server.catalog()
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
     with pytest.raises(NamespaceAlreadyExistsError):
@@ -80,7 +80,7 @@ def test_pyiceberg_raises_its_own_exceptions(served: LiveServer) -> None:
     with pytest.raises(NoSuchTableError):
         catalog.load_table("ns.none")
     with pytest.raises(ForbiddenError):
-        served.catalog("v2").drop_table("ns.t")
+        server.catalog("v2").drop_table("ns.t")
     stale = catalog.load_table("ns.t")
     table.append(ROWS)
     with pytest.raises(CommitFailedException), stale.update_schema() as update:
@@ -92,12 +92,12 @@ def rows(connection: duckdb.DuckDBPyConnection, query: str) -> list[Any]:
     return connection.execute(query).fetchall()
 
 
-def test_duckdb(served: LiveServer, lake: Lakehouse, lakes: Lakes) -> None:
-    """Run DDL, DML, a transaction over two tables as one version, time travel, and an error, all in SQL."""
+def test_duckdb_reads_and_writes(server: LiveServer, lake: Lakehouse, lakes: Lakes) -> None:
+    """Run DDL, DML, a transaction over two tables that commits one version, time travel and a rejected write in SQL."""
     catalog_at(lake).create_namespace("ns")
     catalog_at(lake).create_table("ns.t", ROWS.schema)
     with duckdb_with_iceberg() as connection:
-        attach(connection, served, "main", "l")
+        attach(connection, server, "main", "l")
         connection.execute("INSERT INTO l.ns.t VALUES (1, 'a'), (2, 'b')")
         first = catalog_at(lake).load_table("ns.t").current_snapshot()
         assert first is not None
@@ -116,15 +116,15 @@ def test_duckdb(served: LiveServer, lake: Lakehouse, lakes: Lakes) -> None:
         assert rows(connection, "SELECT id, name FROM l.ns.t ORDER BY id") == [(2, "z"), (3, "d")]
         assert rows(connection, "SELECT * FROM l.more.made ORDER BY n") == [(7, "x"), (8, "y")]
         assert rows(connection, f"SELECT count(*) FROM l.ns.t AT (VERSION => {first.snapshot_id})") == [(2,)]
-        moment = f"make_timestamptz({first.timestamp_ms}000)"
-        assert rows(connection, f"SELECT count(*) FROM l.ns.t AT (TIMESTAMP => {moment})") == [(2,)]
-        attach(connection, served, f"v{before}", "old")
+        timestamp = f"make_timestamptz({first.timestamp_ms}000)"
+        assert rows(connection, f"SELECT count(*) FROM l.ns.t AT (TIMESTAMP => {timestamp})") == [(2,)]
+        attach(connection, server, f"v{before}", "old")
         assert rows(connection, "SELECT id FROM old.ns.t ORDER BY id") == [(1,), (2,)]
         with pytest.raises(duckdb.Error, match="warehouse main"):
             connection.execute("INSERT INTO old.ns.t VALUES (9, 'q')")
         connection.execute("DROP TABLE l.more.made")
     assert lake.snapshot().tables("more") == []
-    assert served.catalog().load_table("ns.t").scan().to_arrow().num_rows == 2
+    assert server.catalog().load_table("ns.t").scan().to_arrow().num_rows == 2
     assert operations.verify(lake, deep=True).findings == ()
     check_delete_files_are_exported_and_applied(lake, lakes.root("copy"))
 
@@ -136,8 +136,8 @@ def check_delete_files_are_exported_and_applied(lake: Lakehouse, copy: str) -> N
         assert int(total_delete_files(lakehouse)) > 0
         operations.plan_compact_tables(lakehouse).execute()
         assert total_delete_files(lakehouse) == "0"
-        read = catalog_at(lakehouse).load_table("ns.t").scan().to_arrow().sort_by("id").to_pylist()
-        assert [(row["id"], row["name"]) for row in read] == [(2, "z"), (3, "d")]
+        rows_read = catalog_at(lakehouse).load_table("ns.t").scan().to_arrow().sort_by("id").to_pylist()
+        assert [(row["id"], row["name"]) for row in rows_read] == [(2, "z"), (3, "d")]
         assert operations.verify(lakehouse, deep=True).findings == ()
 
 
@@ -147,9 +147,9 @@ def total_delete_files(lake: Lakehouse) -> str:
     return snapshot.summary["total-delete-files"]
 
 
-def test_bounds_truncated_within_character_are_repaired(served: LiveServer, lake: Lakehouse) -> None:
+def test_bounds_truncated_within_character_are_repaired(server: LiveServer, lake: Lakehouse) -> None:
     """DuckDB truncates lower bounds of text at 16 bytes, and cannot read these bounds itself."""
-    catalog, truncated = served.catalog(), "A" * 15 + "\u2022 bullet"
+    catalog, truncated = server.catalog(), "A" * 15 + "\u2022 bullet"
     catalog.create_namespace("ns")
     columns = Schema(
         NestedField(1, "k", StringType(), required=False), NestedField(2, "text", StringType(), required=False)
@@ -159,7 +159,7 @@ def test_bounds_truncated_within_character_are_repaired(served: LiveServer, lake
         "ns.p", columns, partition_spec=PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "text"))
     )
     with duckdb_with_iceberg() as connection:
-        attach(connection, served, "main", "l")
+        attach(connection, server, "main", "l")
         for table in ("l.ns.t", "l.ns.p"):
             connection.execute(f"INSERT INTO {table} VALUES ('k1', '{truncated}'), ('k2', 'zzzz')")
             connection.execute("BEGIN")
@@ -170,15 +170,15 @@ def test_bounds_truncated_within_character_are_repaired(served: LiveServer, lake
             keys = rows(connection, f"SELECT k FROM {table} WHERE text = '{truncated}' ORDER BY k")
             assert keys == [("k3",), ("k4",)]
     for name in ("ns.t", "ns.p"):
-        assert totals_in(catalog_at(lake).load_table(name)) == count_live_files(catalog_at(lake).load_table(name))
-        read = catalog_at(lake).load_table(name).scan(EqualTo("text", truncated)).to_arrow()["k"].to_pylist()
-        assert sorted(read) == ["k3", "k4"]
+        assert totals_in(catalog_at(lake).load_table(name)) == live_totals(catalog_at(lake).load_table(name))
+        rows_read = catalog_at(lake).load_table(name).scan(EqualTo("text", truncated)).to_arrow()["k"].to_pylist()
+        assert sorted(rows_read) == ["k3", "k4"]
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_commit_with_repaired_bounds_is_applied_once(served: LiveServer, lake: Lakehouse) -> None:
-    served.catalog().create_namespace("ns")
-    table = served.catalog().create_table("ns.t", ROWS.schema)
+def test_commit_with_repaired_bounds_is_applied_once(server: LiveServer, lake: Lakehouse) -> None:
+    server.catalog().create_namespace("ns")
+    table = server.catalog().create_table("ns.t", ROWS.schema)
     io = catalog_at(lake).load_table("ns.t").io
     assert isinstance(io, StorageFileIO)
     (file,) = write_data_files(io, table.metadata, ROWS.to_batches())
@@ -187,39 +187,42 @@ def test_commit_with_repaired_bounds_is_applied_once(served: LiveServer, lake: L
     with txn.update_snapshot().fast_append() as append:
         append.append_data_file(file)
     for _ in range(2):
-        served.catalog().commit_table(table, txn._requirements, txn._updates)
+        server.catalog().commit_table(table, txn._requirements, txn._updates)
     after = catalog_at(lake).load_table("ns.t")
     assert after.scan("name >= 'b'").to_arrow().num_rows == 2
     assert len(after.metadata.snapshots) == 1
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def test_duckdb_and_pyiceberg_write_concurrently(served: LiveServer, lake: Lakehouse) -> None:
-    """Each engine writes to its own table: nothing is lost, and neither sees a conflict."""
-    catalog = served.catalog()
+def test_duckdb_and_pyiceberg_write_concurrently(server: LiveServer, lake: Lakehouse) -> None:
+    """Each engine writes to its own table. No row is lost, and no write conflicts."""
+    catalog = server.catalog()
     catalog.create_namespace("ns")
     for name in ("t", "u"):
         catalog.create_table(f"ns.{name}", ROWS.schema)
     failures: list[BaseException] = []
 
-    def by_duckdb() -> None:
+    def write_with_duckdb() -> None:
         with duckdb_with_iceberg() as connection:
-            attach(connection, served, "main", "l")
+            attach(connection, server, "main", "l")
             for number in range(5):
                 connection.execute(f"INSERT INTO l.ns.t VALUES ({number}, 'a')")
 
-    def by_pyiceberg() -> None:
-        table = served.catalog().load_table("ns.u")
+    def write_with_pyiceberg() -> None:
+        table = server.catalog().load_table("ns.u")
         for _ in range(5):
             table.append(ROWS)
 
-    def guarded(function: Any) -> None:
+    def collect_failure(function: Any) -> None:
         try:
             function()
-        except BaseException as error:  # noqa: BLE001 - shown by the test's own thread
+        except BaseException as error:  # noqa: BLE001 - reported by the assertion below
             failures.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(function,)) for function in (by_duckdb, by_pyiceberg)]
+    threads = [
+        threading.Thread(target=collect_failure, args=(function,))
+        for function in (write_with_duckdb, write_with_pyiceberg)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -229,15 +232,15 @@ def test_duckdb_and_pyiceberg_write_concurrently(served: LiveServer, lake: Lakeh
     assert catalog.load_table("ns.u").scan().to_arrow().num_rows == 15
 
 
-def test_polars(served: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polars_reads_and_writes(server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
-    catalog = served.catalog()
+    catalog = server.catalog()
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", ROWS.schema)
     pl.from_arrow(ROWS).write_iceberg(catalog.load_table("ns.t"), mode="append")  # type: ignore[union-attr]
-    read = pl.scan_iceberg(catalog.load_table("ns.t")).filter(pl.col("id") > 1).collect()
-    assert read["name"].to_list() == ["b", "c"]
-    older = served.catalog("v2").load_table("ns.t")
-    assert pl.scan_iceberg(older).collect().height == 0
+    rows_read = pl.scan_iceberg(catalog.load_table("ns.t")).filter(pl.col("id") > 1).collect()
+    assert rows_read["name"].to_list() == ["b", "c"]
+    old_table = server.catalog("v2").load_table("ns.t")
+    assert pl.scan_iceberg(old_table).collect().height == 0
     with pytest.raises(ForbiddenError, match="read-only"):
-        pl.from_arrow(ROWS).write_iceberg(older, mode="append")  # type: ignore[union-attr]
+        pl.from_arrow(ROWS).write_iceberg(old_table, mode="append")  # type: ignore[union-attr]

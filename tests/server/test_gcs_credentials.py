@@ -1,4 +1,4 @@
-"""Test clients without keys on Google Cloud Storage: downscoped tokens and their limits.
+"""Clients without keys on Google Cloud Storage: downscoped tokens and their limits.
 
 A proxy of the tests (``tests/servers/google.py``) enforces the boundaries, not Google's service.
 """
@@ -23,7 +23,7 @@ import yaml
 from google.auth import downscoped
 
 from tests.clients.test_clients import run
-from tests.server.live_server import LiveServer, logged, serving, settings_for
+from tests.server.live_server import LiveServer, captured_log, serving, settings_for
 from tests.server.request_bodies import TABLE, commit_of, properties
 from tests.server.test_access_control import ENTRIES, READER, UNAUTHORIZED, WRITER
 from tests.servers.gcs import GcsServer
@@ -48,16 +48,20 @@ from trinitylake_ops.storage.options import StorageOptions
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 VENDED = {"X-Iceberg-Access-Delegation": "vended-credentials"}
 AS_WRITER, AS_READER = ({"Authorization": f"Bearer {token}"} for token in (WRITER, READER))
-TOKEN, ENDS, REFRESH = "gcs.oauth2.token", "gcs.oauth2.token-expires-at", "gcs.oauth2.refresh-credentials-endpoint"
-#: The configuration with which pyiceberg's Arrow file IO accesses the storage.
+TOKEN, EXPIRES_AT, REFRESH = (
+    "gcs.oauth2.token",
+    "gcs.oauth2.token-expires-at",
+    "gcs.oauth2.refresh-credentials-endpoint",
+)
+#: The two file IO implementations with which pyiceberg accesses the storage.
 ARROW, GCSFS = "pyiceberg.io.pyarrow.PyArrowFileIO", "pyiceberg.io.fsspec.FsspecFileIO"
-#: Without these values gcsfs would query Google's own servers for the token's expiry and the bucket's type.
-OF_GCSFS = {"FETCH_RAW_TOKEN_EXPIRY": "false", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+#: Without these variables, gcsfs would query Google's servers for the token's expiry and the bucket's type.
+GCSFS_ENVIRONMENT = {"FETCH_RAW_TOKEN_EXPIRY": "false", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
 
 
 @pytest.fixture
 def google(fake_gcs: GcsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
-    """Google's services as simulated by the tests. No credentials are in the environment."""
+    """An emulator of Google's services. The environment contains no credentials."""
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST", "CLOUDSDK_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
@@ -79,10 +83,10 @@ def gcs_lake(google: Google) -> Iterator[Lakehouse]:
 
 
 @pytest.fixture
-def vending(google: Google, gcs_lake: Lakehouse, tmp_path: Path) -> Iterator[LiveServer]:
+def vending_server(google: Google, gcs_lake: Lakehouse, tmp_path: Path) -> Iterator[LiveServer]:
     """A server that vends downscoped tokens."""
-    with serving_files(gcs_lake, tmp_path, settings_of(google)) as served:
-        yield served
+    with serving_files(gcs_lake, tmp_path, settings_of(google)) as server:
+        yield server
 
 
 def settings_of(google: Google) -> DelegationSettings:
@@ -142,14 +146,14 @@ class Bucket:
         return self.request("POST", f"{self._objects}/{names[0]}/rewriteTo/b/{self.google.server.bucket}/o/{names[1]}")
 
 
-def test_token_is_limited_to_its_table(vending: LiveServer, google: Google, gcs_lake: Lakehouse) -> None:
-    loaded = vending.request("GET", TABLE, headers={**AS_WRITER, **VENDED})
+def test_token_is_limited_to_its_table(vending_server: LiveServer, google: Google, gcs_lake: Lakehouse) -> None:
+    loaded = vending_server.request("GET", TABLE, headers={**AS_WRITER, **VENDED})
     (credentials,) = loaded.document["storage-credentials"]
     location, other_location = (location_of(gcs_lake, name) for name in ("ns.t", "own.secret"))
     assert credentials["prefix"] == location.root
     assert loaded.headers["cache-control"] == "no-store"
     assert "etag" not in loaded.headers
-    assert time.time() < int(credentials["config"][ENDS]) / 1_000 <= time.time() + 3_600
+    assert time.time() < int(credentials["config"][EXPIRES_AT]) / 1_000 <= time.time() + 3_600
     assert credentials["config"]["gcs.service.host"] == google.endpoint
     bucket, prefix = Bucket(google, credentials["config"][TOKEN]), location.key_prefix
     foreign, *_ = names(google, other_location)
@@ -157,7 +161,7 @@ def test_token_is_limited_to_its_table(vending: LiveServer, google: Google, gcs_
     data = next(name for name in names(google, location) if name.endswith(".parquet"))
     new = f"{prefix}data/new.parquet"
     assert {bucket.get(metadata), bucket.get(data), bucket.list(prefix), bucket.put(new), bucket.get(new)} == {200}
-    refused = [
+    statuses = [
         bucket.get(foreign),
         bucket.put(f"{other_location.key_prefix}data/new.parquet"),
         bucket.put(f"{prefix.rstrip('/')}x/data/a"),
@@ -180,54 +184,59 @@ def test_token_is_limited_to_its_table(vending: LiveServer, google: Google, gcs_
         bucket.request("POST", "/storage/v1/b?project=any", b'{"name": "of-a-token"}'),
         bucket.request("GET", f"/storage/v1/b/{google.server.bucket}/iam"),
     ]
-    assert refused == [403] * len(refused)
-    assert Bucket(google, "made-up").get(data) == 401
+    assert statuses == [403] * len(statuses)
+    assert Bucket(google, "invalid").get(data) == 401
 
 
 def names(google: Google, location: GcsLocation) -> list[str]:
     return [location.key_prefix + name for name in google.server.names(location.root)]
 
 
-def test_reader_gets_read_only_token(vending: LiveServer, google: Google, gcs_lake: Lakehouse) -> None:
+def test_reader_gets_read_only_token(vending_server: LiveServer, google: Google, gcs_lake: Lakehouse) -> None:
     location = location_of(gcs_lake, "ns.t")
     for headers, table in ((AS_READER, TABLE), (AS_WRITER, TABLE.replace("main", "v5"))):
-        bucket = Bucket(google, _given(vending, headers, table)[TOKEN])
+        bucket = Bucket(google, _vended_config(vending_server, headers, table)[TOKEN])
         assert bucket.list(location.key_prefix) == bucket.get(names(google, location)[0]) == 200
         assert bucket.put(f"{location.key_prefix}data/x") == 403
-    assert Bucket(google, _given(vending, AS_WRITER, TABLE)[TOKEN]).put(f"{location.key_prefix}data/x") == 200
+    assert (
+        Bucket(google, _vended_config(vending_server, AS_WRITER, TABLE)[TOKEN]).put(f"{location.key_prefix}data/x")
+        == 200
+    )
 
 
-def test_old_version_of_dropped_table_gives_no_token(vending: LiveServer, google: Google, gcs_lake: Lakehouse) -> None:
+def test_token_is_not_vended_for_old_version_of_dropped_table(
+    vending_server: LiveServer, google: Google, gcs_lake: Lakehouse
+) -> None:
     old = TABLE.replace("main", "v5")
     catalog_at(gcs_lake).rename_table("ns.t", "ns.u")
-    assert TOKEN in _given(vending, AS_WRITER, old)
+    assert TOKEN in _vended_config(vending_server, AS_WRITER, old)
     catalog_at(gcs_lake).drop_table("ns.u")
-    assert TOKEN not in _given(vending, AS_WRITER, old)
-    assert vending.request("GET", f"{old}/credentials", headers=AS_WRITER).error == (
+    assert TOKEN not in _vended_config(vending_server, AS_WRITER, old)
+    assert vending_server.request("GET", f"{old}/credentials", headers=AS_WRITER).error == (
         406,
         "UnsupportedOperationException",
     )
 
 
-def _given(served: LiveServer, headers: Mapping[str, str], table: str) -> dict[str, str]:
-    config: dict[str, str] = served.request("GET", table, headers={**headers, **VENDED}).document["config"]
+def _vended_config(server: LiveServer, headers: Mapping[str, str], table: str) -> dict[str, str]:
+    config: dict[str, str] = server.request("GET", table, headers={**headers, **VENDED}).document["config"]
     return config
 
 
-def test_responses_contain_no_token_of_server(vending: LiveServer, google: Google, gcs_lake: Lakehouse) -> None:
+def test_responses_contain_no_token_of_server(vending_server: LiveServer, google: Google, gcs_lake: Lakehouse) -> None:
     """No response contains a token or key of the server. A token is reused, but only for the same principal."""
-    plain = vending.request("GET", TABLE, headers=AS_WRITER)
-    assert plain.document["config"] == {"gcs.service.host": google.endpoint}
-    vended = vending.request("GET", TABLE, headers={**AS_WRITER, **VENDED})
-    repeated = vending.request("GET", f"/{vended.document['config'][REFRESH]}", headers=AS_WRITER)
+    without_token = vending_server.request("GET", TABLE, headers=AS_WRITER)
+    assert without_token.document["config"] == {"gcs.service.host": google.endpoint}
+    vended = vending_server.request("GET", TABLE, headers={**AS_WRITER, **VENDED})
+    repeated = vending_server.request("GET", f"/{vended.document['config'][REFRESH]}", headers=AS_WRITER)
     assert repeated.document["storage-credentials"] == vended.document["storage-credentials"]
     assert len(google.boundaries) == 1
-    assert _given(vending, AS_READER, TABLE)[TOKEN] != vended.document["config"][TOKEN]
+    assert _vended_config(vending_server, AS_READER, TABLE)[TOKEN] != vended.document["config"][TOKEN]
     server_tokens = [name for name, token in google.tokens.items() if token.rules is None]
     key = json.loads(gcs_lake.storage_options["credentials"])["private_key"].splitlines()[1]
-    for reply in (plain, vended, repeated):
+    for response in (without_token, vended, repeated):
         for secret in (key, *server_tokens):
-            assert secret.encode() not in reply.body
+            assert secret.encode() not in response.body
 
 
 def test_token_is_reused_for_half_of_its_lifetime(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,55 +246,61 @@ def test_token_is_reused_for_half_of_its_lifetime(google: Google, monkeypatch: p
     assert delegate.credentials(folder, **arguments) is first
     assert delegate.credentials(folder, writes=True, name="reader") is not first
     assert first.token not in repr(first)
-    for seconds, is_kept in ((1_790, True), (1_810, False)):
+    for seconds, is_reused in ((1_790, True), (1_810, False)):
         later_clock = SimpleNamespace(time=lambda: time.time() + seconds)  # noqa: B023 - called within the iteration
         monkeypatch.setattr(delegation, "time", later_clock)
-        assert (delegate.credentials(folder, **arguments) is first) == is_kept
+        assert (delegate.credentials(folder, **arguments) is first) == is_reused
 
 
-def test_clients_that_get_no_token(vending: LiveServer, google: Google, gcs_lake: Lakehouse, tmp_path: Path) -> None:
+def test_token_is_not_vended_without_authentication_or_support(
+    vending_server: LiveServer, google: Google, gcs_lake: Lakehouse, tmp_path: Path
+) -> None:
     path = f"{TABLE}/credentials"
-    assert vending.request("GET", path).error == UNAUTHORIZED
-    assert vending.request("POST", f"{TABLE}/sign", {}, headers=AS_WRITER).error == (
+    assert vending_server.request("GET", path).error == UNAUTHORIZED
+    assert vending_server.request("POST", f"{TABLE}/sign", {}, headers=AS_WRITER).error == (
         406,
         "UnsupportedOperationException",
     )
-    with serving_files(gcs_lake, tmp_path, DelegationSettings()) as plain:
-        assert plain.request("GET", path, headers=AS_WRITER).error == (406, "UnsupportedOperationException")
-        assert _given(plain, AS_WRITER, TABLE) == {"gcs.service.host": google.endpoint}
+    with serving_files(gcs_lake, tmp_path, DelegationSettings()) as plain_server:
+        assert plain_server.request("GET", path, headers=AS_WRITER).error == (406, "UnsupportedOperationException")
+        assert _vended_config(plain_server, AS_WRITER, TABLE) == {"gcs.service.host": google.endpoint}
     google.has_uniform_access = False
-    denied = vending.request("GET", TABLE, headers={**AS_READER, **VENDED})
+    denied = vending_server.request("GET", TABLE, headers={**AS_READER, **VENDED})
     assert denied.error == (503, "ServiceUnavailableException")
-    assert vending.request("GET", TABLE, headers=AS_READER).status == 200
+    assert vending_server.request("GET", TABLE, headers=AS_READER).status == 200
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("file_io", [ARROW, GCSFS])
-def test_pyiceberg_works_without_keys(vending: LiveServer, google: Google, gcs_lake: Lakehouse, file_io: str) -> None:
+def test_pyiceberg_works_without_keys(
+    vending_server: LiveServer, google: Google, gcs_lake: Lakehouse, file_io: str
+) -> None:
     """Arrow blocks all Python threads while it waits for the storage, so the client is in another process."""
     google.asked.clear()
     program = Path(__file__).parents[1] / "clients" / "programs" / "with_pyiceberg.py"
-    output = run(sys.executable, str(program), vending.url, WRITER, READER, file_io, **OF_GCSFS)
+    output = run(sys.executable, str(program), vending_server.url, WRITER, READER, file_io, **GCSFS_ENVIRONMENT)
     assert "storage.objects.create" in output.pop("error") if file_io == ARROW else "Forbidden" in output.pop("error")
-    assert output == {"now": 6, "then": 3}
+    assert output == {"latest": 6, "earlier": 3}
     check_rights(google)
     assert operations.verify(gcs_lake, deep=True).findings == ()
 
 
 def check_rights(google: Google) -> None:
     """Check that clients read and created files with downscoped tokens, and were denied only writes."""
-    of_clients = [request for request in google.asked if request.is_downscoped]
-    assert {request.right.permission for request in of_clients if request.is_allowed} >= {
+    client_requests = [request for request in google.asked if request.is_downscoped]
+    assert {request.right.permission for request in client_requests if request.is_allowed} >= {
         "storage.objects.get", "storage.objects.create",
     }  # fmt: skip
-    assert {request.right.permission for request in of_clients if not request.is_allowed} <= {"storage.objects.create"}
+    assert {request.right.permission for request in client_requests if not request.is_allowed} <= {
+        "storage.objects.create"
+    }
 
 
 @pytest.mark.parametrize(
     "location", ["a'b", 'a"b', "a\\b", "a b", "a%b", "ä", "a#b", "a?b", "a(b", "a[b", "a{b", "a*b"]
 )
 def test_unsafe_locations_get_no_boundary(location: str) -> None:
-    """Such names could terminate the string in a condition, or have another spelling in a resource name."""
+    """Such names could end the string in a condition, or be spelled differently in a resource name."""
     with pytest.raises(InvalidInputError):
         folder_boundary(GcsLocation("gs://bucket/", "bucket", f"{location}/tables/id/"), writes=False)
 
@@ -340,7 +355,7 @@ def test_invalid_token_service_responses_are_rejected(
     delegate.credentials("gs://tests/lake/tables/id/", writes=False, name="a")
     server_token = next(name for name, token in google.tokens.items() if token.rules is None)
     if b"OWN" in response:
-        google._given = lambda token, **options: _same(server_token)  # type: ignore[method-assign]
+        google._given = lambda token, **options: _token_response(server_token)  # type: ignore[method-assign]
         response = response.replace(b"OWN", server_token.encode())
     google.instead.append((status, response))
     with pytest.raises(kind, match=message) as caught:
@@ -349,7 +364,7 @@ def test_invalid_token_service_responses_are_rejected(
         assert secret not in str(caught.value)
 
 
-def _same(token: str) -> tuple[int, Mapping[str, str], bytes]:
+def _token_response(token: str) -> tuple[int, Mapping[str, str], bytes]:
     return 200, {}, json.dumps({"access_token": token, "token_type": "Bearer", "expires_in": 3_600}).encode()
 
 
@@ -403,11 +418,11 @@ def test_invalid_settings_are_rejected(google: Google, tmp_path: Path) -> None:
     assert read_lakehouses(path)["a"].files == DelegationSettings(downscope=True)
 
 
-def test_tokens_are_not_logged(vending: LiveServer, google: Google) -> None:
-    with logged(logging.INFO) as text:
-        _given(vending, AS_WRITER, TABLE)
-        assert vending.request("POST", TABLE, commit_of(properties(a="1")), headers=AS_WRITER).status == 200
-        metrics = vending.request("GET", "/metrics", headers=AS_WRITER).body.decode()
+def test_tokens_are_not_logged(vending_server: LiveServer, google: Google) -> None:
+    with captured_log(logging.INFO) as text:
+        _vended_config(vending_server, AS_WRITER, TABLE)
+        assert vending_server.request("POST", TABLE, commit_of(properties(a="1")), headers=AS_WRITER).status == 200
+        metrics = vending_server.request("GET", "/metrics", headers=AS_WRITER).body.decode()
     assert '"status": 200' in text.getvalue()
     for secret in google.tokens:
         assert secret not in metrics + text.getvalue()

@@ -1,6 +1,6 @@
 """Send generated requests for all operations: every response is documented, and no request fails in the server.
 
-Names, bodies, parameters and headers are valid ones of the operations, mixed with others and with random values.
+Names, bodies, parameters and headers are mostly valid for the operation, mixed with other and random values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyiceberg.types import LongType, NestedField
 
 from tests.lakes import Lakes
 from tests.server.live_server import serving, settings_for
-from tests.server.request_bodies import SCHEMA, WIDER, new_key
+from tests.server.request_bodies import SCHEMA, WIDER_SCHEMA, new_key
 from tests.server.test_views import version
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg import catalog_at
@@ -32,13 +32,13 @@ from trinitylake_ops.server.openapi import OF_NO_OPERATION, OPERATIONS, Operatio
 from trinitylake_ops.server.routes import ROUTES
 
 #: Number of requests in a normal run and in a soak test.
-N_REQUESTS, N_IN_SOAK = 80, 10_000
+N_REQUESTS, N_SOAK_REQUESTS = 80, 10_000
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
-SCHEMA_OF_VIEW = Schema(NestedField(1, "id", LongType(), required=False))
-_BY_NAME = {operation_request.name: operation_request for operation_request in OPERATIONS}
+VIEW_SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
+_BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 text = st.text(max_size=12)
-strange = st.one_of(st.sampled_from(["none", "a b", "a\x1fb", "ü", "."]), text)
+unusual_name = st.one_of(st.sampled_from(["none", "a b", "a\x1fb", "ü", "."]), text)
 
 
 def mostly(usual: st.SearchStrategy[Any], unusual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -46,10 +46,10 @@ def mostly(usual: st.SearchStrategy[Any], unusual: st.SearchStrategy[Any]) -> st
     return st.integers(0, 7).flatmap(lambda chosen: usual if chosen else unusual)
 
 
-namespaces = mostly(st.sampled_from(["ns", "ns", "ns", "own"]), strange)
-names = mostly(st.sampled_from(["t", "u", "v", "w", "d"]), strange)
+namespaces = mostly(st.sampled_from(["ns", "ns", "ns", "own"]), unusual_name)
+names = mostly(st.sampled_from(["t", "u", "v", "w", "d"]), unusual_name)
 number = mostly(st.integers(-1, 2), st.sampled_from([2**31, 2**63 - 1, 2**63, -(2**63) - 1]))
-anything = st.recursive(
+any_json = st.recursive(
     st.one_of(st.none(), st.booleans(), number, st.floats(), text),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(text, inner, max_size=3)),
     max_leaves=6,
@@ -113,7 +113,7 @@ usual_update = st.one_of(
         for action, fields in {
             "set-properties": {"updates": st.dictionaries(st.sampled_from(["a", "b"]), text, min_size=1, max_size=2)},
             "remove-properties": {"removals": st.lists(text, max_size=2)},
-            "add-schema": {"schema": st.just(WIDER)},
+            "add-schema": {"schema": st.just(WIDER_SCHEMA)},
             "set-current-schema": {"schema-id": st.just(0)},
             "set-location": {"location": text},
         }.items()
@@ -146,7 +146,7 @@ any_update = st.one_of(
             "set-current-view-version": {"view-version-id": number},
             "remove-partition-specs": {"spec-ids": st.lists(number, max_size=2)},
             "remove-schemas": {"schema-ids": st.lists(number, max_size=2)},
-            "set-statistics": {"snapshot-id": number, "statistics": anything},
+            "set-statistics": {"snapshot-id": number, "statistics": any_json},
             "remove-statistics": {"snapshot-id": number},
             "paint-it-black": {},
         }.items()
@@ -190,18 +190,18 @@ predicate = st.fixed_dictionaries(
     {
         "type": st.sampled_from(["eq", "lt", "gt-eq", "not-eq", "starts-with", "is-null", "in", "x"]),
         "term": st.one_of(st.just("id"), text),
-        "value": anything,
+        "value": any_json,
     }
 )
 expression = st.recursive(
-    st.one_of(predicate, st.booleans(), anything),
+    st.one_of(predicate, st.booleans(), any_json),
     lambda inner: st.one_of(
         st.fixed_dictionaries({"type": st.sampled_from(["and", "or"]), "left": inner, "right": inner}),
         st.fixed_dictionaries({"type": st.just("not"), "child": inner}),
     ),
     max_leaves=4,
 )
-#: The members of bodies by name.
+#: Strategies for the members of request bodies, by member name.
 MEMBERS: dict[str, st.SearchStrategy[Any]] = {
     "namespace": mostly(namespaces.map(lambda name: [name]), st.lists(namespaces, max_size=2)),
     "properties": properties,
@@ -235,12 +235,12 @@ MEMBERS: dict[str, st.SearchStrategy[Any]] = {
     "region": text,
     "headers": st.dictionaries(text, st.lists(text, max_size=2), max_size=2),
 }
-#: Members that differ for one operation.
-OWN_MEMBERS = {
+#: Strategies for members that differ for one operation, by operation and member name.
+OPERATION_MEMBERS = {
     ("updateProperties", "updates"): properties,
     ("replaceView", "updates"): st.lists(view_update, max_size=2),
 }
-#: Operations whose members mostly exclude each other, so nearly all are left out.
+#: Operations whose members mostly exclude each other, so that most members are omitted.
 SPARSE = {"planTableScan"}
 QUERY = {
     "parent": namespaces,
@@ -272,11 +272,11 @@ def request_for(draw: st.DrawFn) -> tuple[Operation, str, str, bytes, dict[str, 
     if operation.body is not None:
         content = {}
         for name in operation.body:
-            chance = draw(st.integers(0, 7))
-            if chance == 1 if name == "identifier" or operation.name in SPARSE else chance:
-                content[name] = draw(OWN_MEMBERS.get((operation.name, name), MEMBERS[name]))
+            choice = draw(st.integers(0, 7))
+            if choice == 1 if name == "identifier" or operation.name in SPARSE else choice:
+                content[name] = draw(OPERATION_MEMBERS.get((operation.name, name), MEMBERS[name]))
         if draw(st.integers(0, 7)) == 0:
-            content[draw(st.sampled_from(sorted(operation.body)))] = draw(anything)
+            content[draw(st.sampled_from(sorted(operation.body)))] = draw(any_json)
         body = json.dumps(content).encode() if draw(st.integers(0, 15)) else draw(st.binary(max_size=8))
     target = f"{path}?{urlencode(query, errors='replace')}" if query else path
     return operation, operation.method, target, body, headers
@@ -305,8 +305,8 @@ def check(operation: Operation, method: str, status: int, body: bytes) -> None:
     assert error["code"] == status
 
 
-def furnish(catalog: TrinityLakeCatalog) -> None:
-    """Create what earlier requests dropped: two namespaces, tables with and without rows, and a view."""
+def restore_objects(catalog: TrinityLakeCatalog) -> None:
+    """Create the objects again that earlier requests dropped: namespaces, tables with and without rows, and a view."""
     for name in ("ns", "own"):
         if not catalog.namespace_exists(name):
             catalog.create_namespace(name)
@@ -317,15 +317,15 @@ def furnish(catalog: TrinityLakeCatalog) -> None:
                 table.append(ROWS)
     if not catalog.view_exists(("ns", "v")) and not catalog.table_exists(("ns", "v")):
         first = ViewVersion.model_validate(version())
-        made_view = new_view(SCHEMA_OF_VIEW, first, {}, "file:///")
-        catalog.put_view(("ns", "v"), lambda _: made_view, is_new=True)
+        new_metadata = new_view(VIEW_SCHEMA, first, {}, "file:///")
+        catalog.put_view(("ns", "v"), lambda _: new_metadata, is_new=True)
 
 
 def run(lake: Lakehouse, n_requests: int) -> None:
-    with serving(settings_for(lake)) as served, ExitStack() as closed:
-        split = urlsplit(served.url)
-        connection = closed.enter_context(closing(HTTPConnection(split.hostname or "", split.port, timeout=60)))
-        catalog, n_asked = catalog_at(lake), itertools.count()
+    with serving(settings_for(lake)) as server, ExitStack() as stack:
+        split = urlsplit(server.url)
+        connection = stack.enter_context(closing(HTTPConnection(split.hostname or "", split.port, timeout=60)))
+        catalog, n_sent = catalog_at(lake), itertools.count()
 
         @settings(
             max_examples=n_requests,
@@ -336,15 +336,15 @@ def run(lake: Lakehouse, n_requests: int) -> None:
             suppress_health_check=list(HealthCheck),
         )
         @given(request_for())
-        def send_request(operation_request: tuple[Operation, str, str, bytes, dict[str, str]]) -> None:
-            if next(n_asked) % 25 == 0:
-                furnish(catalog)
-            operation, method, target, body, headers = operation_request
+        def send_request(generated: tuple[Operation, str, str, bytes, dict[str, str]]) -> None:
+            if next(n_sent) % 25 == 0:
+                restore_objects(catalog)
+            operation, method, target, body, headers = generated
             status, response = send(connection, method, target, body, headers)
             check(operation, method, status, response)
 
         send_request()
-        assert next(n_asked) >= n_requests
+        assert next(n_sent) >= n_requests
     assert operations.verify(lake, deep=True).findings == ()
 
 
@@ -360,33 +360,33 @@ def test_responses_are_documented(generated_lake: Lakehouse) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3_600)
 def test_responses_are_documented_in_many_requests(generated_lake: Lakehouse) -> None:
-    run(generated_lake, N_IN_SOAK)
+    run(generated_lake, N_SOAK_REQUESTS)
 
 
-def test_table_of_operations_matches_routes() -> None:
+def test_operations_table_matches_routes() -> None:
     routes = {(route.method, route.template): route for route in ROUTES}
-    assert {(operation_request.method, operation_request.path) for operation_request in OPERATIONS} == routes.keys()
+    assert {(operation.method, operation.path) for operation in OPERATIONS} == routes.keys()
     assert len(_BY_NAME) == len(OPERATIONS)
-    for operation_request in OPERATIONS:
-        route = routes[operation_request.method, operation_request.path]
-        assert route.changes == (
-            "Idempotency-Key" in operation_request.headers or operation_request.name == "registerView"
-        ), operation_request.name
-        assert route.is_documented == bool(operation_request.responses), operation_request.name
-        assert set(operation_request.body or ()) <= MEMBERS.keys()
+    for operation in OPERATIONS:
+        route = routes[operation.method, operation.path]
+        assert route.changes == ("Idempotency-Key" in operation.headers or operation.name == "registerView"), (
+            operation.name
+        )
+        assert route.is_documented == bool(operation.responses), operation.name
+        assert set(operation.body or ()) <= MEMBERS.keys()
 
 
 def test_requests_for_missing_objects_get_documented_errors(generated_lake: Lakehouse) -> None:
-    with serving(settings_for(generated_lake)) as served:
+    with serving(settings_for(generated_lake)) as server:
         for method, path in (
             ("GET", "/v1/x/y"),
             ("PUT", "/v1/main/namespaces"),
             ("POST", "/"),
             ("TRACE", "/v1/config/x"),
         ):
-            assert served.request(method, path).error in OF_NO_OPERATION
+            assert server.request(method, path).error in OF_NO_OPERATION
 
 
-def test_docs_reference_is_generated_from_table() -> None:
+def test_docs_contain_generated_reference() -> None:
     docs = (Path(__file__).parents[2] / "docs" / "rest-catalog" / "run.md").read_text()
     assert reference() in docs

@@ -1,4 +1,4 @@
-"""Test that oversized metadata is not written by commits and not parsed by the server."""
+"""Commits do not write oversized metadata, and the server does not parse it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ LIMIT_BYTES = 64 << 10
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 
 
-def refusal(reply: Any) -> tuple[int, str, str]:
+def error_of(reply: Any) -> tuple[int, str, str]:
     error = reply.document["error"]
     return reply.status, error["type"], error["reason"]
 
 
 @pytest.fixture
-def limited(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
+def limited_server(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
     """A server with a small limit, whose lakehouse has the tables ``ns.t`` and ``ns.other``."""
     monkeypatch.setattr(metadata_size, "MAX_METADATA_BYTES", LIMIT_BYTES)
     monkeypatch.setattr(warehouses, "MAX_METADATA_BYTES", LIMIT_BYTES)
@@ -42,11 +42,11 @@ def limited(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveSe
     catalog.create_namespace("ns")
     for name in ("t", "other"):
         catalog.create_table(f"ns.{name}", ROWS.schema).append(ROWS)
-    with serving(settings_for(lake)) as served:
-        yield served
+    with serving(settings_for(lake)) as server:
+        yield server
 
 
-def grown(content: dict[str, Any]) -> None:
+def add_oversized_statistics(content: dict[str, Any]) -> None:
     content["statistics"] = [
         {
             "snapshot-id": content["current-snapshot-id"],
@@ -59,18 +59,20 @@ def grown(content: dict[str, Any]) -> None:
     ]
 
 
-def unknown_member(content: dict[str, Any]) -> None:
+def add_oversized_member(content: dict[str, Any]) -> None:
     content["x"] = "x" * (2 << 20)
 
 
-def many_objects(content: dict[str, Any]) -> None:
+def add_many_objects(content: dict[str, Any]) -> None:
     content["x"] = [{}] * 1_000
 
 
 @pytest.mark.parametrize("kind", ["ref", "doc", "partition"])
-def test_commit_that_makes_metadata_too_large_is_rejected(limited: LiveServer, lake: Lakehouse, kind: str) -> None:
-    """Properties have a separate limit. Everything else counts together."""
-    metadata = limited.request("GET", TABLE).document["metadata"]
+def test_commit_that_makes_metadata_too_large_is_rejected(
+    limited_server: LiveServer, lake: Lakehouse, kind: str
+) -> None:
+    """The limit covers all metadata except properties, which have a separate limit."""
+    metadata = limited_server.request("GET", TABLE).document["metadata"]
     snapshot, large = metadata["snapshots"][0], "x" * LIMIT_BYTES
     field = {"id": 1, "name": "id", "type": "long", "required": False, "doc": large}
     update = {
@@ -90,14 +92,14 @@ def test_commit_that_makes_metadata_too_large_is_rejected(limited: LiveServer, l
         },
     }[kind]
     before, files = lake.latest_version(), {file.path for file in lake.storage.list("tables/")}
-    assert refusal(limited.request("POST", TABLE, commit_of(update))) == TOO_LARGE
+    assert error_of(limited_server.request("POST", TABLE, commit_of(update))) == TOO_LARGE
     assert lake.latest_version() == before
     assert {file.path for file in lake.storage.list("tables/")} == files
-    assert limited.request("POST", TABLE, commit_of(properties(a="1"))).status == 200
+    assert limited_server.request("POST", TABLE, commit_of(properties(a="1"))).status == 200
 
 
-def test_append_with_oversized_summary_is_rejected(limited: LiveServer, lake: Lakehouse) -> None:
-    table = limited.catalog().load_table("ns.t")
+def test_append_with_oversized_summary_is_rejected(limited_server: LiveServer, lake: Lakehouse) -> None:
+    table = limited_server.catalog().load_table("ns.t")
     with pytest.raises(BadRequestError):
         table.append(ROWS, snapshot_properties={"x": "x" * LIMIT_BYTES})
     with pytest.raises(MetadataTooLargeError):
@@ -105,46 +107,46 @@ def test_append_with_oversized_summary_is_rejected(limited: LiveServer, lake: La
     table.append(ROWS)
 
 
-def test_table_with_oversized_metadata_is_not_created(limited: LiveServer, lake: Lakehouse) -> None:
+def test_table_with_oversized_metadata_is_not_created(limited_server: LiveServer, lake: Lakehouse) -> None:
     field = {"id": 1, "name": "id", "type": "long", "required": False, "doc": "x" * LIMIT_BYTES}
     body = create_body("new", schema={"type": "struct", "schema-id": 0, "fields": [field]})
-    assert refusal(limited.request("POST", TABLES, body)) == TOO_LARGE
+    assert error_of(limited_server.request("POST", TABLES, body)) == TOO_LARGE
     assert "new" not in [name for _, name in catalog_at(lake).list_tables("ns")]
 
 
-@pytest.mark.parametrize("change", [grown, unknown_member])
-def test_oversized_metadata_is_not_parsed(limited: LiveServer, lake: Lakehouse, change: Any) -> None:
+@pytest.mark.parametrize("change", [add_oversized_statistics, add_oversized_member])
+def test_oversized_metadata_is_not_parsed(limited_server: LiveServer, lake: Lakehouse, change: Any) -> None:
     change_metadata(lake, change)
-    assert refusal(limited.request("GET", TABLE)) == TOO_LARGE
-    assert refusal(limited.request("POST", f"{TABLE}/plan", {})) == TOO_LARGE
-    assert refusal(limited.request("POST", TABLE, commit_of(properties(a="1")))) == TOO_LARGE
+    assert error_of(limited_server.request("GET", TABLE)) == TOO_LARGE
+    assert error_of(limited_server.request("POST", f"{TABLE}/plan", {})) == TOO_LARGE
+    assert error_of(limited_server.request("POST", TABLE, commit_of(properties(a="1")))) == TOO_LARGE
     two_changes = {"table-changes": [commit_of(properties(a="1"), name=name) for name in ("other", "t")]}
-    assert refusal(limited.request("POST", "/v1/main/transactions/commit", two_changes)) == TOO_LARGE
-    assert limited.request("GET", f"{TABLES}/other").status == 200
-    assert limited.request("HEAD", TABLE).status == 204
+    assert error_of(limited_server.request("POST", "/v1/main/transactions/commit", two_changes)) == TOO_LARGE
+    assert limited_server.request("GET", f"{TABLES}/other").status == 200
+    assert limited_server.request("HEAD", TABLE).status == 204
     assert catalog_at(lake).load_table("ns.t").scan().to_arrow() == ROWS
-    assert limited.request("DELETE", TABLE).status == 204
+    assert limited_server.request("DELETE", TABLE).status == 204
 
 
 def test_metadata_with_too_many_objects_is_not_parsed(
-    limited: LiveServer, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
+    limited_server: LiveServer, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata_size, "MAX_METADATA_OBJECTS", 500)
-    change_metadata(lake, many_objects)
-    assert refusal(limited.request("GET", TABLE)) == TOO_LARGE
-    assert limited.request("GET", f"{TABLES}/other").status == 200
+    change_metadata(lake, add_many_objects)
+    assert error_of(limited_server.request("GET", TABLE)) == TOO_LARGE
+    assert limited_server.request("GET", f"{TABLES}/other").status == 200
 
 
-def test_limit_applies_to_versions_and_exports(limited: LiveServer, lake: Lakehouse, tmp_path: Any) -> None:
+def test_limit_applies_to_versions_and_exports(limited_server: LiveServer, lake: Lakehouse, tmp_path: Any) -> None:
     version = lake.latest_version()
     operations.plan_export(lake, "kept", target=f"file://{tmp_path}/export").execute()
-    change_metadata(lake, grown)
-    assert refusal(limited.request("GET", f"/v1/v{version}/namespaces/ns/tables/t")) == TOO_LARGE
-    assert refusal(limited.request("GET", "/v1/export-kept/namespaces/ns/tables/t")) == TOO_LARGE
+    change_metadata(lake, add_oversized_statistics)
+    assert error_of(limited_server.request("GET", f"/v1/v{version}/namespaces/ns/tables/t")) == TOO_LARGE
+    assert error_of(limited_server.request("GET", "/v1/export-kept/namespaces/ns/tables/t")) == TOO_LARGE
 
 
 def test_oversized_metadata_can_be_reduced(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator can trim it or remove refs with the Python catalog, but no commit may enlarge it."""
+    """The operator can trim the table or remove refs with the Python catalog, but no commit may enlarge it."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
@@ -168,55 +170,55 @@ def test_table_with_10_000_snapshots_and_5_000_columns_is_served(lake: Lakehouse
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", pa.schema([(f"column_{number}", pa.int64()) for number in range(5_000)]))
     catalog.create_table("ns.small", ROWS.schema).append(ROWS)
-    shot = json.loads(catalog.load_table("ns.small").metadata.snapshots[0].model_dump_json())
+    snapshot = json.loads(catalog.load_table("ns.small").metadata.snapshots[0].model_dump_json())
 
     def change(content: dict[str, Any]) -> None:
         numbers = range(1, 10_001)
-        content["snapshots"] = [{**shot, "snapshot-id": number, "sequence-number": number} for number in numbers]
+        content["snapshots"] = [{**snapshot, "snapshot-id": number, "sequence-number": number} for number in numbers]
         content["snapshot-log"] = [{"snapshot-id": number, "timestamp-ms": number} for number in numbers]
         content["refs"] = {"main": {"snapshot-id": 10_000, "type": "branch"}}
         content |= {"current-snapshot-id": 10_000, "last-sequence-number": 10_000}
 
     change_metadata(lake, change)
-    with serving(settings_for(lake)) as served:
-        assert len(served.request("GET", TABLE).document["metadata"]["snapshots"]) == 10_000
-        assert served.request("POST", TABLE, commit_of(properties(a="1"))).status == 200
+    with serving(settings_for(lake)) as server:
+        assert len(server.request("GET", TABLE).document["metadata"]["snapshots"]) == 10_000
+        assert server.request("POST", TABLE, commit_of(properties(a="1"))).status == 200
 
 
-def test_responses_share_metadata(limited: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many connections that request a large table without reading the response share one copy."""
-    answers, make = [], tables.table_response
+def test_responses_share_metadata(limited_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that request a large table without reading their responses share one copy of the metadata."""
+    responses, make_response = [], tables.table_response
 
-    def recording(*arguments: Any) -> Any:
-        answers.append(make(*arguments))
-        return answers[-1]
+    def recording_response(*arguments: Any) -> Any:
+        responses.append(make_response(*arguments))
+        return responses[-1]
 
-    monkeypatch.setattr(tables, "table_response", recording)
-    bodies = {limited.request("GET", TABLE).body for _ in range(3)}
+    monkeypatch.setattr(tables, "table_response", recording_response)
+    bodies = {limited_server.request("GET", TABLE).body for _ in range(3)}
     assert len(bodies) == 1
-    assert all(answer.shared is answers[0].shared for answer in answers)
-    assert len(answers[0].shared) > len(answers[0].body)
+    assert all(response.shared is responses[0].shared for response in responses)
+    assert len(responses[0].shared) > len(responses[0].body)
 
 
 def test_only_one_thread_parses_huge_metadata_at_a_time() -> None:
-    gate, entered, leave = ParseGate(), threading.Semaphore(0), threading.Event()
+    gate, has_entered, may_leave = ParseGate(), threading.Semaphore(0), threading.Event()
 
     def parse(n_bytes: int) -> None:
         with gate.admit(n_bytes):
-            entered.release()
-            assert leave.wait(60.0)
+            has_entered.release()
+            assert may_leave.wait(60.0)
 
     threads = [threading.Thread(target=parse, args=(n_bytes,)) for n_bytes in (2 << 20, 3 << 20, 1 << 19, 1 << 19, 10)]
     for thread in threads[:1]:
         thread.start()
-    assert entered.acquire(timeout=60.0)
+    assert has_entered.acquire(timeout=60.0)
     assert not gc.isenabled()
     for thread in threads[1:]:
         thread.start()
-    assert entered.acquire(timeout=60.0)  # a medium one
-    assert entered.acquire(timeout=60.0)  # the small one
-    assert not entered.acquire(timeout=0.2)
-    leave.set()
+    assert has_entered.acquire(timeout=60.0)  # one of the medium size
+    assert has_entered.acquire(timeout=60.0)  # the smallest
+    assert not has_entered.acquire(timeout=0.2)
+    may_leave.set()
     for thread in threads:
         thread.join()
     assert gc.isenabled()

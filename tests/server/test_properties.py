@@ -1,4 +1,4 @@
-"""Test properties that clients could use as connection settings: they are rejected, and omitted from all responses."""
+"""Properties that clients could use as connection settings are rejected, and omitted from all responses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from trinitylake_ops.transaction.change_set import VIEW_PREFIX
 NS = "/v1/main/namespaces/ns"
 BAD = (400, "BadRequestException")
 #: Connection settings of pyiceberg, other clients and libraries, in several spellings.
-CONNECTING = (
+CONNECTION_SETTINGS = (
     "s3.proxy-uri", "s3.endpoint", "s3.access-key-id", "s3.role-arn", "s3.connect-timeout", "s3.resolve-region",
     "s3.force-virtual-addressing", "s3.remote-signing-enabled", "gcs.service.host", "gcs.oauth2.token",
     "adls.account-host", "adls.connection-string", "hf.endpoint", "hdfs.host", "token", "uri", "credential",
@@ -47,8 +47,8 @@ CONNECTING = (
     "WRITE.DATA.PATH", " write.data.path", "write.data.path ", "write.data.path\u200b", "\uff57rite.data.path",
     "owner\n",
 )  # fmt: skip
-#: Names that Iceberg, engines and users set.
-HARMLESS = {
+#: Properties that Iceberg, engines and users set.
+ALLOWED_PROPERTIES = {
     "owner": "me",
     "team": "sales",
     "comment": "rows",
@@ -64,20 +64,20 @@ HARMLESS = {
     "read.split.target-size": "1",
     "user.s3.endpoint": "described in the wiki",
 }
-HELD = {"s3.endpoint": "http://example.org", "token": "x", "owner": "me"}
+STORED_PROPERTIES = {"s3.endpoint": "http://example.org", "token": "x", "owner": "me"}
 
 
 @pytest.fixture
-def table(served: LiveServer) -> LiveServer:
-    assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
-    assert served.request("POST", TABLES, create_body()).status == 200
-    assert served.request("POST", VIEWS, view()).status == 200
-    return served
+def table_server(server: LiveServer) -> LiveServer:
+    assert server.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
+    assert server.request("POST", TABLES, create_body()).status == 200
+    assert server.request("POST", VIEWS, view()).status == 200
+    return server
 
 
-def properties_at(served: LiveServer, path: str) -> Any:
+def properties_at(server: LiveServer, path: str) -> Any:
     """Return the properties in a response about a table or a view."""
-    return served.request("GET", path).document["metadata"]["properties"]
+    return server.request("GET", path).document["metadata"]["properties"]
 
 
 @pytest.mark.parametrize("module", [pyiceberg.io, pyiceberg.io.fsspec, pyiceberg.catalog.rest])
@@ -85,7 +85,10 @@ def test_settings_of_pyiceberg_are_not_allowed(module: Any) -> None:
     settings = {
         value
         for name, value in vars(module).items()
-        if name.isupper() and isinstance(value, str) and any(mark in value for mark in (".", "-")) and "/" not in value
+        if name.isupper()
+        and isinstance(value, str)
+        and any(separator in value for separator in (".", "-"))
+        and "/" not in value
     } - {pyiceberg.catalog.rest.ACCESS_DELEGATION_DEFAULT, "utf-8"}
     assert {name for name in settings if is_allowed(name)} == set()
 
@@ -111,8 +114,8 @@ def test_settings_of_object_store_are_not_allowed() -> None:
 
 
 def test_allowed_property_names() -> None:
-    assert [name for name in CONNECTING if is_allowed(name)] == []
-    assert [name for name in HARMLESS if not is_allowed(name)] == []
+    assert [name for name in CONNECTION_SETTINGS if is_allowed(name)] == []
+    assert [name for name in ALLOWED_PROPERTIES if not is_allowed(name)] == []
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ def test_allowed_property_names() -> None:
     ["s3.proxy-uri", "token", "gcs.service.host", "header.Authorization", "endpoint_url", "user." + "a." * 50_000],
     ids=lambda name: name[:20],
 )
-def test_connection_settings_are_rejected_in_all_requests(table: LiveServer, lake: Lakehouse, name: str) -> None:
+def test_connection_settings_are_rejected_in_all_requests(table_server: LiveServer, lake: Lakehouse, name: str) -> None:
     before, setting = lake.latest_version(), {name: "http://example.org"}
     change = commit_of(properties(**setting))
     requests = [
@@ -134,12 +137,12 @@ def test_connection_settings_are_rejected_in_all_requests(table: LiveServer, lak
         (VIEW, {"updates": [properties(**setting)]}),
     ]
     for path, body in requests:
-        assert table.request("POST", path, body).error == BAD, path
+        assert table_server.request("POST", path, body).error == BAD, path
     assert lake.latest_version() == before
 
 
 def test_huge_property_name_is_rejected_quickly() -> None:
-    """A list of all words of such a name would take a gigabyte, and block all other threads for seconds."""
+    """Splitting such a name into words would take a gigabyte, and block all other threads for seconds."""
     name = "a." * 4_000_000
     tracemalloc.start()
     try:
@@ -154,8 +157,8 @@ def test_huge_property_name_is_rejected_quickly() -> None:
     assert peak_bytes < 32 << 20
 
 
-def test_properties_are_bounded(table: LiveServer, lake: Lakehouse) -> None:
-    """For a namespace, a table and a lakehouse, and for each writer."""
+def test_properties_are_bounded(table_server: LiveServer, lake: Lakehouse) -> None:
+    """The limit applies to namespaces, tables and lakehouses, whichever API sets the properties."""
     large = {"a": "x" * (MAX_PROPERTIES_BYTES - 10), "b": "y" * 20}
     before = lake.latest_version()
     requests: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -165,7 +168,7 @@ def test_properties_are_bounded(table: LiveServer, lake: Lakehouse) -> None:
         (TABLE, commit_of(properties(**large))),
     )
     for path, body in requests:
-        assert table.request("POST", path, body).status == 400, path
+        assert table_server.request("POST", path, body).status == 400, path
     with pytest.raises(InvalidDefinitionError), lake.transaction() as txn:
         txn.create_namespace("other", large)
     with pytest.raises(InvalidDefinitionError), lake.transaction() as txn:
@@ -180,9 +183,9 @@ def test_properties_are_bounded(table: LiveServer, lake: Lakehouse) -> None:
 
 
 def test_properties_above_bound_can_be_removed(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other programs may have written them."""
-    with monkeypatch.context() as earlier, lake.transaction() as txn:
-        earlier.setattr(limits, "MAX_PROPERTIES_BYTES", 2**40)
+    """Other programs may have written such properties."""
+    with monkeypatch.context() as patched, lake.transaction() as txn:
+        patched.setattr(limits, "MAX_PROPERTIES_BYTES", 2**40)
         txn.create_namespace("ns", {"a": "x" * MAX_PROPERTIES_BYTES, "b": "y" * MAX_PROPERTIES_BYTES})
     with lake.transaction() as txn:
         txn.alter_namespace("ns", {"a": "x" * MAX_PROPERTIES_BYTES})
@@ -204,43 +207,45 @@ def test_connection_settings_are_rejected_by_catalog(lake: Lakehouse) -> None:
         catalog.create_namespace("other", {"s3.endpoint": "x"})
 
 
-def test_properties_of_iceberg_and_users_are_kept(table: LiveServer) -> None:
-    assert table.request("POST", TABLE, commit_of(properties(**HARMLESS))).status == 200
-    assert HARMLESS.items() <= properties_at(table, TABLE).items()
-    owned = {name: value for name, value in HARMLESS.items() if not name.startswith("write.")}
-    assert table.request("POST", f"{NS}/properties", {"updates": owned}).status == 200
-    assert table.request("GET", NS).document["properties"] == owned
-    assert table.request("POST", VIEW, {"updates": [properties(**owned)]}).status == 200
-    assert properties_at(table, VIEW) == {"a": "1", **owned}
+def test_properties_of_iceberg_and_users_are_kept(table_server: LiveServer) -> None:
+    assert table_server.request("POST", TABLE, commit_of(properties(**ALLOWED_PROPERTIES))).status == 200
+    assert ALLOWED_PROPERTIES.items() <= properties_at(table_server, TABLE).items()
+    user_properties = {name: value for name, value in ALLOWED_PROPERTIES.items() if not name.startswith("write.")}
+    assert table_server.request("POST", f"{NS}/properties", {"updates": user_properties}).status == 200
+    assert table_server.request("GET", NS).document["properties"] == user_properties
+    assert table_server.request("POST", VIEW, {"updates": [properties(**user_properties)]}).status == 200
+    assert properties_at(table_server, VIEW) == {"a": "1", **user_properties}
 
 
 def test_stored_connection_settings_are_omitted_from_responses(
-    table: LiveServer, lake: Lakehouse, lakes: Lakes
+    table_server: LiveServer, lake: Lakehouse, lakes: Lakes
 ) -> None:
-    change_metadata(lake, lambda content: content["properties"].update(HELD))
+    change_metadata(lake, lambda content: content["properties"].update(STORED_PROPERTIES))
     latest = lake.latest_version()
     with lake.transaction() as txn:
         definition = txn.namespace("ns")
         stored = definition.properties[f"{VIEW_PREFIX}v"].replace(
             '"properties":{"a":"1"}', '"properties":{"token":"x"}'
         )
-        txn.alter_namespace("ns", {**HELD, f"{VIEW_PREFIX}v": stored})
-    with serving(settings_for(lake)) as fresh:
+        txn.alter_namespace("ns", {**STORED_PROPERTIES, f"{VIEW_PREFIX}v": stored})
+    with serving(settings_for(lake)) as new_server:
         for path in (TABLE, f"/v1/v{latest}/namespaces/ns/tables/t"):
-            document = fresh.request(
+            document = new_server.request(
                 "GET", path, headers={"X-Iceberg-Access-Delegation": "vended-credentials"}
             ).document
             assert document["config"] == {}
             assert "s3.endpoint" not in document["metadata"]["properties"], path
             assert "token" not in document["metadata"]["properties"], path
             assert document["metadata"]["properties"]["owner"] == "me"
-        assert fresh.request("GET", NS).document["properties"] == {"owner": "me"}
-        assert properties_at(fresh, VIEW) == {}
-        committed = fresh.request("POST", TABLE, commit_of(properties(a="1"))).document["metadata"]["properties"]
+        assert new_server.request("GET", NS).document["properties"] == {"owner": "me"}
+        assert properties_at(new_server, VIEW) == {}
+        committed = new_server.request("POST", TABLE, commit_of(properties(a="1"))).document["metadata"]["properties"]
         assert "token" not in committed
         assert committed["owner"] == "me"
-        assert fresh.request("POST", VIEW, {"updates": [{"action": "add-view-version", "view-version": version()}]})
-        assert properties_at(fresh, VIEW) == {}
+        assert new_server.request(
+            "POST", VIEW, {"updates": [{"action": "add-view-version", "view-version": version()}]}
+        )
+        assert properties_at(new_server, VIEW) == {}
 
 
 def test_registered_table_brings_no_connection_settings(lakes: Lakes) -> None:
@@ -248,23 +253,23 @@ def test_registered_table_brings_no_connection_settings(lakes: Lakes) -> None:
     catalog_at(lake).create_namespace("ns")
     catalog_at(other).create_namespace("ns")
     catalog_at(other).create_table("ns.t", ICEBERG_SCHEMA).append(rows(1))
-    moved = {**HELD, "write.data.path": "s3://example/data"}
-    path = change_metadata(other, lambda content: content["properties"].update(moved))
+    stored_properties = {**STORED_PROPERTIES, "write.data.path": "s3://example/data"}
+    path = change_metadata(other, lambda content: content["properties"].update(stored_properties))
     options = StorageOptions({**lake.storage_options, "allowed_roots": other.root})
-    with serving(settings_for(Lakehouse.open(lake.root, options))) as served:
-        body = {"name": "theirs", "metadata-location": f"{other.root}{path}"}
-        registered = served.request("POST", f"{NS}/register", body)
+    with serving(settings_for(Lakehouse.open(lake.root, options))) as server:
+        body = {"name": "external", "metadata-location": f"{other.root}{path}"}
+        registered = server.request("POST", f"{NS}/register", body)
         assert registered.status == 200, registered.body
-        loaded = served.request("GET", f"{TABLES}/theirs")
-        for reply in (registered, loaded):
-            shown = reply.document["metadata"]["properties"]
-            assert not {"s3.endpoint", "token", "write.data.path"} & shown.keys()
-            assert shown["owner"] == "me"
+        loaded = server.request("GET", f"{TABLES}/external")
+        for response in (registered, loaded):
+            returned_properties = response.document["metadata"]["properties"]
+            assert not {"s3.endpoint", "token", "write.data.path"} & returned_properties.keys()
+            assert returned_properties["owner"] == "me"
 
 
 def test_verify_reports_stored_connection_settings(lake: Lakehouse) -> None:
     catalog_at(lake).create_namespace("ns")
     catalog_at(lake).create_table("ns.t", ICEBERG_SCHEMA)
-    path = change_metadata(lake, lambda content: content["properties"].update(HELD))
+    path = change_metadata(lake, lambda content: content["properties"].update(STORED_PROPERTIES))
     (finding,) = operations.verify(lake).findings
     assert (finding.code, finding.path, finding.severity) == ("table-names-connection", path, "error")

@@ -1,4 +1,4 @@
-"""Test many clients of one server and of three replicas on one bucket: no row is lost or duplicated."""
+"""Many clients of one server, or of three replicas on one bucket, lose and duplicate no rows."""
 
 from __future__ import annotations
 
@@ -30,15 +30,21 @@ from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg import catalog_at
 from trinitylake_ops.storage.options import OPTIONS_VARIABLE
 
-N_CLIENTS, N_OF_DUCKDB, N_EACH, N_REPLICAS = 16, 4, 4, 3
+N_CLIENTS, N_DUCKDB_CLIENTS, N_EACH, N_REPLICAS = 16, 4, 4, 3
 SCHEMA = pa.schema([("id", pa.int64())])
-#: Errors of a client whose server ends during a request. The client then checks whether its rows exist.
-_GONE = (CommitFailedException, CommitStateUnknownException, RequestException, ServerError, ServiceUnavailableError)
+#: Errors of a client whose server stops during a request. The client then checks whether its row exists.
+_SERVER_ERRORS = (
+    CommitFailedException,
+    CommitStateUnknownException,
+    RequestException,
+    ServerError,
+    ServiceUnavailableError,
+)
 
 
 @pytest.fixture
-def on_s3(radosgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
-    """A lakehouse on radosgw with an empty table for each client. All keys are in the environment."""
+def s3_lake(radosgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
+    """A lakehouse on radosgw with an empty table for each client. The environment contains the keys."""
     for name, value in radosgw.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(OPTIONS_VARIABLE, "addressing_style=path")
@@ -52,30 +58,30 @@ def on_s3(radosgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
 
 
 @contextlib.contextmanager
-def servers(lake: Lakehouse, number: int) -> Iterator[list[tuple[subprocess.Popen[str], str]]]:
+def servers(lake: Lakehouse, n_servers: int) -> Iterator[list[tuple[subprocess.Popen[str], str]]]:
     with contextlib.ExitStack() as running:
-        ids = []
-        for _ in range(number):
-            process, url, _begun = running.enter_context(command(lake.root, "--anonymous-writes"))
+        addresses = []
+        for _ in range(n_servers):
+            process, url, _first_record = running.enter_context(command(lake.root, "--anonymous-writes"))
             assert process.stderr is not None
             threading.Thread(target=process.stderr.read, daemon=True).start()
-            ids.append((process, url))
-        yield ids
+            addresses.append((process, url))
+        yield addresses
 
 
-def append(urls: Sequence[str], number: int, access: dict[str, str]) -> None:
-    """Append rows to the client's own table, one by one, at any server that responds, until each row exists once."""
-    at = number
-    for mark in range(N_EACH):
+def append(urls: Sequence[str], client_number: int, access: dict[str, str]) -> None:
+    """Append rows to the client's own table, one by one and at any server that responds, until each row exists."""
+    url_index = client_number
+    for row_id in range(N_EACH):
         while True:
             try:
-                table = _catalog(urls[at % len(urls)], access).load_table(f"ns.t{number}")
-                if mark in table.scan().to_arrow()["id"].to_pylist():
+                table = _catalog(urls[url_index % len(urls)], access).load_table(f"ns.t{client_number}")
+                if row_id in table.scan().to_arrow()["id"].to_pylist():
                     break
-                table.append(pa.table({"id": pa.array([mark], pa.int64())}, schema=SCHEMA))
+                table.append(pa.table({"id": pa.array([row_id], pa.int64())}, schema=SCHEMA))
                 break
-            except _GONE:
-                at += 1
+            except _SERVER_ERRORS:
+                url_index += 1
                 time.sleep(0.05)
 
 
@@ -83,8 +89,8 @@ def _catalog(url: str, access: dict[str, str]) -> RestCatalog:
     return LiveServer(url).catalog(**access)
 
 
-def append_by_duckdb(urls: Sequence[str], number: int, radosgw: S3Server) -> None:
-    """Append rows with DuckDB. It uses one server and fails when that ends, so that server must stay."""
+def append_with_duckdb(urls: Sequence[str], client_number: int, radosgw: S3Server) -> None:
+    """Append rows with DuckDB, which uses only the first server and fails if that server stops."""
     with duckdb_with_iceberg() as connection:
         connection.execute(
             f"CREATE SECRET (TYPE s3, KEY_ID '{radosgw.access_key_id}', SECRET '{radosgw.secret_access_key}',"
@@ -94,11 +100,11 @@ def append_by_duckdb(urls: Sequence[str], number: int, radosgw: S3Server) -> Non
             f"ATTACH 'main' AS lake (TYPE iceberg, ENDPOINT '{urls[0]}', AUTHORIZATION_TYPE 'none',"
             " ACCESS_DELEGATION_MODE 'none')"
         )
-        for mark in range(N_EACH):
-            connection.execute(f"INSERT INTO lake.ns.t{number} VALUES ({mark})")
+        for row_id in range(N_EACH):
+            connection.execute(f"INSERT INTO lake.ns.t{client_number} VALUES ({row_id})")
 
 
-def clients(urls: Sequence[str], radosgw: S3Server, url_of_duckdb: str | None = None) -> list[Child]:
+def clients(urls: Sequence[str], radosgw: S3Server, duckdb_url: str | None = None) -> list[Child]:
     access = {
         "s3.endpoint": radosgw.endpoint,
         "s3.access-key-id": radosgw.access_key_id,
@@ -106,8 +112,8 @@ def clients(urls: Sequence[str], radosgw: S3Server, url_of_duckdb: str | None = 
     }
 
     def run_client(number: int) -> Any:
-        if number < N_OF_DUCKDB:
-            return lambda _: append_by_duckdb([url_of_duckdb or urls[0]], number, radosgw)
+        if number < N_DUCKDB_CLIENTS:
+            return lambda _: append_with_duckdb([duckdb_url or urls[0]], number, radosgw)
         return lambda _: append(urls, number, access)
 
     return [fork(run_client(number), time_limit_seconds=400) for number in range(N_CLIENTS)]
@@ -116,67 +122,67 @@ def clients(urls: Sequence[str], radosgw: S3Server, url_of_duckdb: str | None = 
 def check_rows_exist_once(lake: Lakehouse, before: int) -> None:
     catalog = catalog_at(lake)
     for number in range(N_CLIENTS):
-        ids = catalog.load_table(f"ns.t{number}").scan().to_arrow()["id"].to_pylist()
-        assert sorted(ids) == list(range(N_EACH)), number
+        addresses = catalog.load_table(f"ns.t{number}").scan().to_arrow()["id"].to_pylist()
+        assert sorted(addresses) == list(range(N_EACH)), number
     assert lake.latest_version() <= before + N_CLIENTS * N_EACH
     assert operations.verify(lake, deep=True).findings == ()
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("number", [1, N_REPLICAS])
-def test_sixteen_clients_lose_no_rows(on_s3: Lakehouse, radosgw: S3Server, number: int) -> None:
-    before = on_s3.latest_version()
-    with servers(on_s3, number) as running:
-        begun_s = time.monotonic()
+@pytest.mark.parametrize("n_servers", [1, N_REPLICAS])
+def test_sixteen_clients_lose_no_rows(s3_lake: Lakehouse, radosgw: S3Server, n_servers: int) -> None:
+    before = s3_lake.latest_version()
+    with servers(s3_lake, n_servers) as running:
+        started_s = time.monotonic()
         children = clients([url for _, url in running], radosgw)
         assert [child.finish()[0] for child in children] == [0] * N_CLIENTS
-        seconds = time.monotonic() - begun_s
-    check_rows_exist_once(on_s3, before)
-    n_versions = on_s3.latest_version() - before
-    print(f"{number} servers: {N_CLIENTS * N_EACH} appends as {n_versions} versions in {seconds:.1f} s")
+        seconds = time.monotonic() - started_s
+    check_rows_exist_once(s3_lake, before)
+    n_versions = s3_lake.latest_version() - before
+    print(f"{n_servers} servers: {N_CLIENTS * N_EACH} appends as {n_versions} versions in {seconds:.1f} s")
 
 
 @pytest.mark.soak
-def test_replicas_end_during_commits(on_s3: Lakehouse, radosgw: S3Server) -> None:
-    """One replica is killed and one is stopped by SIGTERM during commits. Clients continue at the remaining ones."""
-    before = on_s3.latest_version()
-    with servers(on_s3, N_REPLICAS) as running:
+def test_stopped_replicas_lose_no_rows(s3_lake: Lakehouse, radosgw: S3Server) -> None:
+    """One replica is killed and one is stopped by SIGTERM during commits. Clients continue at the remaining one."""
+    before = s3_lake.latest_version()
+    with servers(s3_lake, N_REPLICAS) as running:
         children = clients([url for _, url in running], radosgw)
-        for ended, after, how in ((1, 6, signal.SIGKILL), (2, 20, signal.SIGTERM)):
-            while on_s3.latest_version() < before + after:
+        for index, n_versions, signal_number in ((1, 6, signal.SIGKILL), (2, 20, signal.SIGTERM)):
+            while s3_lake.latest_version() < before + n_versions:
                 time.sleep(0.02)
-            os.kill(running[ended][0].pid, how)
+            os.kill(running[index][0].pid, signal_number)
         assert running[2][0].wait(120) == 0
         assert [child.finish()[0] for child in children] == [0] * N_CLIENTS
-    check_rows_exist_once(on_s3, before)
+    check_rows_exist_once(s3_lake, before)
 
 
 def lossy_proxy(url: str) -> Child:
-    """Fork a proxy that loses each fourth change or its response. It reports its address, and at SIGTERM its losses."""
-    faults = [(drop_response if at % 8 < 4 else drop_request)(at, method="POST") for at in range(2, 400, 4)]
+    """Fork a proxy that drops every fourth change or its response. On SIGTERM it reports how many it dropped."""
+    faults = [(drop_response if index % 8 < 4 else drop_request)(index, method="POST") for index in range(2, 400, 4)]
 
     def run(report: Any) -> None:
-        is_over = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+        should_stop = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: should_stop.set())
         with FaultyProxy(url, faults) as proxy:
             report(proxy.url)
-            is_over.wait()
+            should_stop.wait()
             report(str(sum(request.fault is not None for request in proxy.log)))
 
     return fork(run, time_limit_seconds=400)
 
 
 @pytest.mark.soak
-def test_responses_are_lost_during_commits(on_s3: Lakehouse, radosgw: S3Server) -> None:
-    """Requests and responses are lost before each of three replicas. Clients check and continue. DuckDB would fail."""
-    before = on_s3.latest_version()
-    with servers(on_s3, N_REPLICAS) as running:
+def test_lost_responses_lose_no_rows(s3_lake: Lakehouse, radosgw: S3Server) -> None:
+    """A proxy at each of three replicas drops requests and responses. DuckDB would fail, so it uses no proxy."""
+    before = s3_lake.latest_version()
+    with servers(s3_lake, N_REPLICAS) as running:
         proxies = [lossy_proxy(url) for _, url in running]
         children = clients([proxy.next_report() for proxy in proxies], radosgw, running[0][1])
         assert [child.finish()[0] for child in children] == [0] * N_CLIENTS
         for proxy in proxies:
             os.kill(proxy.pid, signal.SIGTERM)
-        n_conflicts = [int(reports[0]) for status, reports in (proxy.finish() for proxy in proxies) if status == 0]
-        assert len(n_conflicts) == N_REPLICAS and all(n_conflicts)
-    check_rows_exist_once(on_s3, before)
-    print(f"lost by each proxy: {n_conflicts}")
+        n_dropped = [int(reports[0]) for status, reports in (proxy.finish() for proxy in proxies) if status == 0]
+        assert len(n_dropped) == N_REPLICAS and all(n_dropped)
+    check_rows_exist_once(s3_lake, before)
+    print(f"dropped by each proxy: {n_dropped}")

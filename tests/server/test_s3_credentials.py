@@ -1,4 +1,4 @@
-"""Test clients without storage keys: sessions for one table's location, signed requests, and their limits."""
+"""Clients without storage keys: sessions for the location of one table, signed requests, and their limits."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from pyiceberg.exceptions import SignError
 
-from tests.server.live_server import LiveServer, Reply, command, logged, serving, settings_for
+from tests.server.live_server import LiveServer, Response, captured_log, command, serving, settings_for
 from tests.server.request_bodies import TABLE, TABLES, commit_of, properties
-from tests.server.test_access_control import ENTRIES, FORBIDDEN, OLD, READER, UNAUTHORIZED, WRITER
+from tests.server.test_access_control import ENTRIES, EXPIRED, FORBIDDEN, READER, UNAUTHORIZED, WRITER
 from tests.servers.radosgw import ROLE_ARN
 from tests.servers.s3_server import S3Server
 from trinitylake_ops import Lakehouse
@@ -59,15 +59,15 @@ def s3_lake(radosgw: S3Server) -> Lakehouse:
 
 
 @pytest.fixture
-def vending(s3_lake: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
-    """A server that vends sessions of a role and signs requests. Its clients find no keys in the environment."""
-    with serving_files(s3_lake, tmp_path, ROLE) as served:
+def vending_server(s3_lake: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveServer]:
+    """A server that vends sessions of a role and signs requests. The environment of its clients contains no keys."""
+    with serving_files(s3_lake, tmp_path, ROLE) as server:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        # Arrow sends checksums behind the body by default, which this version of radosgw rejects.
+        # By default Arrow sends checksums after the body, which this version of radosgw rejects.
         monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
-        yield served
+        yield server
 
 
 def serving_files(lake: Lakehouse, folder: Path, files: DelegationSettings) -> Any:
@@ -94,7 +94,7 @@ def client_with(radosgw: S3Server, config: Mapping[str, str]) -> Any:
     )
 
 
-def refused(call: Any, **arguments: Any) -> bool:
+def is_rejected(call: Any, **arguments: Any) -> bool:
     """Whether S3 rejects a request."""
     try:
         call(**arguments)
@@ -104,8 +104,8 @@ def refused(call: Any, **arguments: Any) -> bool:
     return False
 
 
-def test_session_is_limited_to_its_table(vending: LiveServer, s3_lake: Lakehouse, radosgw: S3Server) -> None:
-    loaded = vending.request("GET", TABLE, headers={**AS_WRITER, **VENDED})
+def test_session_is_limited_to_its_table(vending_server: LiveServer, s3_lake: Lakehouse, radosgw: S3Server) -> None:
+    loaded = vending_server.request("GET", TABLE, headers={**AS_WRITER, **VENDED})
     (credentials,) = loaded.document["storage-credentials"]
     location, other_location = (S3Location.of(f"{location_of(s3_lake, name)}/") for name in ("ns.t", "own.secret"))
     assert credentials["prefix"] == location.root
@@ -125,31 +125,31 @@ def test_session_is_limited_to_its_table(vending: LiveServer, s3_lake: Lakehouse
         f"{location.key_prefix.rstrip('/')}x/data/a",
         f"{s3_lake.root.partition(bucket + '/')[2]}_ops/a",
     ):
-        assert refused(s3.put_object, Bucket=bucket, Key=key, Body=b"x")
-    assert refused(s3.get_object, Bucket=bucket, Key=foreign)
+        assert is_rejected(s3.put_object, Bucket=bucket, Key=key, Body=b"x")
+    assert is_rejected(s3.get_object, Bucket=bucket, Key=foreign)
     copied = {"Bucket": bucket, "Key": foreign}
-    assert refused(s3.copy_object, Bucket=bucket, Key=f"{location.key_prefix}data/stolen", CopySource=copied)
-    assert refused(s3.put_object, Bucket=bucket, Key=metadata, Body=b"{}")
-    assert refused(s3.put_object, Bucket=bucket, Key=f"{location.key_prefix}_owner.json", Body=b"{}")
+    assert is_rejected(s3.copy_object, Bucket=bucket, Key=f"{location.key_prefix}data/stolen", CopySource=copied)
+    assert is_rejected(s3.put_object, Bucket=bucket, Key=metadata, Body=b"{}")
+    assert is_rejected(s3.put_object, Bucket=bucket, Key=f"{location.key_prefix}_owner.json", Body=b"{}")
     for key in (metadata, new, foreign):
-        assert refused(s3.delete_object, Bucket=bucket, Key=key)
+        assert is_rejected(s3.delete_object, Bucket=bucket, Key=key)
     for prefix in ({}, {"Prefix": other_location.key_prefix}, {"Prefix": location.key_prefix[:-1]}):
-        assert refused(s3.list_objects_v2, Bucket=bucket, **prefix)
-    assert refused(s3.put_object_acl, Bucket=bucket, Key=new, ACL="public-read")
-    assert refused(s3.create_bucket, Bucket="of-a-session")
+        assert is_rejected(s3.list_objects_v2, Bucket=bucket, **prefix)
+    assert is_rejected(s3.put_object_acl, Bucket=bucket, Key=new, ACL="public-read")
+    assert is_rejected(s3.create_bucket, Bucket="of-a-session")
 
 
 def _keys(radosgw: S3Server, bucket: str, prefix: str) -> list[str]:
     return [entry["Key"] for entry in radosgw.client.list_objects_v2(Bucket=bucket, Prefix=prefix)["Contents"]]
 
 
-def test_reader_gets_read_only_session(vending: LiveServer, s3_lake: Lakehouse, radosgw: S3Server) -> None:
+def test_reader_gets_read_only_session(vending_server: LiveServer, s3_lake: Lakehouse, radosgw: S3Server) -> None:
     location = S3Location.of(f"{location_of(s3_lake, 'ns.t')}/")
-    writes = client_with(radosgw, _session(vending, AS_WRITER, TABLE))
+    writes = client_with(radosgw, _vended_config(vending_server, AS_WRITER, TABLE))
     for headers, table in ((AS_READER, TABLE), (AS_WRITER, TABLE.replace("main", "v5"))):
-        s3 = client_with(radosgw, _session(vending, headers, table))
+        s3 = client_with(radosgw, _vended_config(vending_server, headers, table))
         assert s3.list_objects_v2(Bucket=location.bucket, Prefix=location.key_prefix)["KeyCount"] >= 4
-        assert refused(s3.put_object, Bucket=location.bucket, Key=f"{location.key_prefix}data/x", Body=b"x")
+        assert is_rejected(s3.put_object, Bucket=location.bucket, Key=f"{location.key_prefix}data/x", Body=b"x")
     writes.put_object(Bucket=location.bucket, Key=f"{location.key_prefix}data/x", Body=b"x")
 
 
@@ -157,72 +157,80 @@ def test_create_only_session_never_overwrites(s3_lake: Lakehouse, radosgw: S3Ser
     """Ceph 16 does not support the condition, so it denies every write of such a session. Reads work."""
     location = S3Location.of(f"{location_of(s3_lake, 'ns.t')}/")
     file = next(path for path in _keys(radosgw, location.bucket, location.key_prefix) if path.endswith(".parquet"))
-    with serving_files(s3_lake, tmp_path, replace(ROLE, create_only=True)) as served:
-        s3 = client_with(radosgw, _session(served, AS_WRITER, TABLE))
+    with serving_files(s3_lake, tmp_path, replace(ROLE, create_only=True)) as server:
+        s3 = client_with(radosgw, _vended_config(server, AS_WRITER, TABLE))
         assert s3.get_object(Bucket=location.bucket, Key=file)["Body"].read()
-        assert refused(s3.put_object, Bucket=location.bucket, Key=file, Body=b"x")
-        assert refused(s3.put_object, Bucket=location.bucket, Key=file, Body=b"x", IfNoneMatch="*")
+        assert is_rejected(s3.put_object, Bucket=location.bucket, Key=file, Body=b"x")
+        assert is_rejected(s3.put_object, Bucket=location.bucket, Key=file, Body=b"x", IfNoneMatch="*")
 
 
-def _session(served: LiveServer, headers: Mapping[str, str], table: str) -> dict[str, str]:
-    config: dict[str, str] = served.request("GET", table, headers={**headers, **VENDED}).document["config"]
+def _vended_config(server: LiveServer, headers: Mapping[str, str], table: str) -> dict[str, str]:
+    config: dict[str, str] = server.request("GET", table, headers={**headers, **VENDED}).document["config"]
     return config
 
 
-def test_responses_contain_no_keys_of_server(vending: LiveServer, s3_lake: Lakehouse) -> None:
-    """No response contains a key of the server. Clients that request no credentials get none, and may use an ETag."""
-    plain = vending.request("GET", TABLE, headers=AS_WRITER)
-    assert set(plain.document["config"]) == STORAGE_CONFIG
-    assert "storage-credentials" not in plain.document
-    tag = {"If-None-Match": plain.headers["etag"]}
-    assert vending.request("GET", TABLE, headers={**AS_WRITER, **tag}).status == 304
-    vended = vending.request("GET", TABLE, headers={**AS_WRITER, **VENDED, **tag})
+def test_responses_contain_no_keys_of_server(vending_server: LiveServer, s3_lake: Lakehouse) -> None:
+    """No response contains a key of the server. Clients that request no credentials get none, and can use an ETag."""
+    without_credentials = vending_server.request("GET", TABLE, headers=AS_WRITER)
+    assert set(without_credentials.document["config"]) == STORAGE_CONFIG
+    assert "storage-credentials" not in without_credentials.document
+    tag = {"If-None-Match": without_credentials.headers["etag"]}
+    assert vending_server.request("GET", TABLE, headers={**AS_WRITER, **tag}).status == 304
+    vended = vending_server.request("GET", TABLE, headers={**AS_WRITER, **VENDED, **tag})
     assert vended.status == 200
-    repeated = vending.request("GET", f"{TABLE}/credentials", headers=AS_WRITER)
+    repeated = vending_server.request("GET", f"{TABLE}/credentials", headers=AS_WRITER)
     assert repeated.document["storage-credentials"] == vended.document["storage-credentials"]
     refreshed = vended.document["config"]["client.refresh-credentials-endpoint"]
-    assert vending.request("GET", f"/{refreshed}", headers=AS_WRITER).body == repeated.body
-    signing = vending.request("GET", TABLE, headers={**AS_WRITER, **SIGNING}).document["config"]
+    assert vending_server.request("GET", f"/{refreshed}", headers=AS_WRITER).body == repeated.body
+    signing = vending_server.request("GET", TABLE, headers={**AS_WRITER, **SIGNING}).document["config"]
     assert signing["s3.remote-signing-enabled"] == "true"
     assert not any("key" in name or "token" in name for name in signing)
-    for reply in (plain, vended, repeated):
+    for response in (without_credentials, vended, repeated):
         for secret in ("access_key_id", "secret_access_key"):
-            assert s3_lake.storage_options[secret].encode() not in reply.body
+            assert s3_lake.storage_options[secret].encode() not in response.body
 
 
-def test_clients_that_get_no_credentials(vending: LiveServer, s3_lake: Lakehouse, tmp_path: Path) -> None:
+def test_credentials_are_not_vended_without_authentication_or_support(
+    vending_server: LiveServer, s3_lake: Lakehouse, tmp_path: Path
+) -> None:
     before = s3_lake.latest_version()
     for path, method in ((f"{TABLE}/credentials", "GET"), (f"{TABLE}/sign", "POST")):
-        assert vending.request(method, path, {}).error == UNAUTHORIZED
-        assert vending.request(method, path, {}, headers={"Authorization": f"Bearer {OLD}"}).error == UNAUTHORIZED
+        assert vending_server.request(method, path, {}).error == UNAUTHORIZED
+        assert (
+            vending_server.request(method, path, {}, headers={"Authorization": f"Bearer {EXPIRED}"}).error
+            == UNAUTHORIZED
+        )
         missing = path.replace("/t/", "/none/")
-        assert vending.request(method, missing, {}, headers=AS_WRITER).error == (404, "NoSuchTableException")
+        assert vending_server.request(method, missing, {}, headers=AS_WRITER).error == (404, "NoSuchTableException")
         foreign = path.replace("main", "other.main")
-        assert vending.request(method, foreign, {}, headers=AS_WRITER).error == (404, "NoSuchWarehouseException")
-    with serving_files(s3_lake, tmp_path, DelegationSettings()) as plain:
+        assert vending_server.request(method, foreign, {}, headers=AS_WRITER).error == (404, "NoSuchWarehouseException")
+    with serving_files(s3_lake, tmp_path, DelegationSettings()) as plain_server:
         for path, method in ((f"{TABLE}/credentials", "GET"), (f"{TABLE}/sign", "POST")):
-            assert plain.request(method, path, {}, headers=AS_WRITER).error == (406, "UnsupportedOperationException")
-        config = plain.request("GET", TABLE, headers={**AS_WRITER, **VENDED}).document["config"]
+            assert plain_server.request(method, path, {}, headers=AS_WRITER).error == (
+                406,
+                "UnsupportedOperationException",
+            )
+        config = plain_server.request("GET", TABLE, headers={**AS_WRITER, **VENDED}).document["config"]
         assert set(config) == STORAGE_CONFIG
-    missing_role = replace(ROLE, role="arn:aws:iam:::role/nobodys")
-    with serving_files(s3_lake, tmp_path, missing_role) as misconfigured:
-        denied = misconfigured.request("GET", TABLE, headers={**AS_WRITER, **VENDED})
+    missing_role = replace(ROLE, role="arn:aws:iam:::role/missing")
+    with serving_files(s3_lake, tmp_path, missing_role) as misconfigured_server:
+        denied = misconfigured_server.request("GET", TABLE, headers={**AS_WRITER, **VENDED})
         assert denied.error == (503, "ServiceUnavailableException")
-        assert misconfigured.request("GET", TABLE, headers=AS_WRITER).status == 200
+        assert misconfigured_server.request("GET", TABLE, headers=AS_WRITER).status == 200
     assert s3_lake.latest_version() == before
 
 
-def sign(served: LiveServer, headers: Mapping[str, str], method: str, uri: str, **extra_headers: str) -> Reply:
+def sign(server: LiveServer, headers: Mapping[str, str], method: str, uri: str, **extra_headers: str) -> Response:
     body = {
         "method": method,
         "uri": uri,
         "region": "us-east-1",
-        "headers": {name: [v] for name, v in extra_headers.items()},
+        "headers": {name: [value] for name, value in extra_headers.items()},
     }
-    return served.request("POST", f"{TABLE}/sign", body, headers=headers)
+    return server.request("POST", f"{TABLE}/sign", body, headers=headers)
 
 
-def send(method: str, signed: Reply, body: bytes = b"", **unsigned: str) -> tuple[int, bytes]:
+def send(method: str, signed: Response, body: bytes = b"", **unsigned: str) -> tuple[int, bytes]:
     """Send a signed request, optionally with unsigned headers."""
     document = signed.document
     split = urlsplit(document["uri"])
@@ -237,41 +245,44 @@ def send(method: str, signed: Reply, body: bytes = b"", **unsigned: str) -> tupl
 
 
 def test_signed_requests_are_limited_to_their_table(
-    vending: LiveServer, s3_lake: Lakehouse, radosgw: S3Server, tmp_path: Path
+    vending_server: LiveServer, s3_lake: Lakehouse, radosgw: S3Server, tmp_path: Path
 ) -> None:
     location, other_location = (S3Location.of(f"{location_of(s3_lake, name)}/") for name in ("ns.t", "own.secret"))
-    at = f"{radosgw.endpoint}/{location.bucket}/"
+    bucket_url = f"{radosgw.endpoint}/{location.bucket}/"
     metadata = next(
         key for key in _keys(radosgw, location.bucket, location.key_prefix) if key.endswith(".metadata.json")
     )
     foreign = _keys(radosgw, location.bucket, other_location.key_prefix)[0]
-    assert send("GET", sign(vending, AS_READER, "GET", at + metadata))[0] == 200
-    assert sign(vending, AS_READER, "GET", at + foreign).error == FORBIDDEN
-    new = f"{at}{location.key_prefix}data/new.parquet"
-    assert sign(vending, AS_READER, "PUT", new).error == FORBIDDEN
-    assert send("PUT", sign(vending, AS_WRITER, "PUT", new), b"content")[0] == 200
-    assert send("GET", sign(vending, AS_READER, "GET", new)) == (200, b"content")
+    assert send("GET", sign(vending_server, AS_READER, "GET", bucket_url + metadata))[0] == 200
+    assert sign(vending_server, AS_READER, "GET", bucket_url + foreign).error == FORBIDDEN
+    new = f"{bucket_url}{location.key_prefix}data/new.parquet"
+    assert sign(vending_server, AS_READER, "PUT", new).error == FORBIDDEN
+    assert send("PUT", sign(vending_server, AS_WRITER, "PUT", new), b"content")[0] == 200
+    assert send("GET", sign(vending_server, AS_READER, "GET", new)) == (200, b"content")
     # An existing file is not overwritten: the storage rejects the signed request, and one without the signed condition.
-    repeated = sign(vending, AS_WRITER, "PUT", new)
+    repeated = sign(vending_server, AS_WRITER, "PUT", new)
     assert send("PUT", repeated, b"other")[0] == 412
     assert send("PUT", repeated, b"other", **{"if-none-match": '"none"'})[0] == 403
-    assert send("GET", sign(vending, AS_READER, "GET", new)) == (200, b"content")
-    assert sign(vending, AS_READER, "GET", new, Host="other.example.com").status == 400
+    assert send("GET", sign(vending_server, AS_READER, "GET", new)) == (200, b"content")
+    assert sign(vending_server, AS_READER, "GET", new, Host="other.example.com").status == 400
     # radosgw accepts unsigned headers. The session that signs can still not access another table.
-    stolen = sign(vending, AS_WRITER, "PUT", f"{at}{location.key_prefix}data/stolen")
+    stolen = sign(vending_server, AS_WRITER, "PUT", f"{bucket_url}{location.key_prefix}data/stolen")
     assert send("PUT", stolen, **{"x-amz-copy-source": f"/{location.bucket}/{foreign}"})[0] == 403
-    unsigned = sign(vending, AS_WRITER, "PUT", f"{at}{location.key_prefix}data/opened")
+    unsigned = sign(vending_server, AS_WRITER, "PUT", f"{bucket_url}{location.key_prefix}data/opened")
     send("PUT", unsigned, b"x", **{"x-amz-acl": "public-read"})
-    with serving_files(s3_lake, tmp_path, NO_ROLE) as reads_only:
-        assert send("GET", sign(reads_only, AS_READER, "GET", at + metadata))[0] == 200
-        assert sign(reads_only, AS_WRITER, "PUT", new).error == FORBIDDEN
-    assert sign(vending, AS_WRITER, "PUT", new.replace("main", "v1")).status == 200
+    with serving_files(s3_lake, tmp_path, NO_ROLE) as read_only_server:
+        assert send("GET", sign(read_only_server, AS_READER, "GET", bucket_url + metadata))[0] == 200
+        assert sign(read_only_server, AS_WRITER, "PUT", new).error == FORBIDDEN
+    assert sign(vending_server, AS_WRITER, "PUT", new.replace("main", "v1")).status == 200
     body = {"method": "PUT", "uri": new, "region": "us-east-1", "headers": {}}
-    assert vending.request("POST", f"{TABLE.replace('main', 'v5')}/sign", body, headers=AS_WRITER).error == FORBIDDEN
+    assert (
+        vending_server.request("POST", f"{TABLE.replace('main', 'v5')}/sign", body, headers=AS_WRITER).error
+        == FORBIDDEN
+    )
 
 
 FOLDER = S3Location.of("s3://bucket/lake/tables/id/")
-PLACE = BucketAddress("https://s3.example.com", "eu-1", is_virtual=False)
+ADDRESS = BucketAddress("https://s3.example.com", "eu-1", is_virtual=False)
 FILE = "https://s3.example.com/bucket/lake/tables/id/data/a.parquet"
 
 
@@ -297,10 +308,10 @@ def unsigned_request(method: str, uri: str, region: str = "eu-1", **headers: str
     ],
 )
 def test_allowed_requests_are_signed(method: str, uri: str, writes: bool) -> None:
-    assert check_request(unsigned_request(method, uri), FOLDER, PLACE, may_write=True) is writes
+    assert check_request(unsigned_request(method, uri), FOLDER, ADDRESS, may_write=True) is writes
     if writes:
         with pytest.raises(LocationNotAllowedError):
-            check_request(unsigned_request(method, uri), FOLDER, PLACE, may_write=False)
+            check_request(unsigned_request(method, uri), FOLDER, ADDRESS, may_write=False)
 
 
 @pytest.mark.parametrize(
@@ -392,7 +403,7 @@ def test_allowed_requests_are_signed(method: str, uri: str, writes: bool) -> Non
 )  # fmt: skip
 def test_other_requests_are_not_signed(method: str, uri: str, headers: dict[str, str | list[str]]) -> None:
     with pytest.raises((LocationNotAllowedError, InvalidInputError)):
-        check_request(unsigned_request(method, uri, **headers), FOLDER, PLACE, may_write=True)
+        check_request(unsigned_request(method, uri, **headers), FOLDER, ADDRESS, may_write=True)
 
 
 KEYS = Credentials("AKIAEXAMPLE", "of-the-server")
@@ -400,17 +411,17 @@ KEYS = Credentials("AKIAEXAMPLE", "of-the-server")
 
 def signed_headers(request: UnsignedRequest) -> tuple[dict[str, str], set[str]]:
     """Return the headers of a signed request, and the names of the signed headers."""
-    check_request(request, FOLDER, PLACE, may_write=True)
+    check_request(request, FOLDER, ADDRESS, may_write=True)
     headers = {name.lower(): value for name, (value,) in signed(request, "eu-1", KEYS).headers.items()}
     return headers, set(headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";"))
 
 
 def test_only_host_of_uri_is_signed() -> None:
-    """The URI's own host may be sent in any spelling, with the same signature as without a host header."""
+    """The host of the URI may be sent in upper or lower case, with the same signature as without a host header."""
     date = "20261127T120000Z"
-    plain, covered = signed_headers(unsigned_request("GET", FILE))
-    assert "host" in covered
-    assert "host" not in plain
+    unsigned_headers, signed_names = signed_headers(unsigned_request("GET", FILE))
+    assert "host" in signed_names
+    assert "host" not in unsigned_headers
     for host in ("s3.example.com", "S3.EXAMPLE.COM"):
         assert signed_headers(unsigned_request("GET", FILE, host=host, x_amz_date=date))[0]["host"] == "s3.example.com"
     expected = unsigned_request(
@@ -434,14 +445,14 @@ def test_only_host_of_uri_is_signed() -> None:
 )
 def test_writes_are_signed_to_create_only(method: str, uri: str, creates: bool) -> None:
     for condition in ({}, {"if_none_match": "anything"}):
-        headers, covered = signed_headers(unsigned_request(method, uri, **condition))
+        headers, signed_names = signed_headers(unsigned_request(method, uri, **condition))
         assert (headers.get("if-none-match") == "*") is creates
-        assert ("if-none-match" in covered) is (creates or bool(condition))
+        assert ("if-none-match" in signed_names) is (creates or bool(condition))
 
 
 def test_requests_for_another_region_are_not_signed() -> None:
     with pytest.raises(InvalidInputError):
-        check_request(unsigned_request("GET", FILE, "us-1"), FOLDER, PLACE, may_write=True)
+        check_request(unsigned_request("GET", FILE, "us-1"), FOLDER, ADDRESS, may_write=True)
 
 
 def test_policies_name_location_without_patterns() -> None:
@@ -453,20 +464,16 @@ def test_policies_name_location_without_patterns() -> None:
             folder_policy(S3Location.of(f"{root}tables/id/"), "aws", writes=True)
     with pytest.raises(InvalidInputError):
         folder_policy(S3Location.of(f"s3://bucket/{'a' * 900}/tables/id/"), "aws", writes=True)
-    assert all(
-        "Condition" not in entry_of_policy for entry_of_policy in writes if "s3:PutObject" in entry_of_policy["Action"]
-    )
+    assert all("Condition" not in statement for statement in writes if "s3:PutObject" in statement["Action"])
     creates = json.loads(folder_policy(FOLDER, "aws", writes=True, create_only=True))["Statement"]
     puts = [
-        entry_of_policy
-        for entry_of_policy in creates
-        if "s3:PutObject" in entry_of_policy["Action"] and entry_of_policy["Effect"] == "Allow"
+        statement for statement in creates if "s3:PutObject" in statement["Action"] and statement["Effect"] == "Allow"
     ]
-    assert [entry_of_policy["Condition"] for entry_of_policy in puts] == [
+    assert [statement["Condition"] for statement in puts] == [
         {"Null": {"s3:if-none-match": "false"}, "StringLike": {"s3:if-none-match": "*"}},
         {"Bool": {"s3:ObjectCreationOperation": "false"}},
     ]
-    assert all(entry_of_policy["Action"] == ["s3:PutObject"] for entry_of_policy in puts)
+    assert all(statement["Action"] == ["s3:PutObject"] for statement in puts)
     assert "arn:aws-cn:s3:::bucket/lake" in folder_policy(FOLDER, "aws-cn", writes=False)
 
 
@@ -491,17 +498,17 @@ def test_invalid_delegation_settings_are_rejected(tmp_path: Path, lake: Lakehous
     assert read_lakehouses(path)["a"].files == DelegationSettings(ROLE_ARN, 900)
 
 
-def test_pyiceberg_works_without_keys(vending: LiveServer, s3_lake: Lakehouse) -> None:
+def test_pyiceberg_works_without_keys(vending_server: LiveServer, s3_lake: Lakehouse) -> None:
     """A client with only a token reads and writes files on S3, with a session and with signatures."""
-    catalog = vending.catalog(token=WRITER)
+    catalog = vending_server.catalog(token=WRITER)
     table = catalog.load_table("ns.t")
     table.append(ROWS)
     catalog.create_table("ns.new", ROWS.schema).append(ROWS)
     with catalog.create_table_transaction("ns.staged", ROWS.schema) as transaction:
         transaction.append(ROWS)
     assert catalog.load_table("ns.staged").scan().to_arrow().num_rows == 3
-    assert vending.catalog("v5", token=READER).load_table("ns.t").scan().to_arrow().num_rows == 3
-    reader = vending.catalog(token=READER).load_table("ns.t")
+    assert vending_server.catalog("v5", token=READER).load_table("ns.t").scan().to_arrow().num_rows == 3
+    reader = vending_server.catalog(token=READER).load_table("ns.t")
     assert reader.scan().to_arrow().num_rows == 6
     with pytest.raises(OSError, match=r"(?i)access.?denied"):
         reader.append(ROWS)
@@ -512,13 +519,13 @@ def test_pyiceberg_works_without_keys(vending: LiveServer, s3_lake: Lakehouse) -
 def test_pyiceberg_works_with_signatures(
     s3_lake: Lakehouse, radosgw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """s3fs performs the requests, and its event loop waits for each signature, so the server is a separate process."""
+    """The event loop of s3fs waits for each signature, so the server must run in a separate process."""
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text(yaml.safe_dump({"tokens": ENTRIES}))
     for name, value in {**radosgw.environment, OPTIONS_VARIABLE: "addressing_style=path"}.items():
         monkeypatch.setenv(name, value)
     arguments = ("--tokens", str(tokens), "--sign-requests", "--vend-role", ROLE_ARN)
-    with command(s3_lake.root, *arguments) as (process, url, _begun):
+    with command(s3_lake.root, *arguments) as (process, url, _first_record):
         assert process.stderr is not None
         threading.Thread(target=process.stderr.read, daemon=True).start()
         for name in radosgw.environment:
@@ -537,13 +544,13 @@ def test_pyiceberg_works_with_signatures(
             reader.append(ROWS)
 
 
-def test_sessions_are_not_logged(vending: LiveServer) -> None:
-    with logged(logging.DEBUG) as text:
-        session = _session(vending, AS_WRITER, TABLE)
-        signed = sign(vending, AS_WRITER, "GET", "http://elsewhere.example/bucket/a?secret=inquery45")
+def test_sessions_are_not_logged(vending_server: LiveServer) -> None:
+    with captured_log(logging.DEBUG) as text:
+        session = _vended_config(vending_server, AS_WRITER, TABLE)
+        signed = sign(vending_server, AS_WRITER, "GET", "http://other.example/bucket/a?secret=inquery45")
         assert signed.status == 400
-        assert vending.request("POST", TABLE, commit_of(properties(a="1")), headers=AS_WRITER).status == 200
-        metrics = vending.request("GET", "/metrics", headers=AS_WRITER).body.decode()
+        assert vending_server.request("POST", TABLE, commit_of(properties(a="1")), headers=AS_WRITER).status == 200
+        metrics = vending_server.request("GET", "/metrics", headers=AS_WRITER).body.decode()
     assert '"status": 400' in text.getvalue()
     secrets = [session[f"s3.{name}"] for name in ("secret-access-key", "session-token", "access-key-id")]
     for secret in (*secrets, "inquery45"):

@@ -1,4 +1,4 @@
-"""Run every snippet of docs/rest-catalog/run.md in order, against a server that the page starts itself."""
+"""Run every snippet of docs/rest-catalog/run.md in order. The page itself starts the server."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert init[:1] == serve[:1] == ["trinitylake"]
     root = init[2]
     Lakehouse.create(root, {"fsync": "false"})
-    names: dict[str, object] = {}
+    namespace: dict[str, object] = {}
     counts: list[object] = []
     with command(*serve[2:]) as (_, url, _begun), duckdb_with_iceberg() as connection:
         for kind, text in all_snippets:
             snippet = text.replace(_ADDRESS, url)
             if kind == "python":
-                exec(compile(snippet, str(PAGE), "exec"), names)
+                exec(compile(snippet, str(PAGE), "exec"), namespace)
             elif kind == "sql":
                 statements = [sql for sql in snippet.split(";\n") if not sql.startswith(("INSTALL", "LOAD")) and sql]
                 counts = [connection.execute(sql).fetchall() for sql in statements]
@@ -49,8 +49,11 @@ def test_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert counts[-1] == [(2,)]
     assert capsys.readouterr().out.count("9.5") >= 2
     lake = Lakehouse.open(root)
-    by_duckdb = next(info for info in lake.history() if info.message and ";" in info.message)
-    assert {change.table for change in lake.diff(by_duckdb.version - 1, by_duckdb.version)} == {"orders", "refunds"}
+    duckdb_version = next(info for info in lake.history() if info.message and ";" in info.message)
+    assert {change.table for change in lake.diff(duckdb_version.version - 1, duckdb_version.version)} == {
+        "orders",
+        "refunds",
+    }
 
 
 def test_configuration_files_are_valid(tmp_path: Path) -> None:

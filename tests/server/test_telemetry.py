@@ -1,4 +1,4 @@
-"""Test the metrics, traces and logs of a server, and that none of them contains a secret."""
+"""The metrics, traces and logs of a server. None of them contains a secret."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-def measured(served: LiveServer, **headers: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def read_metrics(server: LiveServer, **headers: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Return all samples by name and labels."""
-    answer = served.request("GET", "/metrics", headers=headers)
-    assert (answer.status, answer.headers["content-type"].partition(";")[0]) == (200, "text/plain")
+    response = server.request("GET", "/metrics", headers=headers)
+    assert (response.status, response.headers["content-type"].partition(";")[0]) == (200, "text/plain")
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(answer.body.decode())
+        for family in text_string_to_metric_families(response.body.decode())
         for sample in family.samples
     }
 
@@ -53,35 +53,35 @@ def value_of(samples: dict[Any, float], name: str, **labels: str) -> float:
 
 
 @pytest.fixture
-def table(served: LiveServer) -> LiveServer:
-    assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
-    assert served.request("POST", TABLES, create_body()).status == 200
-    return served
+def table_server(server: LiveServer) -> LiveServer:
+    assert server.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
+    assert server.request("POST", TABLES, create_body()).status == 200
+    return server
 
 
-def test_requests_commits_groups_and_storage_are_counted(table: LiveServer) -> None:
-    before = measured(table)
-    assert table.request("POST", TABLE, commit_of(properties(a="1"))).status == 200
-    assert table.request("POST", TABLE, commit_of(requirements=({"type": "assert-create"},))).status == 409
-    assert table.request("GET", "/v1/main/secret-path").status == 404
-    after = measured(table)
+def test_requests_commits_groups_and_storage_are_counted(table_server: LiveServer) -> None:
+    before = read_metrics(table_server)
+    assert table_server.request("POST", TABLE, commit_of(properties(a="1"))).status == 200
+    assert table_server.request("POST", TABLE, commit_of(requirements=({"type": "assert-create"},))).status == 409
+    assert table_server.request("GET", "/v1/main/secret-path").status == 404
+    after = read_metrics(table_server)
 
-    def grown(name: str, **labels: str) -> float:
+    def increase(name: str, **labels: str) -> float:
         return value_of(after, name, **labels) - value_of(before, name, **labels)
 
     commit = "POST /v1/{prefix}/namespaces/{namespace}/tables/{table}"
-    assert grown("trinitylake_requests_total", operation=commit, status="200") == 1
-    assert grown("trinitylake_requests_total", operation=commit, status="409") == 1
-    assert grown("trinitylake_requests_total", operation="other", status="404") == 1
-    assert grown("trinitylake_request_seconds_count", operation=commit) == 2
-    assert grown("trinitylake_commits_total", lakehouse="main", outcome="committed") == 1
-    assert grown("trinitylake_commits_total", lakehouse="main", outcome="conflict") == 1
-    assert grown("trinitylake_commit_group_size_count") == grown("trinitylake_commit_group_size_sum") == 1
-    assert grown("trinitylake_storage_requests_total", lakehouse="main", storage="file", kind="create") >= 3
-    assert grown("trinitylake_storage_rounds_total", lakehouse="main") >= 2
-    assert grown("trinitylake_storage_bytes_total", lakehouse="main", storage="file", way="written") > 1_000
-    assert grown("trinitylake_transactions_total", outcome="committed") == 1
-    assert value_of(after, "trinitylake_requests_in_progress") == 1  # the one for the metrics
+    assert increase("trinitylake_requests_total", operation=commit, status="200") == 1
+    assert increase("trinitylake_requests_total", operation=commit, status="409") == 1
+    assert increase("trinitylake_requests_total", operation="other", status="404") == 1
+    assert increase("trinitylake_request_seconds_count", operation=commit) == 2
+    assert increase("trinitylake_commits_total", lakehouse="main", outcome="committed") == 1
+    assert increase("trinitylake_commits_total", lakehouse="main", outcome="conflict") == 1
+    assert increase("trinitylake_commit_group_size_count") == increase("trinitylake_commit_group_size_sum") == 1
+    assert increase("trinitylake_storage_requests_total", lakehouse="main", storage="file", kind="create") >= 3
+    assert increase("trinitylake_storage_rounds_total", lakehouse="main") >= 2
+    assert increase("trinitylake_storage_bytes_total", lakehouse="main", storage="file", way="written") > 1_000
+    assert increase("trinitylake_transactions_total", outcome="committed") == 1
+    assert value_of(after, "trinitylake_requests_in_progress") == 1  # the request for the metrics
     assert value_of(after, "trinitylake_lakehouse_version", lakehouse="main") == 2
     assert value_of(after, "trinitylake_age_seconds", lakehouse="main", of="verify") == float("inf")
     assert value_of(after, "trinitylake_due_seconds", lakehouse="main", what="purge") == 0
@@ -89,37 +89,37 @@ def test_requests_commits_groups_and_storage_are_counted(table: LiveServer) -> N
     assert not any(text == "ns" or "secret" in text for text in names)
 
 
-def test_unchanged_table_takes_one_round_trip(table: LiveServer) -> None:
+def test_unchanged_table_takes_one_round_trip(table_server: LiveServer) -> None:
     """A read only checks whether there is a newer version, for every client and warehouse."""
-    assert table.application is not None
-    meter = table.application.warehouses.served[0].lake.storage
+    assert table_server.application is not None
+    meter = table_server.application.warehouses.served[0].lake.storage
     assert isinstance(meter, MeteredStorage)
     earlier = TABLE.replace("/main/", "/v2/")
-    tags = {path: table.request("GET", path).headers["etag"] for path in (TABLE, earlier)}
+    tags = {path: table_server.request("GET", path).headers["etag"] for path in (TABLE, earlier)}
     for path, tag in tags.items():
         for headers, status in (({}, 200), ({"If-None-Match": tag}, 304)):
             before = meter.snapshot()
-            assert table.request("GET", path, headers=headers).status == status
-            spent = meter.snapshot() - before
-            assert (spent.rounds, set(spent.requests)) == (budget("begin, warm").rounds, {"read"}), path
+            assert table_server.request("GET", path, headers=headers).status == status
+            measured = meter.snapshot() - before
+            assert (measured.rounds, set(measured.requests)) == (budget("begin, warm").rounds, {"read"}), path
 
 
 def test_metrics_require_read_access(lake: Lakehouse, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
     entries = [entry(READER, "reader", scope="read"), entry(MIXED, "mixed", scope="none", namespaces={"ns": "read"})]
     tokens.write_text(yaml.safe_dump({"tokens": entries}))
-    with serving(settings_for(lake, tokens=tokens)) as served:
-        assert served.request("GET", "/metrics").status == 401
-        assert served.request("GET", "/metrics", headers={"Authorization": f"Bearer {MIXED}"}).error == FORBIDDEN
-        samples = measured(served, Authorization=f"Bearer {READER}")
+    with serving(settings_for(lake, tokens=tokens)) as server:
+        assert server.request("GET", "/metrics").status == 401
+        assert server.request("GET", "/metrics", headers={"Authorization": f"Bearer {MIXED}"}).error == FORBIDDEN
+        samples = read_metrics(server, Authorization=f"Bearer {READER}")
         assert not any(token in str(samples) for token in (READER, MIXED, "reader", "mixed"))
 
 
 def test_storage_failures_are_counted_by_kind(lake: Lakehouse) -> None:
     storage = FaultyStorage(lake.storage, [fail(1, StorageError, kind="create", times=100)])
-    with serving(settings_for(lake), Warehouses({ONLY: Lakehouse(storage, lake.storage_options)})) as served:
-        assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 503
-        assert value_of(measured(served), "trinitylake_commits_total", lakehouse="main", outcome="unavailable") == 1
+    with serving(settings_for(lake), Warehouses({ONLY: Lakehouse(storage, lake.storage_options)})) as server:
+        assert server.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 503
+        assert value_of(read_metrics(server), "trinitylake_commits_total", lakehouse="main", outcome="unavailable") == 1
 
 
 @pytest.fixture
@@ -131,10 +131,10 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.shutdown()
 
 
-def test_each_request_and_change_has_a_span(table: LiveServer, spans: InMemorySpanExporter) -> None:
+def test_each_request_and_change_has_a_span(table_server: LiveServer, spans: InMemorySpanExporter) -> None:
     caller = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
-    assert table.request("POST", TABLE, commit_of(properties(note="s3cret")), caller).status == 200
-    assert table.request("GET", f"{TABLES}/none", headers={"traceparent": "nonsense"}).status == 404
+    assert table_server.request("POST", TABLE, commit_of(properties(note="s3cret")), caller).status == 200
+    assert table_server.request("GET", f"{TABLES}/none", headers={"traceparent": "nonsense"}).status == 404
     by_name = {span.name: span for span in spans.get_finished_spans()}
     request = by_name["POST /v1/{prefix}/namespaces/{namespace}/tables/{table}"]
     change, other = by_name["change"], by_name["GET /v1/{prefix}/namespaces/{namespace}/tables/{table}"]
@@ -147,7 +147,7 @@ def test_each_request_and_change_has_a_span(table: LiveServer, spans: InMemorySp
 
 
 def test_serve_command_sends_traces(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sent with OTLP over HTTP to a real receiver before the process ends."""
+    """The command sends traces with OTLP over HTTP to a real receiver before it exits."""
     received: list[bytes] = []
 
     class Receiver(BaseHTTPRequestHandler):
@@ -174,25 +174,33 @@ def test_serve_command_sends_traces(lake: Lakehouse, monkeypatch: pytest.MonkeyP
         thread.join()
         server.server_close()
     messages = [ExportTraceServiceRequest.FromString(body) for body in received]
-    names = [span.name for one in messages for of in one.resource_spans for by in of.scope_spans for span in by.spans]
+    names = [
+        span.name
+        for message in messages
+        for resource in message.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
     assert "GET /v1/config" in names
 
 
-def test_no_traces_are_sent_without_extra(table: LiveServer, lake: Lakehouse) -> None:
+def test_no_traces_are_sent_without_extra(table_server: LiveServer, lake: Lakehouse) -> None:
     assert not isinstance(trace.get_tracer_provider(), TracerProvider)
-    assert table.request("GET", TABLES).status == 200
+    assert table_server.request("GET", TABLES).status == 200
     program = "from trinitylake_ops.cli import main\nmain()"
-    ran = run_without({"opentelemetry.exporter", "opentelemetry.sdk"}, program, "serve", lake.root, "--traces")
-    assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
+    completed = run_without({"opentelemetry.exporter", "opentelemetry.sdk"}, program, "serve", lake.root, "--traces")
+    assert (completed.returncode, completed.stderr.splitlines()[-1]) == (
         2,
         "Error: opentelemetry.exporter is not installed: it is part of the extra 'otel'; run"
         " pip install 'trinitylake-ops[otel]'",
     )
 
 
-def test_access_log_has_request_details_without_secrets(table: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_access_log_has_request_details_without_secrets(
+    table_server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO):
-        table.request("POST", TABLE, commit_of(properties(note="s3cret")), {"Authorization": "Bearer t0ken"})
+        table_server.request("POST", TABLE, commit_of(properties(note="s3cret")), {"Authorization": "Bearer t0ken"})
     (fields,) = [record.fields for record in caplog.records if hasattr(record, "fields")]
     assert {"request", "method", "path", "principal", "status", "milliseconds"} == set(fields)
     assert not {"s3cret", "t0ken"} & set(json.dumps(fields).split('"'))

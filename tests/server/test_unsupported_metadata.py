@@ -1,4 +1,4 @@
-"""Test that requests for tables with unsupported metadata get a response at once."""
+"""Requests for tables with unsupported metadata get an error response."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_table_of_format_version_3_is_rejected(table_lake: Lakehouse) -> None:
         content["next-row-id"] = 0
 
     change_metadata(table_lake, change)
-    with serving(settings_for(table_lake)) as served:
-        assert served.request("GET", TABLE).error == (406, "UnsupportedOperationException")
+    with serving(settings_for(table_lake)) as server:
+        assert server.request("GET", TABLE).error == (406, "UnsupportedOperationException")
 
 
 def test_plan_with_unknown_schema_is_rejected(table_lake: Lakehouse) -> None:
@@ -40,8 +40,8 @@ def test_plan_with_unknown_schema_is_rejected(table_lake: Lakehouse) -> None:
         content["snapshots"][0]["schema-id"] = 9
 
     change_metadata(table_lake, change)
-    with serving(settings_for(table_lake)) as served:
-        snapshot_id = json.loads(served.request("GET", TABLE).body)["metadata"]["current-snapshot-id"]
+    with serving(settings_for(table_lake)) as server:
+        snapshot_id = json.loads(server.request("GET", TABLE).body)["metadata"]["current-snapshot-id"]
         body = {"snapshot-id": snapshot_id, "use-snapshot-schema": True}
-        assert served.request("POST", f"{TABLE}/plan", body).error == (500, "InternalServerError")
-        assert served.request("POST", f"{TABLE}/plan", {"snapshot-id": snapshot_id}).status == 200
+        assert server.request("POST", f"{TABLE}/plan", body).error == (500, "InternalServerError")
+        assert server.request("POST", f"{TABLE}/plan", {"snapshot-id": snapshot_id}).status == 200

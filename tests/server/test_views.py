@@ -1,4 +1,4 @@
-"""Test views that plain requests and pyiceberg's client create, change, rename and drop, at every version."""
+"""Views that plain requests and pyiceberg's client create, change, rename and drop, at every version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyiceberg.types import LongType, NestedField
 from pyiceberg.view.metadata import SQLViewRepresentation, ViewRepresentation, ViewVersion
 
 from tests.server.live_server import LiveServer
-from tests.server.request_bodies import SCHEMA, TABLES, WIDER, create_body, new_key
+from tests.server.request_bodies import SCHEMA, TABLES, WIDER_SCHEMA, create_body, new_key
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.iceberg import catalog_at
@@ -41,57 +41,57 @@ def view(name: str = "v", **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def views(served: LiveServer) -> LiveServer:
+def view_server(server: LiveServer) -> LiveServer:
     """A server whose namespace ``ns`` has the table ``t`` and the view ``v``."""
-    assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"], "properties": {"p": "1"}}).status == 200
-    assert served.request("POST", TABLES, create_body()).status == 200
-    assert served.request("POST", VIEWS, view()).status == 200
-    return served
+    assert server.request("POST", "/v1/main/namespaces", {"namespace": ["ns"], "properties": {"p": "1"}}).status == 200
+    assert server.request("POST", TABLES, create_body()).status == 200
+    assert server.request("POST", VIEWS, view()).status == 200
+    return server
 
 
-def test_view_is_created_listed_loaded_and_dropped(views: LiveServer, lake: Lakehouse) -> None:
-    assert views.request("GET", VIEWS).document["identifiers"] == [{"namespace": ["ns"], "name": "v"}]
-    loaded = views.request("GET", VIEW).document
+def test_view_is_created_listed_loaded_and_dropped(view_server: LiveServer, lake: Lakehouse) -> None:
+    assert view_server.request("GET", VIEWS).document["identifiers"] == [{"namespace": ["ns"], "name": "v"}]
+    loaded = view_server.request("GET", VIEW).document
     assert loaded["metadata"]["versions"][0]["representations"] == version()["representations"]
     assert loaded["metadata"]["properties"] == {"a": "1"}
-    assert views.request("HEAD", VIEW).status == 204
-    # It is only a view: not a table, and not visible as a property of its namespace.
-    assert views.request("GET", TABLES).document["identifiers"] == [{"namespace": ["ns"], "name": "t"}]
-    assert views.request("GET", NS).document["properties"] == {"p": "1"}
+    assert view_server.request("HEAD", VIEW).status == 204
+    # The view is not listed as a table, and not visible as a property of its namespace.
+    assert view_server.request("GET", TABLES).document["identifiers"] == [{"namespace": ["ns"], "name": "t"}]
+    assert view_server.request("GET", NS).document["properties"] == {"p": "1"}
     before = lake.latest_version()
-    assert views.request("DELETE", VIEW).status == 204
-    assert views.request("GET", VIEW).error == (404, "NoSuchViewException")
-    assert views.request("HEAD", VIEW).status == 404
-    assert views.request("DELETE", VIEW).error == (404, "NoSuchViewException")
-    assert views.request("GET", f"/v1/v{before}/namespaces/ns/views/v").document == loaded
-    assert views.request("DELETE", f"/v1/v{before}/namespaces/ns/views/v").error == (403, "ForbiddenException")
+    assert view_server.request("DELETE", VIEW).status == 204
+    assert view_server.request("GET", VIEW).error == (404, "NoSuchViewException")
+    assert view_server.request("HEAD", VIEW).status == 404
+    assert view_server.request("DELETE", VIEW).error == (404, "NoSuchViewException")
+    assert view_server.request("GET", f"/v1/v{before}/namespaces/ns/views/v").document == loaded
+    assert view_server.request("DELETE", f"/v1/v{before}/namespaces/ns/views/v").error == (403, "ForbiddenException")
 
 
-def test_tables_and_views_share_namespace_of_names(views: LiveServer) -> None:
+def test_table_and_view_cannot_have_same_name(view_server: LiveServer) -> None:
     exists = (409, "AlreadyExistsException")
-    assert views.request("POST", VIEWS, view()).error == exists
-    assert views.request("POST", VIEWS, view("t")).error == exists
-    assert views.request("POST", TABLES, create_body("v")).error == exists
+    assert view_server.request("POST", VIEWS, view()).error == exists
+    assert view_server.request("POST", VIEWS, view("t")).error == exists
+    assert view_server.request("POST", TABLES, create_body("v")).error == exists
     move = {"source": {"namespace": ["ns"], "name": "v"}, "destination": {"namespace": ["ns"], "name": "t"}}
-    assert views.request("POST", RENAME, move).error == exists
+    assert view_server.request("POST", RENAME, move).error == exists
     move_back = {"source": move["destination"], "destination": move["source"]}
-    assert views.request("POST", "/v1/main/tables/rename", move_back).error == exists
+    assert view_server.request("POST", "/v1/main/tables/rename", move_back).error == exists
 
 
-def test_renamed_view_keeps_default_namespace(views: LiveServer) -> None:
-    assert views.request("POST", "/v1/main/namespaces", {"namespace": ["other"]}).status == 200
+def test_renamed_view_keeps_default_namespace(view_server: LiveServer) -> None:
+    assert view_server.request("POST", "/v1/main/namespaces", {"namespace": ["other"]}).status == 200
     move = {"source": {"namespace": ["ns"], "name": "v"}, "destination": {"namespace": ["other"], "name": "w"}}
-    assert views.request("POST", RENAME, move).status == 204
-    assert views.request("POST", RENAME, move).error == (404, "NoSuchViewException")
-    assert views.request("DELETE", "/v1/main/namespaces/other").error == (409, "NamespaceNotEmptyException")
-    assert views.request("POST", f"{NS}/properties", {"removals": ["p"], "updates": {"q": "2"}}).status == 200
-    assert views.request("HEAD", "/v1/main/namespaces/other/views/w").status == 204
+    assert view_server.request("POST", RENAME, move).status == 204
+    assert view_server.request("POST", RENAME, move).error == (404, "NoSuchViewException")
+    assert view_server.request("DELETE", "/v1/main/namespaces/other").error == (409, "NamespaceNotEmptyException")
+    assert view_server.request("POST", f"{NS}/properties", {"removals": ["p"], "updates": {"q": "2"}}).status == 200
+    assert view_server.request("HEAD", "/v1/main/namespaces/other/views/w").status == 204
 
 
-def test_view_is_replaced(views: LiveServer) -> None:
-    before = views.request("GET", VIEW).document["metadata"]
+def test_view_is_replaced(view_server: LiveServer) -> None:
+    before = view_server.request("GET", VIEW).document["metadata"]
     changes = [
-        {"action": "add-schema", "schema": {**WIDER, "schema-id": 5}},
+        {"action": "add-schema", "schema": {**WIDER_SCHEMA, "schema-id": 5}},
         {"action": "add-view-version", "view-version": version("SELECT * FROM t", **{"schema-id": 5})},
         {"action": "set-current-view-version", "view-version-id": -1},
         {"action": "set-properties", "updates": {"b": "2"}},
@@ -100,31 +100,35 @@ def test_view_is_replaced(views: LiveServer) -> None:
     ]
     body = {"requirements": [{"type": "assert-view-uuid", "uuid": before["view-uuid"]}], "updates": changes}
     for _ in range(2):  # an equal version is not added again
-        after = views.request("POST", VIEW, body).document["metadata"]
+        after = view_server.request("POST", VIEW, body).document["metadata"]
         assert [entry["version-id"] for entry in after["versions"]] == [1, 2]
         assert [entry["schema-id"] for entry in after["schemas"]] == [0, 1]
         assert (after["current-version-id"], after["properties"]) == (2, {"b": "2"})
         assert after["location"] == before["location"]
     conflicting = {**body, "requirements": [{"type": "assert-view-uuid", "uuid": "another"}]}
-    assert views.request("POST", VIEW, conflicting).error == (409, "CommitFailedException")
-    assert views.request("POST", f"{VIEWS}/none", body).error == (404, "NoSuchViewException")
+    assert view_server.request("POST", VIEW, conflicting).error == (409, "CommitFailedException")
+    assert view_server.request("POST", f"{VIEWS}/none", body).error == (404, "NoSuchViewException")
 
 
-def test_invalid_views_change_nothing(views: LiveServer, lake: Lakehouse) -> None:
-    before, twice = lake.latest_version(), version()["representations"] * 2
+def test_invalid_views_change_nothing(view_server: LiveServer, lake: Lakehouse) -> None:
+    before, duplicate_representations = lake.latest_version(), version()["representations"] * 2
     invalid_updates: list[dict[str, Any]] = [
         {"updates": [{"action": "paint-it-black"}]},
         {"updates": [{"action": "set-current-view-version", "view-version-id": 7}]},
         {"updates": [{"action": "set-current-view-version", "view-version-id": -1}]},
         {"updates": [{"action": "add-view-version", "view-version": version(**{"schema-id": 9})}]},
-        {"updates": [{"action": "add-view-version", "view-version": version(representations=twice)}]},
+        {
+            "updates": [
+                {"action": "add-view-version", "view-version": version(representations=duplicate_representations)}
+            ]
+        },
         {"updates": [{"action": "assign-uuid", "uuid": "another"}]},
         {"updates": [{"action": "upgrade-format-version", "format-version": 2}]},
         {"updates": [{"action": "set-properties", "updates": {"x.impl": "evil"}}]},
         {"requirements": [{"type": "assert-nothing"}], "updates": []},
     ]
     for body in invalid_updates:
-        assert views.request("POST", VIEW, body).error == (400, "BadRequestException"), body
+        assert view_server.request("POST", VIEW, body).error == (400, "BadRequestException"), body
     for fields in (
         {"name": "a b"},
         {"name": ""},
@@ -132,53 +136,54 @@ def test_invalid_views_change_nothing(views: LiveServer, lake: Lakehouse) -> Non
         {"view-version": version("x" * MOST_VIEW_BYTES)},
         {"view-version": version(representations=[])},
     ):
-        assert views.request("POST", VIEWS, view(**{"name": "u", **fields})).error == (400, "BadRequestException"), (
-            fields
-        )
+        assert view_server.request("POST", VIEWS, view(**{"name": "u", **fields})).error == (
+            400,
+            "BadRequestException",
+        ), fields
     reserved = {"updates": {f"{VIEW_PREFIX}x": "{}"}}
-    assert views.request("POST", f"{NS}/properties", reserved).error == (400, "BadRequestException")
-    assert views.request("POST", f"{NS}/register-view", {}).error == (406, "UnsupportedOperationException")
+    assert view_server.request("POST", f"{NS}/properties", reserved).error == (400, "BadRequestException")
+    assert view_server.request("POST", f"{NS}/register-view", {}).error == (406, "UnsupportedOperationException")
     assert lake.latest_version() == before
 
 
-def test_idempotency_key_creates_view_once(views: LiveServer, lake: Lakehouse) -> None:
+def test_idempotency_key_creates_view_once(view_server: LiveServer, lake: Lakehouse) -> None:
     key = {"Idempotency-Key": new_key()}
-    first_response = views.request("POST", VIEWS, view("w"), key)
+    first_response = view_server.request("POST", VIEWS, view("w"), key)
     before = lake.latest_version()
-    assert views.request("POST", VIEWS, view("w"), key).document == first_response.document
+    assert view_server.request("POST", VIEWS, view("w"), key).document == first_response.document
     assert lake.latest_version() == before
 
 
-def test_external_view_metadata_is_not_trusted(views: LiveServer, lake: Lakehouse) -> None:
+def test_external_view_metadata_is_not_trusted(view_server: LiveServer, lake: Lakehouse) -> None:
     for text in ("", "{", "[]", '{"view-uuid": 1}', "x" * (MOST_VIEW_BYTES + 1)):
         with lake.transaction() as txn:
             txn.alter_namespace("ns", {**txn.namespace("ns").properties, f"{VIEW_PREFIX}v": text})
-        assert views.request("GET", VIEW).error == (500, "InternalServerError")
-    assert views.request("DELETE", VIEW).status == 204
+        assert view_server.request("GET", VIEW).error == (500, "InternalServerError")
+    assert view_server.request("DELETE", VIEW).status == 204
 
 
-def test_views_of_pyiceberg(views: LiveServer, lake: Lakehouse) -> None:
-    """With pyiceberg's client of the server, and with our catalog without a server."""
+def test_pyiceberg_manages_views(view_server: LiveServer, lake: Lakehouse) -> None:
+    """This works with pyiceberg's client of the server, and with this package's catalog without a server."""
     representation = SQLViewRepresentation(type="sql", sql="SELECT 1", dialect="spark")
     view_version = ViewVersion(
         schema_id=0, representations=[ViewRepresentation(representation)], default_namespace=("ns",)
     )
     schema = Schema(NestedField(1, "id", LongType(), required=False))
-    client, own_catalog = views.catalog(), catalog_at(lake)
-    for catalog, name in ((client, "ns.r"), (own_catalog, "ns.o")):
+    client, direct_catalog = view_server.catalog(), catalog_at(lake)
+    for catalog, name in ((client, "ns.r"), (direct_catalog, "ns.o")):
         catalog.create_view(name, schema, view_version)
-        with pytest.raises(TableAlreadyExistsError if catalog is own_catalog else Exception):
+        with pytest.raises(TableAlreadyExistsError if catalog is direct_catalog else Exception):
             catalog.create_view(name, schema, view_version)
-    for catalog in (client, own_catalog):
+    for catalog in (client, direct_catalog):
         assert sorted(catalog.list_views("ns")) == [("ns", "o"), ("ns", "r"), ("ns", "v")]
         assert catalog.load_view("ns.r").current_version().representations[0].root.sql == "SELECT 1"
         assert catalog.view_exists("ns.v")
     with pytest.raises(NamespaceNotEmptyError):
-        own_catalog.drop_namespace("ns")
+        direct_catalog.drop_namespace("ns")
     with pytest.raises(InvalidDefinitionError):
-        own_catalog.create_view("ns.x", schema, view_version, location="file:///etc")
+        direct_catalog.create_view("ns.x", schema, view_version, location="file:///etc")
     client.drop_view("ns.r")
-    own_catalog.drop_view("ns.o")
+    direct_catalog.drop_view("ns.o")
     with pytest.raises(NoSuchViewError):
-        own_catalog.load_view("ns.r")
+        direct_catalog.load_view("ns.r")
     assert client.list_views("ns") == [("ns", "v")]

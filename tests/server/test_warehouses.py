@@ -1,4 +1,4 @@
-"""Test warehouses: the latest version and others by number, time and export, and several lakehouses in one server."""
+"""Warehouses: the latest version, earlier ones by number, time and export, and several lakehouses in one server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNKNOWN = (404, "NoSuchWarehouseException")
 
 
 @pytest.fixture
-def versions(lake: Lakehouse) -> Lakehouse:
+def versioned_lake(lake: Lakehouse) -> Lakehouse:
     """A lakehouse whose table ``ns.t`` has 0, 2 and 4 rows in versions 2, 3 and 4. An export keeps version 3."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
@@ -39,36 +39,36 @@ def versions(lake: Lakehouse) -> Lakehouse:
     return lake
 
 
-def n_rows(served: LiveServer, warehouse: str) -> int:
-    return int(served.catalog(warehouse).load_table("ns.t").scan().to_arrow().num_rows)
+def n_rows(server: LiveServer, warehouse: str) -> int:
+    return int(server.catalog(warehouse).load_table("ns.t").scan().to_arrow().num_rows)
 
 
-def test_every_version_is_a_warehouse(versions: Lakehouse, served: LiveServer) -> None:
-    moment = versions.snapshot(3).created_at
-    counts = {"main": 4, "v2": 0, "v3": 2, f"at-{moment.isoformat()}": 2, "export-before": 2}
-    assert {name: n_rows(served, name) for name in counts} == counts
-    millis = int(moment.timestamp() * 1_000)
-    for time in (millis, quote(moment.isoformat())):
-        by_time = served.request("GET", f"/v1/config?warehouse=at-{time}").document["overrides"]["prefix"]
-        assert by_time == "v3"  # stays the same while the client is connected
+def test_every_version_is_a_warehouse(versioned_lake: Lakehouse, server: LiveServer) -> None:
+    timestamp = versioned_lake.snapshot(3).created_at
+    counts = {"main": 4, "v2": 0, "v3": 2, f"at-{timestamp.isoformat()}": 2, "export-before": 2}
+    assert {name: n_rows(server, name) for name in counts} == counts
+    millis = int(timestamp.timestamp() * 1_000)
+    for time in (millis, quote(timestamp.isoformat())):
+        prefix = server.request("GET", f"/v1/config?warehouse=at-{time}").document["overrides"]["prefix"]
+        assert prefix == "v3"  # so that the client uses the same version while it is connected
     with pytest.raises(NoSuchNamespaceError):
-        served.catalog("v0").list_tables("ns")
+        server.catalog("v0").list_tables("ns")
 
 
-def test_unknown_warehouses_get_404(versions: Lakehouse, served: LiveServer) -> None:
+def test_unknown_warehouses_get_404(versioned_lake: Lakehouse, server: LiveServer) -> None:
     for name in ("v99", "v-1", "w3", "export-none", "export-3", "%20", "Main", "%2e%2e"):
-        assert served.request("GET", f"/v1/{name}/namespaces").error == UNKNOWN, name
-    too_early = served.request("GET", "/v1/at-2001-02-03T04:05:06Z/namespaces")
+        assert server.request("GET", f"/v1/{name}/namespaces").error == UNKNOWN, name
+    too_early = server.request("GET", "/v1/at-2001-02-03T04:05:06Z/namespaces")
     assert too_early.error == UNKNOWN
     assert "(2001-02-03 04:05:06 UTC); version 0 was created at" in too_early.document["error"]["message"]
     for name in ("at-", "at-yesterday"):
-        assert served.request("GET", f"/v1/{name}/namespaces").error == (400, "BadRequestException")
+        assert server.request("GET", f"/v1/{name}/namespaces").error == (400, "BadRequestException")
 
 
-def test_old_version_cannot_be_written(versions: Lakehouse, served: LiveServer) -> None:
-    before = versions.latest_version()
+def test_old_version_cannot_be_written(versioned_lake: Lakehouse, server: LiveServer) -> None:
+    before = versioned_lake.latest_version()
     with pytest.raises(ForbiddenError, match="connect to warehouse main to write"):
-        served.catalog("v3").load_table("ns.t").append(ROWS)
+        server.catalog("v3").load_table("ns.t").append(ROWS)
     requests = (
         ("POST", TABLES, create_body("u")),
         ("POST", TABLES, create_body("u", **{"stage-create": True})),
@@ -79,41 +79,45 @@ def test_old_version_cannot_be_written(versions: Lakehouse, served: LiveServer) 
         ("POST", "/v1/main/transactions/commit", {"table-changes": [commit_of(properties(a="1"))]}),
         ("POST", "/v1/main/tables/rename", {}),
     )
-    for warehouse in ("v3", "export-before", f"at-{int(versions.snapshot().created_at.timestamp() * 1_000) + 60_000}"):
+    for warehouse in (
+        "v3",
+        "export-before",
+        f"at-{int(versioned_lake.snapshot().created_at.timestamp() * 1_000) + 60_000}",
+    ):
         for method, path, body in requests:
-            refused = served.request(method, path.replace("main", warehouse), body)
-            assert refused.error == (403, "ForbiddenException"), (warehouse, method, path)
-    assert versions.latest_version() == before
+            response = server.request(method, path.replace("main", warehouse), body)
+            assert response.error == (403, "ForbiddenException"), (warehouse, method, path)
+    assert versioned_lake.latest_version() == before
 
 
-def test_expired_version_gets_404(versions: Lakehouse, served: LiveServer) -> None:
-    assert n_rows(served, "v2") == 0
-    storage = ClockStorage(versions.storage, versions.storage.now_ms() + LONG_MS)
-    reopened = Lakehouse(storage, versions.storage_options)
+def test_expired_version_gets_404(versioned_lake: Lakehouse, server: LiveServer) -> None:
+    assert n_rows(server, "v2") == 0
+    storage = ClockStorage(versioned_lake.storage, versioned_lake.storage.now_ms() + LONG_MS)
+    later_lake = Lakehouse(storage, versioned_lake.storage_options)
     operations.plan_expiration(
-        reopened, RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
+        later_lake, RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
     ).execute()
-    refused = served.request("GET", "/v1/v2/namespaces")
-    assert refused.error == UNKNOWN
-    assert n_rows(served, "export-before") == 2
+    response = server.request("GET", "/v1/v2/namespaces")
+    assert response.error == UNKNOWN
+    assert n_rows(server, "export-before") == 2
 
 
 @pytest.mark.parametrize("level", ["minimal", "full"])
 def test_external_export_is_read_at_its_root(
-    versions: Lakehouse, served: LiveServer, tmp_path: Path, level: str
+    versioned_lake: Lakehouse, server: LiveServer, tmp_path: Path, level: str
 ) -> None:
     root = f"file://{tmp_path}/other/"
-    operations.plan_export(versions, "far", level, target=root).execute()
+    operations.plan_export(versioned_lake, "far", level, target=root).execute()
     for _ in range(2):  # responses are cached
-        exported, latest = (served.catalog(name).load_table("ns.t") for name in ("export-far", "main"))
+        exported, latest = (server.catalog(name).load_table("ns.t") for name in ("export-far", "main"))
         assert exported.location().startswith(root)
-        assert exported.metadata_location.startswith(root if level == "full" else versions.root)
-        assert latest.location().startswith(versions.root)
-        assert latest.metadata_location.startswith(versions.root)
-        assert (n_rows(served, "export-far"), n_rows(served, "main")) == (4, 4)
+        assert exported.metadata_location.startswith(root if level == "full" else versioned_lake.root)
+        assert latest.location().startswith(versioned_lake.root)
+        assert latest.metadata_location.startswith(versioned_lake.root)
+        assert (n_rows(server, "export-far"), n_rows(server, "main")) == (4, 4)
     if level == "full":
-        shutil.rmtree(versions.root.removeprefix("file://") + "tables")
-        assert n_rows(served, "export-far") == 4
+        shutil.rmtree(versioned_lake.root.removeprefix("file://") + "tables")
+        assert n_rows(server, "export-far") == 4
 
 
 def test_several_lakehouses_in_one_server(lakes: Lakes, tmp_path: Path) -> None:
@@ -128,16 +132,16 @@ def test_several_lakehouses_in_one_server(lakes: Lakes, tmp_path: Path) -> None:
     )
     lakehouses = read_lakehouses(path)
     assert lakehouses["south"].storage_options == {"fsync": "false", "allowed_roots": "file:///data/"}
-    with serving(settings_for(north, lakehouses=lakehouses)) as served:
-        assert served.catalog("north").list_namespaces() == [("n",)]
-        assert served.catalog("north.main").list_namespaces() == [("n",)]
-        assert served.catalog("south").list_namespaces() == [("s",)]
-        assert served.catalog("south.v0").list_namespaces() == []
-        served.catalog("south").create_namespace("new")
-        assert served.request("GET", "/v1/config").error == UNKNOWN
-        assert served.request("GET", "/v1/config?warehouse=west.main").error == UNKNOWN
-        assert served.request("GET", "/v1/main/namespaces").error == UNKNOWN
-        assert served.request("POST", "/v1/south.v0/namespaces", {"namespace": ["x"]}).error[0] == 403
+    with serving(settings_for(north, lakehouses=lakehouses)) as server:
+        assert server.catalog("north").list_namespaces() == [("n",)]
+        assert server.catalog("north.main").list_namespaces() == [("n",)]
+        assert server.catalog("south").list_namespaces() == [("s",)]
+        assert server.catalog("south.v0").list_namespaces() == []
+        server.catalog("south").create_namespace("new")
+        assert server.request("GET", "/v1/config").error == UNKNOWN
+        assert server.request("GET", "/v1/config?warehouse=west.main").error == UNKNOWN
+        assert server.request("GET", "/v1/main/namespaces").error == UNKNOWN
+        assert server.request("POST", "/v1/south.v0/namespaces", {"namespace": ["x"]}).error[0] == 403
     assert south.snapshot().namespaces() == ["new", "s"]
 
 
@@ -179,8 +183,8 @@ def test_missing_lakehouse_file_is_reported(tmp_path: Path) -> None:
         read_lakehouses(tmp_path / "large.yaml")
 
 
-class AsOnS3(StorageWrapper):
-    """A storage whose files have S3 names."""
+class S3NamedStorage(StorageWrapper):
+    """A storage whose root is an S3 URI."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -188,17 +192,17 @@ class AsOnS3(StorageWrapper):
 
 
 def test_clients_receive_s3_location(lakes: Lakes) -> None:
-    """They get no credentials."""
+    """The responses contain no credentials."""
     secret = {"access_key_id": "verysecret42", "secret_access_key": "verysecret43"}
     options = {"endpoint": "https://s3.example", "region": "eu-central-1", "addressing_style": "path", **secret}
-    storage = AsOnS3(lakes.storage("s3"))
+    storage = S3NamedStorage(lakes.storage("s3"))
     lake = Lakehouse.create(storage.root, options, storage=storage)
-    with serving(settings_for(lake), Warehouses({ONLY: lake})) as served:
-        assert served.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
+    with serving(settings_for(lake), Warehouses({ONLY: lake})) as server:
+        assert server.request("POST", "/v1/main/namespaces", {"namespace": ["ns"]}).status == 200
         responses = [
-            served.request("POST", TABLES, create_body()),
-            served.request("POST", TABLES, create_body("u", **{"stage-create": True})),
-            served.request("GET", TABLE),
+            server.request("POST", TABLES, create_body()),
+            server.request("POST", TABLES, create_body("u", **{"stage-create": True})),
+            server.request("GET", TABLE),
         ]
     configurations = {
         "s3.endpoint": "https://s3.example/",
@@ -221,16 +225,16 @@ def test_clone_is_a_warehouse(lakes: Lakes, lake: Lakehouse, tmp_path: Path) -> 
     operations.plan_clone(lake, root, "x").execute()
     clone = Lakehouse.open(root, {"fsync": "false"})
     allowed = allowing(lake, root)
-    with serving(settings_for(lake), Warehouses({ONLY: allowed})) as served:
-        assert n_rows(served, "clone-x") == 2
+    with serving(settings_for(lake), Warehouses({ONLY: allowed})) as server:
+        assert n_rows(server, "clone-x") == 2
         catalog_at(clone).load_table("ns.t").append(ROWS)
-        assert (n_rows(served, "clone-x"), n_rows(served, "main")) == (4, 2)
-        with duckdb_with_iceberg() as connection:  # the parent's files and the clone's own
-            attach(connection, served, "clone-x", "x")
+        assert (n_rows(server, "clone-x"), n_rows(server, "main")) == (4, 2)
+        with duckdb_with_iceberg() as connection:  # files of the parent and of the clone
+            attach(connection, server, "clone-x", "x")
             assert connection.execute("SELECT count(*), sum(id) FROM x.ns.t").fetchall() == [(4, 6)]
-        refused = served.request("POST", TABLES.replace("/main/", "/clone-x/"), create_body("u"))
-        assert refused.error == (403, "ForbiddenException")
-        assert "serve the clone's own root" in refused.document["error"]["message"]
-        assert served.request("GET", "/v1/clone-none/namespaces").error == UNKNOWN
+        response = server.request("POST", TABLES.replace("/main/", "/clone-x/"), create_body("u"))
+        assert response.error == (403, "ForbiddenException")
+        assert "serve the clone's own root" in response.document["error"]["message"]
+        assert server.request("GET", "/v1/clone-none/namespaces").error == UNKNOWN
         operations.plan_drop_clone(allowed, "x").execute()
-        assert served.request("GET", "/v1/clone-x/namespaces").error == UNKNOWN
+        assert server.request("GET", "/v1/clone-x/namespaces").error == UNKNOWN

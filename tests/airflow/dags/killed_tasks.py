@@ -1,12 +1,12 @@
-"""Tasks that publish and can be killed. The configuration of a run says where and how.
+"""Tasks that publish and can be killed. The configuration of a run defines where and how.
 
 - ``task``: The task to kill.
-- ``at`` and ``moment``: The step that changes the storage, by its name, and ``before`` or ``after`` it. With the moment
-  ``returned``, the task has returned and Airflow has not received the result.
+- ``step`` and ``timing``: The name of the step that changes the storage, and ``before`` or ``after`` it. With the
+  timing ``returned``, the task has returned and Airflow has not received the result.
 - ``tries``: The number of tries that are killed.
-- ``how``: ``task`` kills the process of the task; its supervisor reports it to Airflow at once. ``machine`` also kills
-  the supervisor; Airflow notices the missing heartbeats. ``supervisor`` kills only the supervisor: Airflow assumes that
-  the task is dead, but it continues when the next try is at the same step.
+- ``scope``: ``task`` kills the process of the task; its supervisor immediately reports this to Airflow. ``machine``
+  also kills the supervisor; Airflow detects the missing heartbeats. ``supervisor`` kills only the supervisor: Airflow
+  assumes that the task is dead, but the task continues once the next try has reached the same step.
 """
 
 import asyncio
@@ -41,26 +41,26 @@ class Steps:
     """Record the steps of a task's try in the run's file, and kill the try at the configured step."""
 
     def __init__(self, context):
-        conf = {"at": "", "moment": "", "how": "task", "tries": 1, **(context["dag_run"].conf or {})}
+        conf = {"step": "", "timing": "", "scope": "task", "tries": 1, **(context["dag_run"].conf or {})}
         instance = context["ti"]
-        self.at, self.moment, self.how = conf["at"], conf["moment"], conf["how"]
+        self.kill_step, self.timing, self.scope = conf["step"], conf["timing"], conf["scope"]
         self.is_watched = instance.task_id == conf["task"]
-        self.n_try = instance.try_number
-        self._notes = Path(os.environ["STEPS_OF"], context["dag_run"].run_id)
+        self.try_number = instance.try_number
+        self._notes = Path(os.environ["STEPS_FOLDER"], context["dag_run"].run_id)
         n_killed = self._notes.read_text().count(" killed ") if self._notes.exists() else 0
         self.is_killed = self.is_watched and n_killed < conf["tries"]
-        self._n_taken = Counter()
+        self._n_occurrences = Counter()
 
     def watch(self):
-        """Record the steps that change the storage from now on."""
+        """Start to record the steps that change the storage."""
         if self.is_watched:
-            self._note("begun")
+            self._note("started")
             for name in _STEPS:
                 self._count(name)
 
     def kill_after_return(self):
         """Kill the task after its last step, if configured."""
-        if self.is_killed and self.moment == "returned":
+        if self.is_killed and self.timing == "returned":
             self._kill("returned")
 
     def _count(self, name):
@@ -69,30 +69,30 @@ class Steps:
         def step(storage, path, *arguments):
             step_name = f"{name} {_RANDOM.sub('*', _ROOT.sub('root', path))}"
             with _lock:
-                self._n_taken[step_name] += 1
-                step_name = f"{step_name} {self._n_taken[step_name]}"
-            is_kill_step = self.is_killed and step_name == self.at
-            if is_kill_step and self.moment == "before":
+                self._n_occurrences[step_name] += 1
+                step_name = f"{step_name} {self._n_occurrences[step_name]}"
+            is_kill_step = self.is_killed and step_name == self.kill_step
+            if is_kill_step and self.timing == "before":
                 self._kill(step_name)
             self._note(step_name)
             result = original(storage, path, *arguments)
             if step_name.startswith("create root "):
                 self._note("committed")
-            if is_kill_step and self.moment == "after":
+            if is_kill_step and self.timing == "after":
                 self._kill(step_name)
             return result
 
         setattr(LocalStorage, name, step)
 
     def _kill(self, step_name):
-        """Kill the configured processes."""
-        self._note(f"killed {self.how} {self.moment} {step_name}")
-        if self.how != "task":
+        """Kill the processes in the configured scope."""
+        self._note(f"killed {self.scope} {self.timing} {step_name}")
+        if self.scope != "task":
             os.kill(os.getppid(), signal.SIGKILL)
-        if self.how != "supervisor":
+        if self.scope != "supervisor":
             os.kill(os.getpid(), signal.SIGKILL)
         end_s = time.monotonic() + _MAX_WAIT_S
-        while f"\n{self.n_try + 1} {step_name}\n" not in self._notes.read_text():
+        while f"\n{self.try_number + 1} {step_name}\n" not in self._notes.read_text():
             if time.monotonic() > end_s:
                 self._note("timed out")
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -101,7 +101,7 @@ class Steps:
 
     def _note(self, text):
         with self._notes.open("a") as notes:
-            notes.write(f"{self.n_try} {text}\n")
+            notes.write(f"{self.try_number} {text}\n")
 
 
 class KilledPublishOperator(PublishOperator):
@@ -126,29 +126,29 @@ with DAG("killed", schedule=None, catchup=False, max_active_runs=4, default_args
 
     @task
     def audit(staged):
-        """Read the staged table, and append to the table like another program before the publication."""
+        """Read the staged table, and append to the table as another program could do before the publication."""
         lake = TrinityLakeHook().get_conn()
         assert load_staged(lake, StagedTable.from_json(staged)).scan().to_arrow().num_rows > 0
-        others = stage_arrow(lake, pa.table({"id": [OTHER_PROGRAM_ID]}), *TABLE.split("."), mode="append")
-        publish_once(lake, [others], publication_id(others.metadata_location))
+        concurrent_rows = stage_arrow(lake, pa.table({"id": [OTHER_PROGRAM_ID]}), *TABLE.split("."), mode="append")
+        publish_once(lake, [concurrent_rows], publication_id(concurrent_rows.metadata_location))
 
     staged = load()
     publish = KilledPublishOperator(task_id="publish", tables=[staged], message="orders")
     audit(staged) >> publish
 
 
-for name, mode in (("replaced", "replace_table"), ("refused", "append")):
+for name, mode in (("replaced", "replace_table"), ("rejected", "append")):
     with DAG(name, schedule=None, catchup=False):
 
         @task(task_id="load")
-        def load_again(table, mode):
+        def stage_clear_number(table, mode):
             """Stage the number of times that the run was cleared."""
             run = get_current_context()["dag_run"]
             return stage(pa.table({"cleared": [run.clear_number]}), table, mode=mode)
 
-        PublishOperator(task_id="publish", tables=[load_again(f"sales.{name}", mode)], on_clear="replace")
+        PublishOperator(task_id="publish", tables=[stage_clear_number(f"sales.{name}", mode)], on_clear="replace")
 
-with DAG("waits", schedule=None, catchup=False):
+with DAG("sensors", schedule=None, catchup=False):
     for is_deferred in (True, False):
         CommitSensor(
             task_id="deferred" if is_deferred else "poking",
@@ -158,12 +158,12 @@ with DAG("waits", schedule=None, catchup=False):
             timeout=600,
         )
 
-with DAG("together", schedule=None, catchup=False):
+with DAG("coroutines", schedule=None, catchup=False):
 
     @task
-    async def open_together():
+    async def open_concurrently():
         """Open a connection with extras from many coroutines of one event loop."""
-        opened = await asyncio.gather(*(TrinityLakeHook("trinitylake_with_extra").aget_conn() for _ in range(20)))
-        return sorted({lake.root for lake in opened})
+        lakes = await asyncio.gather(*(TrinityLakeHook("trinitylake_with_extra").aget_conn() for _ in range(20)))
+        return sorted({lake.root for lake in lakes})
 
-    open_together()
+    open_concurrently()

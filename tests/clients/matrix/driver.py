@@ -1,7 +1,7 @@
-"""The protocol between the matrix of engines and the program of each engine, and what these programs share.
+"""The protocol between the test matrix and the program of each engine, and code that these programs share.
 
 A program reads one JSON command per line from standard input, ``{"do": ..., "table": ..., ...}``, and writes one JSON
-reply per line. Dates, timestamps and decimals are strings, structs are objects. Only the standard library is needed.
+response per line. Dates, timestamps and decimals are strings, structs are objects. Only the standard library is needed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Row = Mapping[str, Any]
 Columns = Sequence[Sequence[str]]
 
 
-def encoded(value: Any) -> Any:
-    """Return a value of a row, as an engine returned it, in the form of the protocol."""
+def encode_value(value: Any) -> Any:
+    """Encode a value that an engine returned for the protocol."""
     if isinstance(value, datetime):
         naive = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
         return naive.isoformat(timespec="microseconds")
@@ -30,14 +30,14 @@ def encoded(value: Any) -> Any:
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, Mapping):
-        return {name: encoded(item) for name, item in value.items()}
+        return {name: encode_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [encoded(item) for item in value]
+        return [encode_value(item) for item in value]
     return value
 
 
-def decoded(value: Any, type_: str) -> Any:
-    """Return a value of the protocol as Python's own type, for engines that take these."""
+def decode_value(value: Any, type_: str) -> Any:
+    """Decode a value of the protocol to a Python type, for engines that need Python types."""
     if value is None:
         return None
     match type_:
@@ -50,40 +50,40 @@ def decoded(value: Any, type_: str) -> Any:
     return value
 
 
-def decoded_rows(columns: Columns, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [{name: decoded(row[name], type_) for name, type_ in columns} for row in rows]
+def decode_rows(columns: Columns, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [{name: decode_value(row[name], type_) for name, type_ in columns} for row in rows]
 
 
 def serve(commands: Mapping[str, Callable[..., Any]]) -> None:
-    """Carry out commands until standard input ends. An error becomes the reply.
+    """Run commands until standard input ends. An error is returned as the response.
 
     Args:
         commands: Functions by the name of their command. Each takes the command's other fields as keyword arguments.
     """
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # engines write messages to standard output
-    replies.write('{"ready": true}\n')
-    replies.flush()
+    responses.write('{"ready": true}\n')
+    responses.flush()
     for line in sys.stdin:
         command = json.loads(line)
         function = commands.get(command.pop("do"))
         if function is None:
-            reply = {"error": "NoCommand"}
+            response = {"error": "NoCommand"}
         else:
             try:
-                reply = {"result": function(**command)}
+                response = {"result": function(**command)}
             except BaseException as error:  # noqa: BLE001 - the test checks its class
-                reply = {"error": type(error).__name__, "message": str(error)[:2_000]}
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
+                response = {"error": type(error).__name__, "message": str(error)[:2_000]}
+        responses.write(json.dumps(response) + "\n")
+        responses.flush()
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """The SQL of one engine: its names of types, and how its values of nested types are written."""
+    """The SQL dialect of one engine: type names, and the syntax of nested values and changes."""
 
     types: Mapping[str, str]
-    #: Build a list from the texts of its items, or a struct from the texts of its fields.
+    #: Return the SQL of a list from the SQL of its items, and of a struct from the SQL of its fields.
     list_of: Callable[[Sequence[str]], str]
     struct_of: Callable[[Mapping[str, str]], str]
     after_create: str = ""
@@ -107,13 +107,13 @@ class Dialect:
 
 @dataclass(frozen=True)
 class SqlEngine:
-    """Commands for an engine that is used by SQL.
+    """Commands of an engine that is controlled with SQL.
 
     Args:
-        dialect: Its SQL.
-        run: Run a statement.
-        fetch: Run a query; returns rows by the names of columns.
-        path: Return the full name in SQL of a table, for its namespace and name.
+        dialect: The SQL dialect of the engine.
+        run: Runs a statement.
+        fetch: Runs a query and returns each row as a dictionary by column name.
+        path: Returns the full SQL name of a table for its namespace and name.
     """
 
     dialect: Dialect
@@ -126,8 +126,8 @@ class SqlEngine:
         return {name: getattr(self, name) for name in names}
 
     def create(self, table: str, columns: Columns) -> None:
-        listed = ", ".join(f"{name} {self.dialect.types[type_]}" for name, type_ in columns)
-        self.run(f"CREATE TABLE {self.path(table)} ({listed}) {self.dialect.after_create}")
+        column_list = ", ".join(f"{name} {self.dialect.types[type_]}" for name, type_ in columns)
+        self.run(f"CREATE TABLE {self.path(table)} ({column_list}) {self.dialect.after_create}")
 
     def insert(self, table: str, columns: Columns, rows: Sequence[Row]) -> None:
         values = [
@@ -136,7 +136,7 @@ class SqlEngine:
         self.run(f"INSERT INTO {self.path(table)} VALUES {', '.join(values)}")
 
     def read(self, table: str) -> list[dict[str, Any]]:
-        return [encoded(row) for row in self.fetch(f"SELECT * FROM {self.path(table)}")]
+        return [encode_value(row) for row in self.fetch(f"SELECT * FROM {self.path(table)}")]
 
     def add_column(self, table: str, name: str, type_: str) -> None:
         self.run(f"ALTER TABLE {self.path(table)} ADD COLUMN {name} {self.dialect.types[type_]}")
@@ -159,7 +159,7 @@ class SqlEngine:
         self.run(self.dialect.delete.format(table=self.path(table), id=id_))
 
 
-#: The SQL of Spark, and of Sail.
+#: The SQL dialect of Spark and Sail.
 SPARK = Dialect(
     types={
         "long": "BIGINT",

@@ -1,4 +1,4 @@
-"""Processes of the engines in the matrix, and what each engine cannot do."""
+"""Processes of the engines in the matrix."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-#: Without checksums in trailers, which not every S3 server accepts.
-_FOR_S3 = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required"}
-#: The time after which an engine that does not reply is killed.
-_SECONDS = 600
+#: Variables for S3 clients. Checksums in trailers are disabled because some S3 servers do not accept them.
+_S3_ENVIRONMENT = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required"}
+#: Seconds without a response after which an engine is killed.
+_TIMEOUT_S = 600
 
 
 class EngineError(Exception):
-    """An engine failed to carry out a command. ``kind`` is the class of its own error."""
+    """An engine failed to run a command. ``kind`` is the class of the engine's error."""
 
     def __init__(self, kind: str, message: str):
         super().__init__(f"{kind}: {message}")
@@ -28,7 +28,7 @@ class EngineError(Exception):
 
 @dataclass
 class Engine:
-    """One engine in one process, which carries out commands one by one."""
+    """An engine in a separate process, which runs one command at a time."""
 
     name: str
     process: subprocess.Popen[str]
@@ -40,14 +40,14 @@ class Engine:
         Args:
             name: The engine's name in the matrix.
             command: The interpreter, the program and its arguments.
-            environment: Variables for the program. It inherits only those that any program needs.
-            log: The file for its messages.
+            environment: Variables for the program. It inherits only a few variables such as PATH.
+            log: The file for the messages of the program.
         """
         inherited = {key: os.environ[key] for key in ("PATH", "HOME", "LANG", "JAVA_HOME") if key in os.environ}
         with log.open("w") as messages:
             process = subprocess.Popen(
                 command,
-                env={**inherited, **_FOR_S3, **environment},
+                env={**inherited, **_S3_ENVIRONMENT, **environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=messages,
@@ -57,27 +57,27 @@ class Engine:
         return cls(name, process)
 
     def wait_until_ready(self) -> None:
-        assert self._reply() == {"ready": True}
+        assert self._read_response() == {"ready": True}
 
-    def do(self, command: str, **fields: Any) -> Any:
-        """Carry out a command; returns its result. Raises EngineError."""
+    def run(self, command: str, **fields: Any) -> Any:
+        """Run a command and return its result. Raises EngineError."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"do": command, **fields}) + "\n")
         self.process.stdin.flush()
-        reply = self._reply()
-        if "error" in reply:
-            raise EngineError(reply["error"], reply.get("message", ""))
-        return reply["result"]
+        response = self._read_response()
+        if "error" in response:
+            raise EngineError(response["error"], response.get("message", ""))
+        return response["result"]
 
     def stop(self) -> None:
         self.process.kill()
         self.process.communicate()
 
-    def _reply(self) -> Any:
+    def _read_response(self) -> Any:
         assert self.process.stdout is not None
-        limit = threading.Timer(_SECONDS, self.process.kill)
-        limit.start()
+        timer = threading.Timer(_TIMEOUT_S, self.process.kill)
+        timer.start()
         line = self.process.stdout.readline()
-        limit.cancel()
+        timer.cancel()
         assert line, f"{self.name} ended with code {self.process.wait()}"
         return json.loads(line)

@@ -1,4 +1,4 @@
-"""ClickHouse, in the process of chdb, by sessions of the server. The argument is the server's address."""
+"""ClickHouse in chdb. The argument is the server's address."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ CLICKHOUSE = Dialect(
 )
 
 
-def raising(statement: str, output: str = "CSV") -> Any:
-    """Run a statement; raises an error whose class is named as ClickHouse names its kind."""
+def run_query(statement: str, output: str = "CSV") -> Any:
+    """Run a statement. Errors are raised as a class with the name of ClickHouse's error code."""
     try:
         return engine.query(statement, output)
     except Exception as error:
@@ -42,7 +42,7 @@ def raising(statement: str, output: str = "CSV") -> Any:
 
 
 def fetch(query: str) -> list[dict[str, Any]]:
-    return pa.ipc.open_file(raising(query, "Arrow").bytes()).read_all().to_pylist()
+    return pa.ipc.open_file(run_query(query, "Arrow").bytes()).read_all().to_pylist()
 
 
 engine = session.Session()
@@ -51,4 +51,4 @@ engine.query(
     f"CREATE DATABASE lake ENGINE = DataLakeCatalog('{sys.argv[1]}/v1')"
     " SETTINGS catalog_type = 'rest', warehouse = 'main'"
 )
-serve(SqlEngine(CLICKHOUSE, raising, fetch, lambda table: f"lake.`{table}`").commands())
+serve(SqlEngine(CLICKHOUSE, run_query, fetch, lambda table: f"lake.`{table}`").commands())

@@ -1,4 +1,4 @@
-"""DuckDB, with its extension for Iceberg. Arguments: the server's address, and the files of the extensions to load."""
+"""DuckDB with its Iceberg extension. Arguments: the server's address, and the files of the extensions to load."""
 
 from __future__ import annotations
 

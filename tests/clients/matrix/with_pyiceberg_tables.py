@@ -1,4 +1,4 @@
-"""Engines that read and write through tables of pyiceberg: pyiceberg itself, Polars, Daft.
+"""Engines that read and write pyiceberg tables: pyiceberg itself, Polars and Daft.
 
 Arguments: the engine's name, and the server's address.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
-from driver import Columns, Row, decoded_rows, encoded, serve
+from driver import Columns, Row, decode_rows, encode_value, serve
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.expressions import EqualTo
 from pyiceberg.table import Table
@@ -39,7 +39,7 @@ def schema_of(columns: Columns) -> pa.Schema:
 
 
 def arrow(columns: Columns, rows: Sequence[Row]) -> pa.Table:
-    return pa.Table.from_pylist(decoded_rows(columns, rows), schema_of(columns))
+    return pa.Table.from_pylist(decode_rows(columns, rows), schema_of(columns))
 
 
 def create(table: str, columns: Columns) -> None:
@@ -79,7 +79,7 @@ def commands_of(
 ) -> dict[str, Callable[..., Any]]:
     return {
         "insert": lambda table, columns, rows: append(catalog.load_table(table), arrow(columns, rows)) and None,
-        "read": lambda table: [encoded(row) for row in rows_of(catalog.load_table(table))],
+        "read": lambda table: [encode_value(row) for row in rows_of(catalog.load_table(table))],
     }
 
 
@@ -111,10 +111,10 @@ match engine:
             lambda table: daft.read_iceberg(table).to_arrow().to_pylist(),
         )
 
-        def create_by_daft(table: str, columns: Columns) -> None:
+        def create_with_daft(table: str, columns: Columns) -> None:
             schema = daft.Schema.from_pyarrow_schema(schema_of(columns))
             daft.Catalog.from_iceberg(catalog).create_table(table, schema)
 
-        commands["create"] = create_by_daft
+        commands["create"] = create_with_daft
 
 serve(commands)

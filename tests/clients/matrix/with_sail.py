@@ -1,4 +1,4 @@
-"""Sail, by Spark's own client. The argument is the server's address."""
+"""Sail with Spark's client. The argument is the server's address."""
 
 from __future__ import annotations
 

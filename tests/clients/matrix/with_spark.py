@@ -1,6 +1,6 @@
 """Spark with Iceberg's Java runtime.
 
-Arguments: the server's address, jars, a folder, and further options of the catalog.
+Arguments: the server's address, the jars, the warehouse folder, and additional options of the catalog.
 """
 
 from __future__ import annotations

@@ -23,16 +23,16 @@ def rows(statement: str) -> list[str]:
     return str(engine.query(statement, "CSV")).split()
 
 
-found = {
+result = {
     "tables": rows("SHOW TABLES FROM lake"),
     "before": rows("SELECT count(*), sum(amount) FROM lake.`sales.orders`"),
 }
 engine.query("INSERT INTO lake.`sales.orders` VALUES (7, 7.5)")
-found["now"] = rows("SELECT id FROM lake.`sales.orders` WHERE amount < 9 ORDER BY id")
-found["then"] = rows("SELECT count(*) FROM earlier.`sales.orders`")
+result["latest"] = rows("SELECT id FROM lake.`sales.orders` WHERE amount < 9 ORDER BY id")
+result["earlier"] = rows("SELECT count(*) FROM earlier.`sales.orders`")
 try:
     engine.query("INSERT INTO earlier.`sales.orders` VALUES (7, 7.5)")
 except Exception as error:  # noqa: BLE001 - the test checks its message
-    found["error"] = str(error)[:600]
-found["still"] = rows("SELECT count(*) FROM earlier.`sales.orders`")
-print(json.dumps(found))
+    result["error"] = str(error)[:600]
+result["earlier_after_insert"] = rows("SELECT count(*) FROM earlier.`sales.orders`")
+print(json.dumps(result))

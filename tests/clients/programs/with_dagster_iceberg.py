@@ -14,38 +14,38 @@ url = sys.argv[1]
 rows = [1, 2]
 
 
-def stored(warehouse: str) -> PyArrowIcebergIOManager:
+def io_manager_for(warehouse: str) -> PyArrowIcebergIOManager:
     config = IcebergCatalogConfig(properties={"type": "rest", "uri": url, "warehouse": warehouse})
     return PyArrowIcebergIOManager(name="lake", config=config, namespace="sales")
 
 
 @dg.asset
-def of_dagster() -> pa.Table:
+def orders_of_dagster() -> pa.Table:
     return pa.table({"id": pa.array(rows, pa.int64())})
 
 
 @dg.asset
-def doubled(of_dagster: pa.Table) -> pa.Table:
-    return pa.table({"id": [2 * value for value in of_dagster["id"].to_pylist()]})
+def doubled(orders_of_dagster: pa.Table) -> pa.Table:
+    return pa.table({"id": [2 * value for value in orders_of_dagster["id"].to_pylist()]})
 
 
-def materialized(warehouse: str) -> bool:
-    resources = {"io_manager": stored(warehouse)}
-    return dg.materialize([of_dagster, doubled], resources=resources, raise_on_error=False).success
+def materialize(warehouse: str) -> bool:
+    resources = {"io_manager": io_manager_for(warehouse)}
+    return dg.materialize([orders_of_dagster, doubled], resources=resources, raise_on_error=False).success
 
 
-def loaded(warehouse: str) -> list[int]:
-    assets = dg.Definitions([of_dagster, doubled], resources={"io_manager": stored(warehouse)})
-    return sorted(assets.load_asset_value("of_dagster", python_type=pa.Table)["id"].to_pylist())
+def load(warehouse: str) -> list[int]:
+    assets = dg.Definitions([orders_of_dagster, doubled], resources={"io_manager": io_manager_for(warehouse)})
+    return sorted(assets.load_asset_value("orders_of_dagster", python_type=pa.Table)["id"].to_pylist())
 
 
-found: dict[str, object] = {"main": materialized("main")}
-kept = RestCatalog("main", uri=url, warehouse="main").load_table("sales.doubled").scan().to_arrow()
-found["doubled"] = sorted(kept["id"].to_pylist())
-time.sleep(1.1)  # some storages have times with a resolution of one second
-moment = f"at-{time.time_ns() // 1_000_000}"
+result: dict[str, object] = {"main": materialize("main")}
+doubled_rows = RestCatalog("main", uri=url, warehouse="main").load_table("sales.doubled").scan().to_arrow()
+result["doubled"] = sorted(doubled_rows["id"].to_pylist())
+time.sleep(1.1)  # some storages have timestamps with a resolution of one second
+warehouse_at_time = f"at-{time.time_ns() // 1_000_000}"
 time.sleep(1.1)
 rows = [5]
-materialized("main")
-found |= {"now": loaded("main"), "then": loaded(moment), "v3": materialized("v3")}
-print(json.dumps(found))
+materialize("main")
+result |= {"latest": load("main"), "earlier": load(warehouse_at_time), "v3": materialize("v3")}
+print(json.dumps(result))

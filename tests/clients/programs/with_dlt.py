@@ -9,7 +9,7 @@ import dlt
 from dlt_iceberg import iceberg_rest
 
 url = sys.argv[1]
-found: dict[str, object] = {}
+result: dict[str, object] = {}
 
 
 def pipeline_at(warehouse: str, folder: str) -> dlt.Pipeline:
@@ -29,15 +29,15 @@ def count(pipeline: dlt.Pipeline) -> int:
 with tempfile.TemporaryDirectory() as folder:
     pipeline = pipeline_at("main", folder)
     load(pipeline)
-    time.sleep(1.1)  # some storages have times with a resolution of one second
-    moment = f"at-{time.time_ns() // 1_000_000}"
+    time.sleep(1.1)  # some storages have timestamps with a resolution of one second
+    warehouse_at_time = f"at-{time.time_ns() // 1_000_000}"
     time.sleep(1.1)
     load(pipeline)
-    found["rows"] = count(pipeline)
-    earlier = pipeline_at(moment, folder)
-    found["earlier"] = count(earlier)
+    result["rows"] = count(pipeline)
+    earlier = pipeline_at(warehouse_at_time, folder)
+    result["earlier"] = count(earlier)
     try:
         load(earlier)
     except Exception as error:  # noqa: BLE001 - the test checks its message
-        found["error"] = str(error)[-2_000:]
-print(json.dumps(found))
+        result["error"] = str(error)[-2_000:]
+print(json.dumps(result))

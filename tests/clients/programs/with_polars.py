@@ -12,19 +12,19 @@ from pyiceberg.table import Table
 
 
 def scan(table: Table) -> pl.LazyFrame:
-    """Scan a table with the vended credentials, which Polars does not take from pyiceberg's table itself."""
+    """Scan a table with the vended credentials, which Polars does not take from the pyiceberg table."""
     return pl.scan_iceberg(table, storage_options=table.io.properties)
 
 
 url = sys.argv[1]
-more = pl.DataFrame({"id": [9], "amount": [1.0]})
-now, then = (RestCatalog(name, uri=url, warehouse=name).load_table("sales.orders") for name in ("main", "v3"))
-found = {"filtered": scan(now).filter(pl.col("id") > 1).collect().height}
-more.write_iceberg(now, mode="append")
-now = RestCatalog("main", uri=url, warehouse="main").load_table("sales.orders")
-found |= {"now": scan(now).collect().height, "then": scan(then).collect().height}
+new_rows = pl.DataFrame({"id": [9], "amount": [1.0]})
+latest, earlier = (RestCatalog(name, uri=url, warehouse=name).load_table("sales.orders") for name in ("main", "v3"))
+result = {"filtered": scan(latest).filter(pl.col("id") > 1).collect().height}
+new_rows.write_iceberg(latest, mode="append")
+latest = RestCatalog("main", uri=url, warehouse="main").load_table("sales.orders")
+result |= {"latest": scan(latest).collect().height, "earlier": scan(earlier).collect().height}
 try:
-    more.write_iceberg(then, mode="append")
+    new_rows.write_iceberg(earlier, mode="append")
 except Exception as error:  # noqa: BLE001 - the test checks its class
-    found["error"] = type(error).__name__
-print(json.dumps(found))
+    result["error"] = type(error).__name__
+print(json.dumps(result))

@@ -17,13 +17,13 @@ def catalog(warehouse: str, token: str) -> RestCatalog:
 main = catalog("main", writer)
 main.load_table("ns.t").append(rows)
 main.create_table("ns.new", rows.schema).append(rows)
-of_reader = catalog("main", reader).load_table("ns.t")
-found = {
-    "now": of_reader.scan().to_arrow().num_rows,
-    "then": catalog("v5", reader).load_table("ns.t").scan().to_arrow().num_rows,
+reader_table = catalog("main", reader).load_table("ns.t")
+result = {
+    "latest": reader_table.scan().to_arrow().num_rows,
+    "earlier": catalog("v5", reader).load_table("ns.t").scan().to_arrow().num_rows,
 }
 try:
-    of_reader.append(rows)
+    reader_table.append(rows)
 except Exception as error:  # noqa: BLE001 - the test checks its message
-    found["error"] = f"{type(error).__name__}: {error}"
-print(json.dumps(found))
+    result["error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(result))

@@ -1,6 +1,6 @@
 """Sail with Spark SQL: read, write and create a table at the version that its catalog names.
 
-It also reads a table at a snapshot and at a time.
+It also reads the table at a snapshot and at a timestamp.
 """
 
 import json
@@ -24,20 +24,20 @@ def count(table: str) -> int:
     return spark.sql(f"SELECT count(*) FROM sail.sales.{table}").collect()[0][0]
 
 
-with urlopen(f"{url}/v1/{warehouse}/namespaces/sales/tables/orders") as answer:
-    first = json.load(answer)["metadata"]["snapshots"][0]
-moment = datetime.fromtimestamp(first["timestamp-ms"] / 1_000, UTC)
-found = {
+with urlopen(f"{url}/v1/{warehouse}/namespaces/sales/tables/orders") as response:
+    first = json.load(response)["metadata"]["snapshots"][0]
+timestamp = datetime.fromtimestamp(first["timestamp-ms"] / 1_000, UTC)
+result = {
     "before": count("orders"),
     "snapshot": count(f"orders VERSION AS OF {first['snapshot-id']}"),
-    "moment": count(f"orders TIMESTAMP AS OF '{moment:%Y-%m-%d %H:%M:%S.%f}'"),
+    "timestamp": count(f"orders TIMESTAMP AS OF '{timestamp:%Y-%m-%d %H:%M:%S.%f}'"),
 }
 try:
     spark.sql("INSERT INTO sail.sales.orders VALUES (7, 7.5)").collect()
     spark.sql("CREATE TABLE sail.sales.of_sail (id BIGINT) USING iceberg").collect()
     spark.sql("INSERT INTO sail.sales.of_sail VALUES (1)").collect()
-    found["made"] = count("of_sail")
+    result["created"] = count("of_sail")
 except Exception as error:  # noqa: BLE001 - the test checks its message
-    found["error"] = str(error)[:300]
-found["after"] = count("orders")
-print(json.dumps(found))
+    result["error"] = str(error)[:300]
+result["after"] = count("orders")
+print(json.dumps(result))
