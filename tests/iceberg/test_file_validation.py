@@ -157,7 +157,7 @@ def test_orc_stripes_are_parsed_with_any_codec(codec: str) -> None:
     check_claims(data, len(data), "a.orc")
 
 
-def test_orc_stripe_of_runs_is_rejected() -> None:
+def test_run_length_encoded_orc_bomb_is_rejected() -> None:
     data = orc_of_zeros(34_000_000, "zlib")
     with pytest.raises(CorruptFileError):
         check_claims(data, len(data), "a.orc")

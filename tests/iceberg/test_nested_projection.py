@@ -35,7 +35,7 @@ def sorted_rows(*tables: pa.Table) -> list[str]:
 
 
 def _normalized(value: Any) -> Any:
-    """Normalize values that DuckDB returns in another form: UUIDs, and timestamps with another name of UTC."""
+    """Normalize UUIDs and names of the UTC time zone, which DuckDB returns in a different form."""
     if isinstance(value, dict):
         return {name: _normalized(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -28,12 +28,12 @@ def test_duplicate_or_future_entries_are_rejected(catalog: TrinityLakeCatalog) -
     check_new_entries({manifest: [entry]}, [snapshot], io)
     with pytest.raises(InvalidDefinitionError):
         check_new_entries({manifest: [entry, entry]}, [snapshot], io)
-    deleted, later = copy.deepcopy(entry), copy.deepcopy(entry)
+    deleted, future_entry = copy.deepcopy(entry), copy.deepcopy(entry)
     deleted.status = ManifestEntryStatus.DELETED
     check_new_entries({manifest: [deleted, entry]}, [snapshot], io)
-    later.sequence_number = 2**62
+    future_entry.sequence_number = 2**62
     with pytest.raises(InvalidDefinitionError):
-        check_new_entries({manifest: [later]}, [snapshot], io)
+        check_new_entries({manifest: [future_entry]}, [snapshot], io)
 
 
 @pytest.mark.parametrize(

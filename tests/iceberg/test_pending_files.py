@@ -42,7 +42,7 @@ def ids_of(lake: Lakehouse) -> list[int]:
 
 @pytest.fixture
 def lake(lake: Lakehouse) -> Lakehouse:
-    """A lakehouse in memory with one table."""
+    """A lakehouse with one table."""
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     catalog.create_table("ns.t", SCHEMA).append(rows(1))

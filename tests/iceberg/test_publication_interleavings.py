@@ -85,7 +85,7 @@ class Run:
             yield from attempt.publish()
             if not attempt.is_repeated:
                 return
-            # The whole run is repeated, and replaces its append because the outcome of that is unknown.
+            # The whole run is repeated. It replaces its earlier append, whose outcome is unknown.
             assert attempt.orders is not None
             repeated = (value, attempt.orders) if self.mode == "append" else None
 

@@ -193,7 +193,7 @@ def test_compacted_files_are_replaced(local_lake: Lakehouse) -> None:
 
 
 def test_rebase_requires_same_table_and_compatible_columns(local_lake: Lakehouse) -> None:
-    """Columns of both sides are kept. A table that was dropped, recreated or rolled back conflicts."""
+    """Columns that either writer added are kept. A table that was dropped, recreated or rolled back conflicts."""
     publish(local_lake, month(local_lake, 1))
     added, same = month(local_lake, 2, extra="a"), month(local_lake, 3, extra="b")
     other = month(local_lake, 4, another=5)

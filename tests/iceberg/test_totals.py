@@ -26,7 +26,7 @@ def totals_in(table: Table) -> dict[str, str]:
 
 
 def live_totals(table: Table) -> dict[str, str]:
-    """Return the totals of a table's live files, as a snapshot summary has them."""
+    """Count the live files of a table, and return the totals in the format of a snapshot summary."""
     snapshot, io = table.current_snapshot(), table.io
     assert snapshot is not None
     assert isinstance(io, StorageFileIO)

@@ -40,8 +40,8 @@ class Token:
 class Secret:
     """A unique string in a lakehouse, either in one namespace or in data of the whole lakehouse.
 
-    ``root_of`` is set if the string is part of a root: responses about this warehouse, or about any warehouse if it
-    is empty, may contain the string in table locations.
+    ``root_of`` is set if the string is part of a root, because responses contain roots in table locations. It is the
+    warehouse with this root, or empty for the root of the lakehouse itself.
     """
 
     text: str

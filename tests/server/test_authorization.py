@@ -44,7 +44,7 @@ MAX_SECONDS = 5.0
 _RESTORE_INTERVAL = 150
 _SCOPES = ("none", READ, WRITE, OPERATE)
 _UNUSED_NAMES = tuple(f"free{number}" for number in range(4))
-#: Operations that are not in the table of operations.
+#: Endpoints that ``OPERATIONS`` does not contain.
 _UNROUTED_OPERATIONS = ("config", "metrics", "page")
 
 
@@ -232,7 +232,7 @@ class RequestGenerator:
         if operation.name == "dropNamespace":
             namespace = pick([_UNUSED_NAMES[0], _UNUSED_NAMES[0], namespace])
         owner = namespace if namespace in planted.namespaces else planted.namespaces[0]
-        # The name of a new object must not contain the secret text of another namespace.
+        # The name of a new object must not contain the unique string of another namespace.
         names = [planted.view(owner) if "iew" in operation.name else planted.table(owner), *_UNUSED_NAMES]
         target_name = pick([*_UNUSED_NAMES, planted.table(owner) if namespace == owner else _UNUSED_NAMES[0]])
         draft = _Draft(token, operation, planted, namespace, pick(names[:1] * 4 + names[1:]))
@@ -392,7 +392,7 @@ def comparable(response: Response, request: GeneratedRequest) -> tuple[int, str,
 def servers(
     lakehouses: Sequence[PlantedLakehouse], tokens: dict[str, Token], folder: Path
 ) -> Iterator[list[tuple[bool, str]]]:
-    """Run a server of all lakehouses and one of the first only. Yield for each whether it has one, and its address."""
+    """Run a server of all lakehouses and one of the first. Yield whether each serves only one, and its address."""
     path = folder / "tokens.yaml"
     entries = [
         entry(secret, token.name, scope=token.scope, namespaces=dict(token.namespaces))

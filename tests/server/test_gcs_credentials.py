@@ -1,6 +1,6 @@
 """Clients without keys on Google Cloud Storage: downscoped tokens and their limits.
 
-A proxy of the tests (``tests/servers/google.py``) enforces the boundaries, not Google's service.
+A test proxy (``tests/servers/google.py``) enforces the boundaries, not Google's service.
 """
 
 from __future__ import annotations

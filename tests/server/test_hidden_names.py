@@ -97,7 +97,7 @@ def test_hidden_and_missing_lakehouses_get_same_response(lakes: Lakes, tmp_path:
 
 
 def test_no_folder_is_created_for_external_table(two_tables: Lakehouse, tokens: Path, tmp_path: Path) -> None:
-    """A writer of the lakehouse chooses the location of the table, but the server may have more rights than it."""
+    """A writer of the lakehouse chooses the location of the table, but the server may have more rights than that."""
     managed = catalog_at(two_tables).load_table("mine.t")
     content = json.loads(Path(managed.metadata_location.removeprefix("file://")).read_text())
     content.pop("trinitylake", None)

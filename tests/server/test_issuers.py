@@ -118,7 +118,7 @@ def token(key: Any = FIRST_KEY, kid: str | None = "1", algorithm: str = "RS256",
 
 
 def signed_with_secret(claims: str, secret: str) -> str:
-    """Return a token with the claims of another one, signed with a publicly known secret. JWT libraries refuse this."""
+    """Return a token with the claims of another one, signed with a public secret, which JWT libraries refuse to do."""
     head = base64.urlsafe_b64encode(b'{"alg":"HS256","kid":"1","typ":"JWT"}').decode().rstrip("=")
     signature = hmac.new(secret.encode(), f"{head}.{claims}".encode(), hashlib.sha256).digest()
     return f"{head}.{claims}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
@@ -184,7 +184,7 @@ def test_invalid_tokens_are_rejected(
     for bearer in (valid_token, *invalid_tokens.values()):
         assert bearer not in caplog.text
         assert bearer.rpartition(".")[2] not in caplog.text or bearer.endswith(".")
-    assert key_server.n_requests == 1  # keys are not fetched again for the second unknown key so soon
+    assert key_server.n_requests == 1  # the second unknown key came too soon to fetch the keys again
 
 
 def test_rotated_keys_are_fetched_and_withdrawn_keys_rejected(

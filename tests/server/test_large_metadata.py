@@ -215,8 +215,8 @@ def test_only_one_thread_parses_huge_metadata_at_a_time() -> None:
     assert not gc.isenabled()
     for thread in threads[1:]:
         thread.start()
-    assert has_entered.acquire(timeout=60.0)  # one of the medium size
-    assert has_entered.acquire(timeout=60.0)  # the smallest
+    assert has_entered.acquire(timeout=60.0)  # a thread with medium metadata
+    assert has_entered.acquire(timeout=60.0)  # the thread with small metadata
     assert not has_entered.acquire(timeout=0.2)
     may_leave.set()
     for thread in threads:

@@ -57,8 +57,8 @@ def test_serve_command_allows_additional_roots(table_lake: Lakehouse, tmp_path: 
     body = {"name": "external", "metadata-location": location}
     for options, status in (((), 403), (("--allow-root", other.root), 200)):
         with command(table_lake.root, "--anonymous-writes", *options) as (_, url, _first_record):
-            reply = LiveServer(url).request("POST", "/v1/main/namespaces/ns/register", body)
-            assert reply.status == status, reply.body
+            response = LiveServer(url).request("POST", "/v1/main/namespaces/ns/register", body)
+            assert response.status == status, response.body
 
 
 def test_serve_command_rejects_allow_root_with_lakehouse_file(tmp_path: Path) -> None:

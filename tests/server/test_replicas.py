@@ -70,7 +70,7 @@ def servers(lake: Lakehouse, n_servers: int) -> Iterator[list[tuple[subprocess.P
 
 
 def append(urls: Sequence[str], client_number: int, access: dict[str, str]) -> None:
-    """Append rows to the client's own table, one by one and at any server that responds, until each row exists."""
+    """Append rows to the client's own table, one by one and at whichever server responds, until all exist."""
     url_index = client_number
     for row_id in range(N_EACH):
         while True:

@@ -259,13 +259,13 @@ def test_signed_requests_are_limited_to_their_table(
     assert sign(vending_server, AS_READER, "PUT", new).error == FORBIDDEN
     assert send("PUT", sign(vending_server, AS_WRITER, "PUT", new), b"content")[0] == 200
     assert send("GET", sign(vending_server, AS_READER, "GET", new)) == (200, b"content")
-    # An existing file is not overwritten: the storage rejects the signed request, and one without the signed condition.
+    # An existing file is not overwritten: the storage rejects the signed request, also without its signed condition.
     repeated = sign(vending_server, AS_WRITER, "PUT", new)
     assert send("PUT", repeated, b"other")[0] == 412
     assert send("PUT", repeated, b"other", **{"if-none-match": '"none"'})[0] == 403
     assert send("GET", sign(vending_server, AS_READER, "GET", new)) == (200, b"content")
     assert sign(vending_server, AS_READER, "GET", new, Host="other.example.com").status == 400
-    # radosgw accepts unsigned headers. The session that signs can still not access another table.
+    # radosgw accepts unsigned headers. The session behind the signature still cannot access another table.
     stolen = sign(vending_server, AS_WRITER, "PUT", f"{bucket_url}{location.key_prefix}data/stolen")
     assert send("PUT", stolen, **{"x-amz-copy-source": f"/{location.bucket}/{foreign}"})[0] == 403
     unsigned = sign(vending_server, AS_WRITER, "PUT", f"{bucket_url}{location.key_prefix}data/opened")

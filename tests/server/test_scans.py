@@ -98,7 +98,7 @@ def test_plan_supports_older_snapshots_and_versions(planning_server: LiveServer,
 
 
 def test_plan_supports_incremental_append_scans(planning_server: LiveServer, lake: Lakehouse) -> None:
-    """The plan has the files between two snapshots, in parts, and also if an append merged manifests."""
+    """The plan lists the files added between two snapshots, even if an append merged their manifests."""
     table = catalog_at(lake).load_table("ns.t")
     first, second = (snapshot.snapshot_id for snapshot in table.metadata.snapshots)
     before = {task.file.file_path for task in table.scan(snapshot_id=first).plan_files()}

@@ -169,7 +169,7 @@ def test_unread_response_closes_connection(lake: Lakehouse, limits: Limits) -> N
 
 
 def test_total_size_of_unread_responses_is_bounded(lake: Lakehouse) -> None:
-    """Each response is allowed, but those of 40 clients took a gigabyte. The server closes the oldest unread ones."""
+    """Each response is allowed, but those of 40 clients took a gigabyte. The longest unread ones are closed."""
     create_large_table(lake)
     limits = Limits(unread_bytes=1 << 16)
     with serving(settings_for(lake, limits=limits)) as server, contextlib.ExitStack() as clients:

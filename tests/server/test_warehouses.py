@@ -1,4 +1,4 @@
-"""Warehouses: the latest version, earlier ones by number, time and export, and several lakehouses in one server."""
+"""Warehouses: the latest version, earlier versions by number, time or export, and several lakehouses per server."""
 
 from __future__ import annotations
 
