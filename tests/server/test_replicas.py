@@ -60,13 +60,13 @@ def s3_lake(radosgw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Lakehouse:
 @contextlib.contextmanager
 def servers(lake: Lakehouse, n_servers: int) -> Iterator[list[tuple[subprocess.Popen[str], str]]]:
     with contextlib.ExitStack() as running:
-        addresses = []
+        processes = []
         for _ in range(n_servers):
             process, url, _first_record = running.enter_context(command(lake.root, "--anonymous-writes"))
             assert process.stderr is not None
             threading.Thread(target=process.stderr.read, daemon=True).start()
-            addresses.append((process, url))
-        yield addresses
+            processes.append((process, url))
+        yield processes
 
 
 def append(urls: Sequence[str], client_number: int, access: dict[str, str]) -> None:
@@ -122,8 +122,8 @@ def clients(urls: Sequence[str], radosgw: S3Server, duckdb_url: str | None = Non
 def check_rows_exist_once(lake: Lakehouse, before: int) -> None:
     catalog = catalog_at(lake)
     for number in range(N_CLIENTS):
-        addresses = catalog.load_table(f"ns.t{number}").scan().to_arrow()["id"].to_pylist()
-        assert sorted(addresses) == list(range(N_EACH)), number
+        ids = catalog.load_table(f"ns.t{number}").scan().to_arrow()["id"].to_pylist()
+        assert sorted(ids) == list(range(N_EACH)), number
     assert lake.latest_version() <= before + N_CLIENTS * N_EACH
     assert operations.verify(lake, deep=True).findings == ()
 
