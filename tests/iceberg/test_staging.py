@@ -329,7 +329,7 @@ def test_staged_table_is_published_by_another_process(lakes: Lakes) -> None:
             [sys.executable, "-c", program, lake.root],
             input=stdin,
             capture_output=True,
-            stdin=True,
+            text=True,
             check=True,
             timeout=60,
         ).stdout

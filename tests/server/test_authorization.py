@@ -370,7 +370,7 @@ def check(
         results.add_failure("wrongly denied", request, token, response)
     text = response.body.decode("utf-8", "replace") + json.dumps(dict(response.headers))
     for secret in (secret for planted in lakehouses for secret in planted.secrets):
-        if secret.text in text and not secret.is_shown_to(token, request.text):
+        if secret.text in text and not secret.may_be_sent_to(token, request.text):
             results.add_failure(f"leaks {secret}", request, token, response)
     results.n_requests += 1
     counter = results.succeeded if response.status < 400 else results.denied if not allowed else None

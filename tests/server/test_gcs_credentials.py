@@ -355,7 +355,7 @@ def test_invalid_token_service_responses_are_rejected(
     delegate.credentials("gs://tests/lake/tables/id/", writes=False, name="a")
     server_token = next(name for name, token in google.tokens.items() if token.rules is None)
     if b"OWN" in response:
-        google._given = lambda token, **options: _token_response(server_token)  # type: ignore[method-assign]
+        google._issue_token = lambda token, **options: _token_response(server_token)  # type: ignore[method-assign]
         response = response.replace(b"OWN", server_token.encode())
     google.instead.append((status, response))
     with pytest.raises(kind, match=message) as caught:
