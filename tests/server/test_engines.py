@@ -102,9 +102,9 @@ def test_duckdb_reads_and_writes(server: LiveServer, lake: Lakehouse, lakes: Lak
         first = catalog_at(lake).load_table("ns.t").current_snapshot()
         assert first is not None
         connection.execute("CREATE SCHEMA l.more")
-        connection.execute("CREATE TABLE l.more.items AS SELECT 7 AS n, 'x' AS s")
+        connection.execute("CREATE TABLE l.more.item AS SELECT 7 AS n, 'x' AS s")
         before = lake.latest_version()
-        connection.execute("BEGIN; INSERT INTO l.ns.t VALUES (3, 'c'); INSERT INTO l.more.items VALUES (8, 'y'); COMMIT")
+        connection.execute("BEGIN; INSERT INTO l.ns.t VALUES (3, 'c'); INSERT INTO l.more.item VALUES (8, 'y'); COMMIT")
         assert lake.latest_version() == before + 1
         connection.execute("DELETE FROM l.ns.t WHERE id = 1")
         connection.execute("UPDATE l.ns.t SET name = 'z' WHERE id = 2")
@@ -114,7 +114,7 @@ def test_duckdb_reads_and_writes(server: LiveServer, lake: Lakehouse, lakes: Lak
         )
         connection.execute("ALTER TABLE l.ns.t ADD COLUMN more INTEGER")
         assert rows(connection, "SELECT id, name FROM l.ns.t ORDER BY id") == [(2, "z"), (3, "d")]
-        assert rows(connection, "SELECT * FROM l.more.items ORDER BY n") == [(7, "x"), (8, "y")]
+        assert rows(connection, "SELECT * FROM l.more.item ORDER BY n") == [(7, "x"), (8, "y")]
         assert rows(connection, f"SELECT count(*) FROM l.ns.t AT (VERSION => {first.snapshot_id})") == [(2,)]
         timestamp = f"make_timestamptz({first.timestamp_ms}000)"
         assert rows(connection, f"SELECT count(*) FROM l.ns.t AT (TIMESTAMP => {timestamp})") == [(2,)]
@@ -122,7 +122,7 @@ def test_duckdb_reads_and_writes(server: LiveServer, lake: Lakehouse, lakes: Lak
         assert rows(connection, "SELECT id FROM old.ns.t ORDER BY id") == [(1,), (2,)]
         with pytest.raises(duckdb.Error, match="warehouse main"):
             connection.execute("INSERT INTO old.ns.t VALUES (9, 'q')")
-        connection.execute("DROP TABLE l.more.items")
+        connection.execute("DROP TABLE l.more.item")
     assert lake.snapshot().tables("more") == []
     assert server.catalog().load_table("ns.t").scan().to_arrow().num_rows == 2
     assert operations.verify(lake, deep=True).findings == ()
