@@ -263,6 +263,12 @@ class ContentChangedError(TrinityLakeError):
     code = "content-changed"
 
 
+class UnreadablePolicyError(TrinityLakeError):
+    """The maintenance policy of the lakehouse is damaged, or was written by a newer release."""
+
+    code = "unreadable-policy"
+
+
 class JobFailedError(TrinityLakeError):
     """A Spark job failed for a reason that has no error class. Nothing was published."""
 

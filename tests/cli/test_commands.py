@@ -122,6 +122,7 @@ def test_commands_are_the_documented_ones() -> None:
         "status",
         "head",
         "count",
+        "policy",
     ]
     assert sorted([*fixed.split(), *freeing.split(), *more]) == COMMANDS
 

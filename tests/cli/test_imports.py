@@ -71,6 +71,7 @@ def test_help_lists_each_command_with_its_summary() -> None:
 def test_help_lists_each_command_in_one_section() -> None:
     help_text = trinitylake.get_help(trinitylake.make_context("trinitylake", [], resilient_parsing=True))
     titles = re.findall(r"^([A-Z][a-z ]+):$", help_text, flags=re.MULTILINE)
-    assert titles == ["Options", "Inspect", "Change", "Reclaim space", "Exports", "Branches", "Repair", "Serve"]
+    sections = ["Inspect", "Change", "Maintain", "Reclaim space", "Exports", "Branches", "Repair", "Serve"]
+    assert titles == ["Options", *sections]
     commands = help_text.partition("Inspect:")[2].partition("Examples:")[0]
     assert sorted(re.findall(r"^  ([a-z-]+) ", commands, flags=re.MULTILINE)) == sorted(trinitylake.commands)

@@ -30,6 +30,8 @@ PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name not in GUIDES)
 SECTIONS = ["Command line", "Dagster", "Python", "Errors"]
 #: Sections that only one page has.
 MORE_SECTIONS = {"verify.md": ("Findings",)}
+#: The section of a page that comes first, whose snippets are files that its commands read.
+FILES_SECTION = "Document"
 ROOT = "memory://data/lake"
 OTHER_ROOT = "memory://theirs/"
 DAY_NS = 24 * 3_600 * 1_000_000_000
@@ -97,15 +99,21 @@ def section_snippets(page: Path, section: str) -> list[Snippet]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page_has_expected_sections_and_snippets(page: Path) -> None:
     text = page.read_text()
-    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == [*SECTIONS, *MORE_SECTIONS.get(page.name, ())]
-    languages = {"Command line": {"sh", ""}, "Dagster": {"yaml"}, "Python": {"python"}}
+    titles = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
+    assert titles[titles[0] == FILES_SECTION :] == [*SECTIONS, *MORE_SECTIONS.get(page.name, ())]
+    languages = {FILES_SECTION: {"yaml"}, "Command line": {"sh", ""}, "Dagster": {"yaml"}, "Python": {"python"}}
     for snippet in snippets(page):
         assert snippet.language in languages[snippet.section]
-        assert bool(snippet.title) == (snippet.language == "yaml"), "a configuration names its job"
+        assert bool(snippet.title) == (snippet.language == "yaml"), "a configuration names its job, a document its file"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_run(page: Path, scope: dict[str, Any], calendar: Callable[[], int]) -> None:
+def test_commands_run(
+    page: Path, scope: dict[str, Any], calendar: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for document in section_snippets(page, FILES_SECTION):
+        (tmp_path / document.title).write_text(document.text)
     digest = ""
     for snippet in section_snippets(page, "Command line"):
         for line in snippet.text.splitlines() if snippet.language == "sh" else ():

@@ -98,6 +98,7 @@ lakehouse_defs = st.builds(
     retention_rules=st.none() | retention_rules,
     table_root=texts,
     node_compression=texts,
+    maintenance_policy=texts,
     unknown_fields=unknown_fields,
 )
 namespace_defs = st.builds(NamespaceDef, id=texts.filter(bool), properties=_maps, unknown_fields=unknown_fields)

@@ -73,6 +73,7 @@ def test_missing_optional_fields_have_default_values() -> None:
         "orphans_removed_before_millis": 0,
         "sources": (),
         "parent": None,
+        "maintenance_policy": "",
         "unknown_fields": b"",
     }
 

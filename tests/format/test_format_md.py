@@ -17,6 +17,7 @@ from trinitylake_ops.errors import (
     InvalidDefinitionError,
     InvalidLocationError,
     InvalidNameError,
+    UnreadablePolicyError,
     VersionNotFoundError,
 )
 from trinitylake_ops.format import definitions
@@ -46,6 +47,8 @@ from trinitylake_ops.format.node_file import (
 )
 from trinitylake_ops.format.sealed_files import check_file, decode_sealed_json, encode_sealed_json
 from trinitylake_ops.iceberg.managed import owner_file, read_owner
+from trinitylake_ops.operations.policy.document import MaintenancePolicy
+from trinitylake_ops.operations.policy.stored import policy_of, with_policy
 
 TEXT = (Path(definitions.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
 BLOCKS = {
@@ -175,6 +178,14 @@ def check_data_types(names: list[str]) -> None:
     assert [DataType[name].value for name in names] == list(range(len(names)))
 
 
+def check_maintenance_policy(document: dict[str, Any]) -> None:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    assert policy_of(LakehouseDef(id="a", maintenance_policy=text)) == policy_of(LakehouseDef(id="a"))
+    assert with_policy(LakehouseDef(id="a"), MaintenancePolicy()).maintenance_policy == text
+    with pytest.raises(UnreadablePolicyError):
+        policy_of(LakehouseDef(id="a", maintenance_policy=text.replace("skip", "stop")))
+
+
 def check_owner_files(owners: dict[str, str]) -> None:
     for text, owner in owners.items():
         if owner == "refused":
@@ -202,6 +213,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "sealed-json": check_sealed_json,
     "data-types": check_data_types,
     "owner-files": check_owner_files,
+    "maintenance-policy": check_maintenance_policy,
 }
 
 

@@ -25,6 +25,7 @@ from tests.fuzz.mutations import Mutator
 from tests.fuzz.reseal import resealed, saved_transaction_resealed, verified_record_resealed
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.access.table_owners import TableUser
+from trinitylake_ops.declarations.policy_yaml import policy_of_yaml, policy_yaml
 from trinitylake_ops.errors import FileMissingError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationBatch, LakehouseDef, NamespaceDef, SavedTransaction, TableDef
 from trinitylake_ops.format.file_names import (
@@ -63,6 +64,9 @@ from trinitylake_ops.operations.gc.inventory import Inventory, InventoryQuery, I
 from trinitylake_ops.operations.gc.plan_files import PlanFile, read_plan_file
 from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.operations.lease import lease
+from trinitylake_ops.operations.policy.document import MaintenancePolicy
+from trinitylake_ops.operations.policy.explanation import policy_changes, policy_sentences
+from trinitylake_ops.operations.policy.stored import policy_of, with_policy
 from trinitylake_ops.operations.verified_files import RecordedPart, decode_names, read_records
 from trinitylake_ops.storage import drop_memory_root
 from trinitylake_ops.transaction.time_to_live import removed_before_ms
@@ -131,6 +135,29 @@ def _lakehouse_def(data: bytes, path: str) -> None:
         batch.contains(7)
     assert LakehouseDef.from_bytes(definition.to_bytes(), path).id == definition.id
     validate_changed_settings(definition, definition)
+
+
+def _policy(data: bytes, path: str) -> None:
+    """Decode a stored policy, and explain it like the command line."""
+    del path
+    policy = policy_of(LakehouseDef(id="a", maintenance_policy=data.decode("utf-8", "replace")))
+    _use_policy(policy)
+
+
+def _policy_yaml(data: bytes, path: str) -> None:
+    del path
+    policy = policy_of_yaml(data.decode("utf-8", "replace"))
+    assert policy_of_yaml(policy_yaml(policy)) == policy
+    _use_policy(policy)
+
+
+def _use_policy(policy: MaintenancePolicy) -> None:
+    assert all(policy_sentences(policy))
+    json.dumps(policy_changes(MaintenancePolicy(), policy))
+    policy.closed(utc_of(1_700_000_000_000))
+    policy.table_rule("ns", "t")
+    stored = with_policy(LakehouseDef(id="a"), policy).maintenance_policy
+    assert policy_of(LakehouseDef(id="a", maintenance_policy=stored)).limits == policy.limits
 
 
 def _namespace_def(data: bytes, path: str) -> None:
@@ -381,6 +408,8 @@ DECODERS: dict[str, Decoder] = {
     "node": Decoder(_node, f"0110/0000/1011/01111000-node-{UUID}.arrow", mutations.arrow_file_changed),
     "commit_info": Decoder(_commit_info, root_path(0), mutations.json_changed),
     "lakehouse_def": Decoder(_lakehouse_def, f"_lakehouse_def_{UUID}.binpb", mutations.protobuf_changed),
+    "policy": Decoder(_policy, "policy.json", mutations.json_changed),
+    "policy_yaml": Decoder(_policy_yaml, "policy.yaml", mutations.text_changed),
     "namespace_def": Decoder(_namespace_def, f"namespace-n-{UUID}.binpb", mutations.protobuf_changed),
     "table_def": Decoder(_table_def, f"table-t-n-{UUID}.binpb", mutations.protobuf_changed),
     "hint": Decoder(_hint, HINT_PATH, mutations.text_changed),

@@ -25,6 +25,7 @@ from tests.inventories import inventory_file, manifest
 from tests.operations.format_v3_tables import puffin, vector_blob
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.access.table_owners import TableUser
+from trinitylake_ops.declarations.policy_yaml import policy_yaml
 from trinitylake_ops.format.definitions import (
     Column,
     DataType,
@@ -47,6 +48,8 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.managed import owner_file
 from trinitylake_ops.iceberg.validation.checksums import seal_pairs, sealed_table_file
 from trinitylake_ops.operations.gc.plan_files import PlanFile
+from trinitylake_ops.operations.policy.document import MaintenancePolicy
+from trinitylake_ops.operations.policy.stored import with_policy
 from trinitylake_ops.storage import drop_memory_root
 
 _SCHEMA = Schema(
@@ -69,6 +72,7 @@ def samples() -> Iterator[tuple[str, str, bytes]]:
     """Yield (decoder, sample name, bytes)."""
     yield from _nodes()
     yield from _definitions()
+    yield from _policies()
     yield from _operations()
     yield from _inventories()
     yield from _tables()
@@ -157,6 +161,29 @@ def _definitions() -> Iterator[tuple[str, str, bytes]]:
     yield "namespace_def", "all.binpb", namespace.to_bytes(_path("namespace_def"))
     yield "table_def", "all.binpb", table.to_bytes(_path("table_def"))
     yield "saved_transaction", "all.binpb", saved.to_bytes(_path("saved_transaction"))
+
+
+def _policies() -> Iterator[tuple[str, str, bytes]]:
+    document = MaintenancePolicy.of_document(
+        {
+            "retention": {
+                "versions": {"max_age": "30d", "keep_monthly": 12},
+                "tables": [{"pattern": "sales.*", "max_snapshot_age": "5d", "min_snapshots": 3}],
+                "exports": [{"pattern": "nightly-*", "keep_daily": 7}],
+            },
+            "limits": {"max_requests": 10_000, "max_deleted_bytes": "64GiB"},
+            "targets": {"export": {"every": "1d", "target": "s3://copies/lake", "retain_for": "30d"}},
+            "windows": [{"days": ["sat", "sun"], "start": "22:00", "end": "04:00"}],
+            "blackouts": [{"start": "08:00", "end": "09:30"}],
+            "approval": ["purge"],
+            "skip": ["verify"],
+        }
+    )
+    stored = with_policy(LakehouseDef(id="a"), document).maintenance_policy
+    yield "policy", "all.json", stored.encode()
+    yield "policy", "default.json", with_policy(LakehouseDef(id="a"), MaintenancePolicy()).maintenance_policy.encode()
+    yield "policy_yaml", "all.yaml", policy_yaml(document).encode()
+    yield "policy_yaml", "small.yaml", b"limits: {max_requests: 5} # comment\n"
 
 
 def _operations() -> Iterator[tuple[str, str, bytes]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import click
 from rich.console import Console, Group
 from rich.text import Text
 
-from trinitylake_ops import operations
+from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.cli.context import (
     Duration,
     Number,
@@ -26,7 +27,7 @@ from trinitylake_ops.cli.context import (
     write_output,
 )
 from trinitylake_ops.operations.rendering import cell, new_table, visible
-from trinitylake_ops.operations.status.due import DEFAULT_AGES, DueState
+from trinitylake_ops.operations.status.due import DueState
 from trinitylake_ops.operations.status.state import LAST_VERSIONS, Status, emit_status_metrics
 
 _STYLES = {
@@ -51,9 +52,9 @@ _MS = 1000
     show_default=True,
     help="The number of versions to read; each takes a request.",
 )
-@click.option("--verify-every", type=Duration(), default="7d", show_default=True, help="The interval of verify.")
-@click.option("--orphans-every", type=Duration(), default="30d", show_default=True, help="The interval of orphans.")
-@click.option("--export-every", type=Duration(), help="The interval of exports.  [default: none]")
+@click.option("--verify-every", type=Duration(), help="The interval of verify. Default: that of the policy.")
+@click.option("--orphans-every", type=Duration(), help="The interval of orphans. Default: that of the policy.")
+@click.option("--export-every", type=Duration(), help="The interval of exports. Default: that of the policy.")
 @click.option(
     "--plan-seconds",
     type=Number(0, 86_400),
@@ -81,12 +82,7 @@ def status(session: Session, /, watch: float | None, html: Path | None, as_json:
             lake,
             last=settings["last"],
             plan_seconds=settings["plan_seconds"],
-            ages=operations.DueAges(
-                verify_ms=_ms(settings["verify_every"]),
-                orphans_ms=_ms(settings["orphans_every"]),
-                export_ms=_ms(settings["export_every"]),
-                unfinished_ms=DEFAULT_AGES.unfinished_ms,
-            ),
+            ages=_ages(lake, settings),
         )
         emit_status_metrics(current, current.root)
         if html is not None:
@@ -107,8 +103,14 @@ def status(session: Session, /, watch: float | None, html: Path | None, as_json:
         _watch(console, watch, fetch_status, show, clears=not as_json)
 
 
-def _ms(duration: Any) -> int | None:
-    return None if duration is None else round(duration.total_seconds() * _MS)
+def _ages(lake: Lakehouse, settings: Mapping[str, Any]) -> operations.DueAges | None:
+    """Return the intervals of the policy with those of the command line; None if the command line has none."""
+    names = {"verify_ms": "verify_every", "orphans_ms": "orphans_every", "export_ms": "export_every"}
+    intervals = {name: settings[option] for name, option in names.items() if settings[option] is not None}
+    if not intervals:
+        return None
+    in_ms = {name: round(interval.total_seconds() * _MS) for name, interval in intervals.items()}
+    return replace(operations.DueAges.of(operations.read_policy(lake).policy), **in_ms)
 
 
 def _watch(

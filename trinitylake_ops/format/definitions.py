@@ -240,6 +240,8 @@ class LakehouseDef:
     orphans_removed_before_millis: int = 0
     sources: tuple[SourceRecord, ...] = ()
     parent: ParentRecord | None = None
+    #: Canonical JSON, or empty for the default policy. Only maintenance decodes it (operations/policy).
+    maintenance_policy: str = ""
     unknown_fields: bytes = b""
 
     def to_bytes(self, path: str = "") -> bytes:

@@ -461,6 +461,7 @@ class LakehouseDef(_message.Message):
     ORPHANS_REMOVED_BEFORE_MILLIS_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
+    MAINTENANCE_POLICY_FIELD_NUMBER: _builtins.int
     SEAL_FIELD_NUMBER: _builtins.int
     SEAL_2_FIELD_NUMBER: _builtins.int
     id: _builtins.str
@@ -477,6 +478,8 @@ class LakehouseDef(_message.Message):
     table_root: _builtins.str
     node_compression: _builtins.str
     orphans_removed_before_millis: _builtins.int
+    maintenance_policy: _builtins.str
+    """canonical JSON"""
     seal: _builtins.str
     """the first field of the file"""
     seal_2: _builtins.str
@@ -522,12 +525,13 @@ class LakehouseDef(_message.Message):
         orphans_removed_before_millis: _builtins.int = ...,
         sources: _abc.Iterable[Global___SourceRecord] | None = ...,
         parent: Global___ParentRecord | None = ...,
+        maintenance_policy: _builtins.str = ...,
         seal: _builtins.str = ...,
         seal_2: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_file_path_max_size_bytes", b"_file_path_max_size_bytes", "_isolation_level", b"_isolation_level", "_maximum_version_age_millis", b"_maximum_version_age_millis", "_minimum_versions_to_keep", b"_minimum_versions_to_keep", "_namespace_name_max_size_bytes", b"_namespace_name_max_size_bytes", "_node_file_max_size_bytes", b"_node_file_max_size_bytes", "_order", b"_order", "_table_name_max_size_bytes", b"_table_name_max_size_bytes", "_txn_ttl_millis", b"_txn_ttl_millis", "file_path_max_size_bytes", b"file_path_max_size_bytes", "isolation_level", b"isolation_level", "maximum_version_age_millis", b"maximum_version_age_millis", "minimum_versions_to_keep", b"minimum_versions_to_keep", "namespace_name_max_size_bytes", b"namespace_name_max_size_bytes", "node_file_max_size_bytes", b"node_file_max_size_bytes", "order", b"order", "parent", b"parent", "retention_rules", b"retention_rules", "table_name_max_size_bytes", b"table_name_max_size_bytes", "txn_ttl_millis", b"txn_ttl_millis"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_file_path_max_size_bytes", b"_file_path_max_size_bytes", "_isolation_level", b"_isolation_level", "_maximum_version_age_millis", b"_maximum_version_age_millis", "_minimum_versions_to_keep", b"_minimum_versions_to_keep", "_namespace_name_max_size_bytes", b"_namespace_name_max_size_bytes", "_node_file_max_size_bytes", b"_node_file_max_size_bytes", "_order", b"_order", "_table_name_max_size_bytes", b"_table_name_max_size_bytes", "_txn_ttl_millis", b"_txn_ttl_millis", "expirations", b"expirations", "exported_snapshots", b"exported_snapshots", "exports", b"exports", "file_path_max_size_bytes", b"file_path_max_size_bytes", "id", b"id", "isolation_level", b"isolation_level", "major_version", b"major_version", "maximum_version_age_millis", b"maximum_version_age_millis", "maximum_version_age_millis_overrides", b"maximum_version_age_millis_overrides", "minimum_versions_to_keep", b"minimum_versions_to_keep", "namespace_name_max_size_bytes", b"namespace_name_max_size_bytes", "node_compression", b"node_compression", "node_file_max_size_bytes", b"node_file_max_size_bytes", "order", b"order", "orphans_removed_before_millis", b"orphans_removed_before_millis", "parent", b"parent", "properties", b"properties", "retention_rules", b"retention_rules", "seal", b"seal", "seal_2", b"seal_2", "sources", b"sources", "table_name_max_size_bytes", b"table_name_max_size_bytes", "table_root", b"table_root", "txn_ttl_millis", b"txn_ttl_millis"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_file_path_max_size_bytes", b"_file_path_max_size_bytes", "_isolation_level", b"_isolation_level", "_maximum_version_age_millis", b"_maximum_version_age_millis", "_minimum_versions_to_keep", b"_minimum_versions_to_keep", "_namespace_name_max_size_bytes", b"_namespace_name_max_size_bytes", "_node_file_max_size_bytes", b"_node_file_max_size_bytes", "_order", b"_order", "_table_name_max_size_bytes", b"_table_name_max_size_bytes", "_txn_ttl_millis", b"_txn_ttl_millis", "expirations", b"expirations", "exported_snapshots", b"exported_snapshots", "exports", b"exports", "file_path_max_size_bytes", b"file_path_max_size_bytes", "id", b"id", "isolation_level", b"isolation_level", "maintenance_policy", b"maintenance_policy", "major_version", b"major_version", "maximum_version_age_millis", b"maximum_version_age_millis", "maximum_version_age_millis_overrides", b"maximum_version_age_millis_overrides", "minimum_versions_to_keep", b"minimum_versions_to_keep", "namespace_name_max_size_bytes", b"namespace_name_max_size_bytes", "node_compression", b"node_compression", "node_file_max_size_bytes", b"node_file_max_size_bytes", "order", b"order", "orphans_removed_before_millis", b"orphans_removed_before_millis", "parent", b"parent", "properties", b"properties", "retention_rules", b"retention_rules", "seal", b"seal", "seal_2", b"seal_2", "sources", b"sources", "table_name_max_size_bytes", b"table_name_max_size_bytes", "table_root", b"table_root", "txn_ttl_millis", b"txn_ttl_millis"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__file_path_max_size_bytes: _TypeAlias = _typing.Literal["file_path_max_size_bytes"]  # noqa: Y015
     _WhichOneofArgType__file_path_max_size_bytes: _TypeAlias = _typing.Literal["_file_path_max_size_bytes", b"_file_path_max_size_bytes"]  # noqa: Y015

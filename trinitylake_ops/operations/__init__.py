@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from trinitylake_ops.operations.gc.reconcile import ReconcilePlan, ReconcileReport, plan_reconcile, reconcile
     from trinitylake_ops.operations.gc.trim import TrimPlan, TrimReport, plan_trim_tables
     from trinitylake_ops.operations.hint import HintReport, HintState, inspect_hint, repair_hint
+    from trinitylake_ops.operations.policy.document import MaintenancePolicy
+    from trinitylake_ops.operations.policy.stored import StoredPolicy, read_policy, set_policy
     from trinitylake_ops.operations.register import RegistrationReport, register_catalog, register_table
     from trinitylake_ops.operations.relocate import RelocationPlan, RelocationReport, plan_relocation
     from trinitylake_ops.operations.repairs import (
@@ -90,6 +92,7 @@ __all__ = [
     "Finding",
     "HintReport",
     "HintState",
+    "MaintenancePolicy",
     "OrphanPlan",
     "OrphanReport",
     "PromotionPlan",
@@ -111,6 +114,7 @@ __all__ = [
     "RetentionPolicy",
     "RollbackPlan",
     "Status",
+    "StoredPolicy",
     "TableDelta",
     "TableTotals",
     "TrimPlan",
@@ -147,6 +151,7 @@ __all__ = [
     "plan_restore",
     "plan_rollback",
     "plan_trim_tables",
+    "read_policy",
     "reconcile",
     "register_catalog",
     "register_table",
@@ -154,6 +159,7 @@ __all__ = [
     "repair_hint",
     "restore_export",
     "rollback",
+    "set_policy",
     "undelete",
     "verify",
     "verify_export",
@@ -190,6 +196,8 @@ __getattr__, __dir__ = lazy_face(
         "gc.reconcile": ("ReconcilePlan", "ReconcileReport", "plan_reconcile", "reconcile"),
         "gc.trim": ("TrimPlan", "TrimReport", "plan_trim_tables"),
         "hint": ("HintReport", "HintState", "inspect_hint", "repair_hint"),
+        "policy.document": ("MaintenancePolicy",),
+        "policy.stored": ("StoredPolicy", "read_policy", "set_policy"),
         "register": ("RegistrationReport", "register_catalog", "register_table"),
         "relocate": ("RelocationPlan", "RelocationReport", "plan_relocation"),
         "repairs": ("RepairPlan", "RepairReport", "RepairStep", "UnrepairedFinding", "plan_repair", "repair"),

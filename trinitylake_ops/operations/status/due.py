@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Self
 
 from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.file_names import VERIFIED_PREFIX
@@ -14,13 +15,13 @@ from trinitylake_ops.operations.gc.batches import PurgeBatch
 from trinitylake_ops.operations.gc.listing import acknowledged_versions
 from trinitylake_ops.operations.gc.survey import expired_versions, is_lapsed, is_past
 from trinitylake_ops.operations.hint import HintState
+from trinitylake_ops.operations.policy.document import DEFAULT_POLICY, MaintenancePolicy
 from trinitylake_ops.operations.retention import RetentionPolicy, VersionAge, judge, span_text
 from trinitylake_ops.operations.status.activity import Commits
 from trinitylake_ops.versions.history import VersionInfo, version_infos
 from trinitylake_ops.versions.lookup import clones_of
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms, utc_of
 
-_DAY_MS = 86_400_000
 #: The number of oldest unpinned versions that are read.
 _OLDEST = 2
 _MOST_NAMES = 3
@@ -53,10 +54,21 @@ class Due:
 class DueAges:
     """The intervals after which operations are due again, in milliseconds; None for operations that are not used."""
 
-    verify_ms: int | None = 7 * _DAY_MS
-    orphans_ms: int | None = 30 * _DAY_MS
+    verify_ms: int | None = DEFAULT_POLICY.targets.verify_every_ms
+    orphans_ms: int | None = DEFAULT_POLICY.targets.orphans_every_ms
     export_ms: int | None = None
-    unfinished_ms: int = _DAY_MS
+    unfinished_ms: int = DEFAULT_POLICY.targets.unfinished_after_ms
+
+    @classmethod
+    def of(cls, policy: MaintenancePolicy) -> Self:
+        """Return the intervals of a policy."""
+        targets = policy.targets
+        return cls(
+            verify_ms=targets.verify_every_ms,
+            orphans_ms=targets.orphans_every_ms,
+            export_ms=None if targets.export is None else targets.export.every_ms,
+            unfinished_ms=targets.unfinished_after_ms,
+        )
 
 
 DEFAULT_AGES = DueAges()

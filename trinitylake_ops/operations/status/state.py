@@ -20,6 +20,7 @@ from trinitylake_ops.operations.base import Cost, MeteredLakehouse
 from trinitylake_ops.operations.gc.survey import expired_versions
 from trinitylake_ops.operations.hint import HintState, inspect_hint
 from trinitylake_ops.operations.lease import describe_lease
+from trinitylake_ops.operations.policy.stored import policy_of
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.retention import span_text
 from trinitylake_ops.operations.status.activity import (
@@ -143,7 +144,7 @@ def lakehouse_status(
     lake: Lakehouse,
     *,
     last: int = LAST_VERSIONS,
-    ages: DueAges = DEFAULT_AGES,
+    ages: DueAges | None = None,
     plan_seconds: float = 0,
 ) -> Status:
     """Read the state of a lakehouse.
@@ -151,7 +152,7 @@ def lakehouse_status(
     Args:
         lake: The lakehouse.
         last: The number of newest versions to read.
-        ages: The intervals of operations.
+        ages: The intervals of operations; by default those of the lakehouse's policy.
         plan_seconds: The time in which reclaimable bytes are counted by plans, which read all kept roots. With 0 they
             come from the recorded plans of expirations.
 
@@ -175,8 +176,13 @@ def lakehouse_status(
     running = reading.attempt("the lease", lambda: describe_lease(latest.files.roots.storage), None)
     hint = reading.attempt("the hint", lambda: inspect_hint(metered.lake).state, None)
     space = recorded if plan_seconds <= 0 else planned_space(lake, plan_seconds)
+    if ages is None:
+        ages = reading.attempt("the policy", lambda: DueAges.of(policy_of(definition)), DEFAULT_AGES, "policy show")
+    known_ages = ages
     due = reading.attempt(
-        "the rules", lambda: due_of(definition, inputs, commits, recorded.batches, ages, now_ms), tuple[Due, ...]()
+        "the rules",
+        lambda: due_of(definition, inputs, commits, recorded.batches, known_ages, now_ms),
+        tuple[Due, ...](),
     )
     unreadable, expired = reading.attempt(
         "the expired versions",
@@ -230,13 +236,14 @@ class _Reading:
         self.latest: Snapshot = lake.snapshot()
         self.failures: list[StatusFinding] = []
 
-    def attempt(self, what: str, read: Callable[[], T], otherwise: T) -> T:
+    def attempt(self, what: str, read: Callable[[], T], otherwise: T, command: str = "verify") -> T:
         """Read a part, or record a finding and return ``otherwise``.
 
         Args:
             what: The name of the part, for the finding.
             read: Reads the part.
             otherwise: The value if it cannot be read.
+            command: The command that explains the finding.
 
         Raises:
             LakehouseNotFoundError: There is no lakehouse at the root.
@@ -246,7 +253,7 @@ class _Reading:
         except LakehouseNotFoundError:
             raise
         except TrinityLakeError as error:
-            self.failures.append(StatusFinding("error", f"{what} cannot be read: {error.message}", "verify"))
+            self.failures.append(StatusFinding("error", f"{what} cannot be read: {error.message}", command))
             return otherwise
 
 
