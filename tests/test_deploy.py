@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.graphql import PATIENCE_SECONDS
+from tests.e2e.graphql import TIMEOUT_SECONDS
 from tests.e2e.topology import DEPLOY, REPOSITORY, Image, Service, interpolate
 from tests.server.live_server import LiveServer
 from tests.server.test_access_control import READER, entry
@@ -67,7 +67,7 @@ def test_compose_server_responds_and_is_healthy(tmp_path: Path) -> None:
     service = Service("server", definition, variables, Image(DEPLOY / "Dockerfile", tmp_path / "image"))
     service.start()
     try:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not listens(port):
             service.check()
             assert time.monotonic() < deadline
@@ -76,7 +76,7 @@ def test_compose_server_responds_and_is_healthy(tmp_path: Path) -> None:
         server = LiveServer(f"http://127.0.0.1:{port}")
         assert server.request("GET", "/v1/config").status == 401
         assert server.request("GET", "/v1/config", headers={"Authorization": f"Bearer {READER}"}).status == 200
-        assert service.end() == 0
+        assert service.terminate() == 0
     finally:
         service.kill()
 

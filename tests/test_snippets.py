@@ -20,7 +20,7 @@ from dagster_pipes import open_dagster_pipes
 
 from tests.dagster_plugin.metadata_values import plain
 from tests.dagster_plugin.run_config import QUIET
-from tests.dagster_plugin.test_examples import OF_PIPES
+from tests.dagster_plugin.test_examples import IGNORE_PIPES_WARNINGS
 from trinitylake_ops import Lakehouse, dagster_plugin, iceberg
 from trinitylake_ops.dagster_plugin import TrinityLakeMaintenanceComponent
 from trinitylake_ops.iceberg import catalog_at, stage_arrow
@@ -208,7 +208,7 @@ def test_options_in_yaml_equal_options_in_python() -> None:
     assert component.settings().lakehouse == resource
 
 
-@OF_PIPES
+@IGNORE_PIPES_WARNINGS
 def test_assets_are_published(
     lake: Lakehouse, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ defs = dg.Definitions.merge(
     build_trinitylake_definitions(
         LakehouseSettings(
             name="",
-            lakehouse=TrinityLakeResource(root="memory://never-made/"),
+            lakehouse=TrinityLakeResource(root="memory://missing/"),
             operations="all",
             checks="all",
             crons={"check": "0 6 * * *"},

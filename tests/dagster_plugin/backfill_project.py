@@ -61,7 +61,7 @@ def has_rows(orders: pd.DataFrame) -> dg.AssetCheckResult:
 
 
 @dg.asset_check(asset=two_days, blocking=True)
-def is_good(two_days: pd.DataFrame) -> dg.AssetCheckResult:
+def has_no_bad_day(two_days: pd.DataFrame) -> dg.AssetCheckResult:
     return dg.AssetCheckResult(passed=os.environ.get("BACKFILL_BAD_DAY") not in set(two_days["day"]))
 
 
@@ -82,7 +82,7 @@ publish = build_publish_asset(
 lakehouse = TrinityLakeResource(root=dg.EnvVar("BACKFILL_LAKE"))
 defs = dg.Definitions(
     assets=[orders, daily_totals, two_days, summary, share, publish],
-    asset_checks=[has_rows, is_good],
+    asset_checks=[has_rows, has_no_bad_day],
     jobs=[dg.define_asset_job("all_days", selection="*")],
     resources={LAKE.resource_key: lakehouse, IO: TrinityLakeIOManager(lakehouse=lakehouse)},
     executor=dg.in_process_executor,

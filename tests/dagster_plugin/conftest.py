@@ -44,7 +44,7 @@ def lake(lakes: Lakes) -> Lakehouse:
 
 @event.listens_for(Engine, "connect")
 def _disable_sync(connection: object, _record: object) -> None:
-    """Do not sync Dagster's SQLite databases: they must survive killed processes, but not a crash of the machine."""
+    """Disable syncing of Dagster's SQLite databases. They need not survive a crash of the machine."""
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous = OFF")
 
@@ -52,16 +52,16 @@ def _disable_sync(connection: object, _record: object) -> None:
 _MAX_ENGINES = 64
 _engines: dict[str, Engine] = {}
 _empty_log: list[sqlite3.Connection] = []
-_make_log = SqliteEventLogStorage._initdb
+_initdb = SqliteEventLogStorage._initdb
 
 
 def _engine(url: str, **options: Any) -> Engine:
-    """Return the cached engine of a database, which stays connected. Dagster creates an engine for each event."""
+    """Return the cached engine of a database, which stays connected. Dagster would create an engine for each event."""
     if url not in _engines:
         while len(_engines) >= _MAX_ENGINES:
             Engine.dispose(_engines.pop(next(iter(_engines))))
         engine = create_engine(url, **{**options, "poolclass": QueuePool})
-        engine.dispose = lambda: None  # the next event uses it again
+        engine.dispose = lambda: None  # keep the connections for the next event
         _engines[url] = engine
     return _engines[url]
 
@@ -70,10 +70,10 @@ def _copy_log(storage: SqliteEventLogStorage, engine: Engine, for_index_shard: b
     """Copy an empty event log instead of creating the database of a run from scratch."""
     path = Path(str(engine.url.database))
     if for_index_shard or path.exists():
-        _make_log(storage, engine, for_index_shard)
+        _initdb(storage, engine, for_index_shard)
         return
     if not _empty_log:
-        _make_log(storage, engine)
+        _initdb(storage, engine)
         with closing(sqlite3.connect(path)) as database:
             _empty_log.append(sqlite3.connect(":memory:", check_same_thread=False))
             database.backup(_empty_log[0])
@@ -84,10 +84,10 @@ def _copy_log(storage: SqliteEventLogStorage, engine: Engine, for_index_shard: b
 
 
 _empty_databases: dict[Path, bytes] = {}
-_make_storage = DagsterSqliteStorage.__init__
+_init_storage = DagsterSqliteStorage.__init__
 
 
-def _read_empty_databases() -> None:
+def _cache_empty_databases() -> None:
     """Create and cache the databases of an empty instance."""
     with tempfile.TemporaryDirectory() as folder:
         DagsterSqliteStorage(folder)
@@ -103,38 +103,38 @@ def _copy_storage(storage: DagsterSqliteStorage, base_dir: str, inst_data: Confi
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-    _make_storage(storage, base_dir, inst_data)
+    _init_storage(storage, base_dir, inst_data)
 
 
-_read_migrations = ScriptDirectory.from_config
+_load_migrations = ScriptDirectory.from_config
 
 
 @lru_cache
 def _migrations(location: str) -> ScriptDirectory:
     config = AlembicConfig()
     config.set_main_option("script_location", location)
-    return _read_migrations(config)
+    return _load_migrations(config)
 
 
 def _cached_migrations(config: AlembicConfig) -> ScriptDirectory:
-    """Return cached migrations, which Dagster would read again for each database."""
+    """Return the cached migrations, which Dagster would load again for each database."""
     location = config.get_main_option("script_location")
     assert location is not None
     return _migrations(location)
 
 
-_make_schema = resource.infer_schema_from_config_class
+_infer_schema = resource.infer_schema_from_config_class
 
 
 @lru_cache(maxsize=256)
-def _schema_of(kind: type[Config], omitted: frozenset[str]) -> Field:
-    return _make_schema(kind, fields_to_omit=set(omitted))
+def _schema_of(model_cls: type[Config], omitted: frozenset[str]) -> Field:
+    return _infer_schema(model_cls, fields_to_omit=set(omitted))
 
 
 def _schema(model_cls: type[Config], fields_to_omit: set[str], default: object = None) -> Field:
     """Return the cached schema of a resource class, which Dagster would derive again for each object and each run."""
     if default is not None:
-        return _make_schema(model_cls, fields_to_omit=fields_to_omit, default=default)
+        return _infer_schema(model_cls, fields_to_omit=fields_to_omit, default=default)
     return _schema_of(model_cls, frozenset(fields_to_omit))
 
 
@@ -146,7 +146,7 @@ def _cached_dagster_setup(monkeypatch: pytest.MonkeyPatch) -> None:
     starting four of them takes as long as a small run.
     """
     if not _empty_databases:
-        _read_empty_databases()
+        _cache_empty_databases()
     monkeypatch.setattr(compute_logs, "tail_to_stream", lambda _path, _stream: nullcontext((None, None)))
     for module in (sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage):
         monkeypatch.setattr(module, "create_engine", _engine)

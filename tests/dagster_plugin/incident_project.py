@@ -20,7 +20,7 @@ BLOCKING = "INCIDENT_PROJECT_BLOCKING"
 NAMES = LakehouseNames("shop")
 ORDERS = NAMES.table_key("sales", "orders")
 LOAD = "shop_load"
-#: File next to the lakehouse's folder with the amounts that the next load reads, one on each line.
+#: File next to the lakehouse's folder with the amounts that the next load reads, one per line.
 SOURCE = "shop-amounts.txt"
 
 

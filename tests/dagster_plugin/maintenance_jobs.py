@@ -1,4 +1,4 @@
-"""Run the jobs of operations on a lakehouse in this process."""
+"""Run maintenance jobs on a lakehouse in this process."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def approved_rollback(lake: Lakehouse, version: int) -> dict[str, Any]:
 
 
 class JobOutcome:
-    """A run of a job with one op: its metadata, or its error."""
+    """The metadata or the error of a run of a job with one op."""
 
     def __init__(self, result: dg.ExecuteInProcessResult, names: LakehouseNames = ONLY):
         self.run_id = result.run_id
         self.success = result.success
-        self.materialized: list[Mapping[str, Any]] = []
+        self.materializations: list[Mapping[str, Any]] = []
         self.error = ""
         self.metadata: dict[str, Any] = {}
         for event in result.all_events:
             if event.is_step_materialization:
                 materialization = event.step_materialization_data.materialization
                 assert materialization.asset_key == names.lakehouse_key
-                self.materialized.append(_values(materialization.metadata))
+                self.materializations.append(_values(materialization.metadata))
             elif event.is_successful_output:
                 self.metadata = _values(event.step_output_data.metadata)
             elif event.is_step_failure:
@@ -77,7 +77,7 @@ def old_lake(folder: Path, clock: LocalClock) -> Lakehouse:
 
 
 class Jobs:
-    """The operations on one local lakehouse, one hour after its last commit."""
+    """The maintenance jobs of a local lakehouse, one hour after its last commit."""
 
     def __init__(
         self,
@@ -92,13 +92,13 @@ class Jobs:
         self.bind(old_lake(folder, clock))
 
     def at(self, root: str) -> Jobs:
-        """Return the operations on a copy of the lakehouse at another root."""
+        """Return the jobs of a copy of the lakehouse at another root."""
         jobs = copy.copy(self)
         jobs.bind(Lakehouse.open(root, self.lake.storage_options))
         return jobs
 
     def bind(self, lake: Lakehouse) -> None:
-        """Define the jobs on a lakehouse."""
+        """Define the jobs of a lakehouse."""
         self.lake = lake
         settings = StorageSettings(fsync="false")
         resource = TrinityLakeResource(root=lake.root, storage_options=settings, engine=self._engine)
@@ -117,8 +117,8 @@ class Jobs:
         assert outcome.success, outcome.error
         return outcome
 
-    def expired(self) -> None:
-        """Expire all versions but the latest, and let their grace period pass."""
+    def expire_all(self) -> None:
+        """Expire all versions but the latest, and advance the clock past their grace period."""
         operations.plan_expiration(self.lake).execute()
         self.clock.forward()
 
@@ -127,15 +127,15 @@ class Jobs:
         before = content(self.lake)
         outcome = self.must_run(name, **options)
         assert content(self.lake) == before
-        assert outcome.materialized == []
+        assert outcome.materializations == []
         return outcome.metadata
 
     def apply(self, plan: Mapping[str, Any], name: str) -> JobOutcome:
-        """Run a job with the configuration from its plan, approved."""
+        """Approve a plan, and run the job that applies it."""
         return self.run(name, **approved(plan))
 
     def apply_digest(self, name: str, digest: str, /, **options: Any) -> JobOutcome:
-        """Run a job with an approved digest, which may belong to any plan."""
+        """Run a job with an approved digest, which may belong to another plan."""
         return self.run(name, approval={"digest": digest, "approved_by": APPROVER}, **options)
 
     def must_apply(self, name: str, /, **options: Any) -> JobOutcome:

@@ -11,7 +11,7 @@ from trinitylake_ops.declarations.rendering import markdown_table
 
 
 def plain(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[str, Any]:
-    """Return the values of metadata. A table without rows becomes an empty text."""
+    """Return the values of metadata. A table without rows becomes an empty string."""
     return {name: _plain(value) for name, value in metadata.items()}
 
 

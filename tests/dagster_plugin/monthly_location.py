@@ -13,7 +13,7 @@ from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLak
 from trinitylake_ops.dagster_plugin.schedules import published
 from trinitylake_ops.dagster_plugin.table_settings import stored_as
 
-ROOT = "LOCATED_PROJECT_ROOT"
+ROOT = "MONTHLY_LOCATION_ROOT"
 MONTHS = dg.MonthlyPartitionsDefinition(start_date="2020-01-01", end_date="2020-04-01")
 ORDERS, PRICES = dg.AssetKey(["sales", "orders"]), dg.AssetKey(["raw", "prices_of_today"])
 AFTER_ORDERS, AFTER_PRICES = dg.AssetKey(["after_orders"]), dg.AssetKey(["after_prices"])
@@ -33,12 +33,14 @@ def prices() -> pa.Table:
     return pa.table({"n": [1]})
 
 
-def _after(key: dg.AssetKey, dep: dg.AssetKey, condition: Any, partitions: Any = None) -> dg.AssetsDefinition:
-    @dg.asset(key=key, deps=[dep], automation_condition=condition, partitions_def=partitions, io_manager_key="nothing")
-    def after() -> None:
+def _downstream_asset(
+    key: dg.AssetKey, dep: dg.AssetKey, condition: Any, partitions: Any = None
+) -> dg.AssetsDefinition:
+    @dg.asset(key=key, deps=[dep], automation_condition=condition, partitions_def=partitions, io_manager_key="memory")
+    def downstream() -> None:
         """Read the table."""
 
-    return after
+    return downstream
 
 
 def location() -> dg.Definitions:
@@ -52,10 +54,10 @@ def location() -> dg.Definitions:
                     key=["publish", "orders"], tables={"orders": orders}, partitions_def=MONTHS, description="Orders."
                 ),
                 build_publish_asset(key=["publish", "prices"], tables={"prices": prices}, description="Prices."),
-                _after(AFTER_ORDERS, ORDERS, dg.AutomationCondition.eager(), MONTHS),
-                _after(AFTER_PRICES, PRICES, published()),
+                _downstream_asset(AFTER_ORDERS, ORDERS, dg.AutomationCondition.eager(), MONTHS),
+                _downstream_asset(AFTER_PRICES, PRICES, published()),
             ],
-            resources={"io_manager": TrinityLakeIOManager(lakehouse=lakehouse), "nothing": dg.mem_io_manager},
+            resources={"io_manager": TrinityLakeIOManager(lakehouse=lakehouse), "memory": dg.mem_io_manager},
             jobs=[
                 dg.define_asset_job("load_orders", selection=[ORDERS, dg.AssetKey(["publish", "orders"])]),
                 dg.define_asset_job("load_prices", selection=[PRICES, dg.AssetKey(["publish", "prices"])]),

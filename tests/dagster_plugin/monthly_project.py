@@ -14,8 +14,8 @@ MONTHS = dg.MonthlyPartitionsDefinition(start_date="2020-01-01", end_date="2021-
 ORDERS = dg.AssetKey(["sales", "orders"])
 EVENTS = dg.AssetKey(["sales", "events"])
 PUBLISHED = dg.AssetKey(["publish", "month"])
-#: Called once between the staging and the publication of a run, to simulate other runs.
-MEANWHILE: list[Callable[[], object]] = []
+#: Functions that the next run calls between staging and publication, to simulate concurrent runs.
+BEFORE_PUBLICATION: list[Callable[[], object]] = []
 
 
 @dg.asset(
@@ -29,8 +29,8 @@ def orders(context: dg.AssetExecutionContext) -> pa.Table:
 @dg.asset(key=EVENTS, partitions_def=MONTHS, metadata=stored_as(mode="append"))
 def events(context: dg.AssetExecutionContext, orders: pa.Table) -> pa.Table:
     assert set(orders["month"].to_pylist()) == {int(context.partition_key[5:7])}
-    while MEANWHILE:
-        MEANWHILE.pop()()
+    while BEFORE_PUBLICATION:
+        BEFORE_PUBLICATION.pop()()
     return pa.table({"month": [int(context.partition_key[5:7])], "run": [context.run.run_id]})
 
 
@@ -52,5 +52,5 @@ def definitions(folder: str, executor: dg.ExecutorDefinition = dg.in_process_exe
 
 
 def month_job(folder: str) -> dg.JobDefinition:
-    """Return the job for a run worker in a single process."""
+    """Return the job for a run worker that runs all steps in one process."""
     return definitions(folder).resolve_job_def("month")

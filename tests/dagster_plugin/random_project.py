@@ -1,4 +1,4 @@
-"""Random Dagster projects of two tables on one lakehouse. Each row records the rows that it was made from."""
+"""Random Dagster projects of two tables on one lakehouse. Each row records the rows that it was derived from."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +28,8 @@ BERLIN = "Europe/Berlin"
 DAILY = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-05")
 SHOPS = dg.StaticPartitionsDefinition(["x", "y"])
 Values = tuple[tuple[str, str], ...]
-BACK = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
-BACK_AND_OWN = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=0)
+PREVIOUS = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+PREVIOUS_AND_SAME = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=0)
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class Partitions:
             return tuple((column, start.strftime(text)) for column, text in self.formats.items())
         return tuple(zip(self.columns, key.split("|") if len(self.columns) > 1 else [key], strict=True))
 
-    def before(self, key: str) -> str | None:
+    def previous_key(self, key: str) -> str | None:
         start = self.definition.get_partition_keys().index(key)
         return self.definition.get_partition_keys()[start - 1] if start else None
 
 
-def _by_time(definition: Any, first: int = 0, **options: Any) -> Partitions:
+def _time_partitions(definition: Any, first: int = 0, **options: Any) -> Partitions:
     formats = options.get("formats")
     columns = tuple(formats or ("part",))
     return Partitions(definition, tuple(definition.get_partition_keys()[first : first + 4]), columns, **options)
@@ -67,23 +67,23 @@ MONTHLY = dg.MonthlyPartitionsDefinition("2026-01-01", end_date="2026-06-01")
 BOTH = dg.MultiPartitionsDefinition({"day": DAILY, "shop": SHOPS})
 PARTITIONS = {
     "none": Partitions(),
-    "daily": _by_time(DAILY),
-    "daily formats": _by_time(DAILY, formats={"year": "%Y", "month": "%m", "day": "%d"}),
-    "hourly": _by_time(HOURLY, 1),
-    "hourly formats": _by_time(HOURLY, 1, formats={"day": "%Y-%m-%d", "hour": "%H%z"}),
-    "weekly": _by_time(WEEKLY, formats={"week": "%G-W%V"}),
-    "monthly": _by_time(MONTHLY, formats={"month": "%Y-%m"}),
+    "daily": _time_partitions(DAILY),
+    "daily formats": _time_partitions(DAILY, formats={"year": "%Y", "month": "%m", "day": "%d"}),
+    "hourly": _time_partitions(HOURLY, 1),
+    "hourly formats": _time_partitions(HOURLY, 1, formats={"day": "%Y-%m-%d", "hour": "%H%z"}),
+    "weekly": _time_partitions(WEEKLY, formats={"week": "%G-W%V"}),
+    "monthly": _time_partitions(MONTHLY, formats={"month": "%Y-%m"}),
     "static": Partitions(dg.StaticPartitionsDefinition(["1", "01", "null", "b c"]), ("1", "01", "null"), ("part",)),
     "dynamic": Partitions(dg.DynamicPartitionsDefinition(name="parts"), ("p", "q", "r"), ("part",)),
     "multi": Partitions(BOTH, ("2026-01-01|x", "2026-01-01|y", "2026-01-02|x"), ("day", "shop")),
-    "coarse": _by_time(DAILY, formats={"month": "%Y-%m"}, is_valid=False),
-    "repeated hour": _by_time(HOURLY, 1, formats={"hour": "%Y-%m-%d %H"}, is_valid=False),
+    "coarse": _time_partitions(DAILY, formats={"month": "%Y-%m"}, is_valid=False),
+    "repeated hour": _time_partitions(HOURLY, 1, formats={"hour": "%Y-%m-%d %H"}, is_valid=False),
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: a unique token, and the tokens of the rows that it was made from."""
+    """A row of a table: a unique token, and the tokens of the rows that it was derived from."""
 
     values: Values
     key: int
@@ -116,27 +116,27 @@ class Run:
     run_id: str = ""
     parent: "Run | None" = None
     error: str = ""
-    is_dead: bool = False
-    is_ended: bool = False
-    is_green: bool = False
+    was_killed: bool = False
+    is_finished: bool = False
+    is_successful: bool = False
 
 
 class PausableThread(threading.Thread):
-    """A thread that runs an action step by step, and only while it is resumed."""
+    """A thread that runs an action up to its next pause each time the thread is resumed."""
 
     def __init__(self, action: Callable[[], object], local: threading.local):
         super().__init__(daemon=True)
         self._action, self._local = action, local
-        self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
+        self._resumed, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self.is_done = False
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        self._go.acquire()
+        self._resumed.acquire()
         try:
             self._local.thread = self
             self._action()
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that resumes this one
+        except BaseException as error:  # noqa: BLE001 - re-raised by the thread that resumes this one
             self.error = error
         self.is_done = True
         self._paused.release()
@@ -145,16 +145,16 @@ class PausableThread(threading.Thread):
         """Continue until the next pause."""
         if not self.is_alive() and not self.is_done:
             self.start()
-        self._go.release()
+        self._resumed.release()
         self._paused.acquire()
 
     def pause(self) -> None:
-        """Let other threads run until this one is resumed."""
+        """Block until this thread is resumed, so that other threads can run."""
         self._paused.release()
-        self._go.acquire()
+        self._resumed.acquire()
 
     def end(self) -> None:
-        """Never continue, like a process that was killed: no code of Dagster or of the plugin runs after this."""
+        """Block forever, like a killed process: no code of Dagster or of the plugin runs after this."""
         self.is_done = True
         self.pause()
 
@@ -164,7 +164,7 @@ class Shape:
     """The randomly chosen properties of a project."""
 
     partitions: str
-    layout: str  # own, both, split, first
+    layout: str  # none, both, split, first
     mapping: str  # identity, previous, self, all
     modes: tuple[str, str]
     is_serializable: bool
@@ -174,11 +174,11 @@ class Shape:
 
 @dataclass(eq=False)
 class Project:
-    """The assets of a shape. They record their outputs, and pause where other runs can be interleaved."""
+    """A random project. Its assets record their outputs, and pause where other runs can be interleaved."""
 
     shape: Shape
     lake: Lakehouse
-    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    token_numbers: Iterator[int] = field(default_factory=lambda: count(1))
     stagings: list[Staging] = field(default_factory=list)
     reported: list[tuple[str, frozenset[int]]] = field(default_factory=list)
     faults: int = 0
@@ -191,7 +191,7 @@ class Project:
     @property
     def publishers(self) -> Mapping[str, tuple[str, ...]]:
         return {
-            "own": {},
+            "none": {},
             "both": {"publish/both": TABLES},
             "split": {"publish/a": ("a",), "publish/b": ("b",)},
             "first": {"publish/a": ("a",)},
@@ -208,15 +208,15 @@ class Project:
         if thread is not None:
             thread.pause()
 
-    def point(self, name: str) -> None:
-        """Pause at a named point of a run, and raise the run's fault if it is meant for this point."""
+    def reach(self, name: str) -> None:
+        """Pause at a named point of a run, and raise the run's fault if it is defined for this point."""
         run: Run = self.local.run
         self.pause()
         if run.fault is not None and run.fault[0] == name:
             kind, run.fault, run.fault_point = run.fault[1], None, name
             self.faults += 1
             if kind == "die":
-                run.is_dead = True
+                run.was_killed = True
                 self.local.thread.end()
             raise OSError(f"fault at {name}")
 
@@ -225,23 +225,23 @@ class Project:
     ) -> pa.Table:
         run: Run = self.local.run
         run.run_id = context.run.run_id
-        self.point(table)
+        self.reach(table)
         keys = run.keys if self.partitions_of(table).definition is not None else (None,)
-        tokens, own_tokens = _tokens(read), _tokens(previous)
-        input_tokens = tuple(sorted(tokens | own_tokens))
+        tokens, previous_tokens = _tokens(read), _tokens(previous)
+        input_tokens = tuple(sorted(tokens | previous_tokens))
         partitions = self.partitions_of(table)
         rows = [
-            Row(partitions.values(key), number, next(self.numbers), input_tokens)
+            Row(partitions.values(key), number, next(self.token_numbers), input_tokens)
             for key in keys
             for number in ((1, 2) if table == "a" else (1,))
         ]
-        self.stagings.append(Staging(context.run.run_id, table, keys, tuple(rows), tokens, own_tokens))
+        self.stagings.append(Staging(context.run.run_id, table, keys, tuple(rows), tokens, previous_tokens))
         columns: dict[str, Any] = {name: [dict(row.values)[name] for row in rows] for name in partitions.columns}
         columns |= {"key": [row.key for row in rows], "token": [row.token for row in rows]}
-        return pa.table({**columns, "made_of": [" ".join(map(str, row.read)) for row in rows]})
+        return pa.table({**columns, "sources": [" ".join(map(str, row.read)) for row in rows]})
 
-    def replaces_whole(self, table: str) -> bool:
-        """Whether each run of a table replaces all its rows, whatever their partitions."""
+    def replaces_whole_table(self, table: str) -> bool:
+        """Whether each run of a table replaces all its rows, regardless of their partitions."""
         return self.shape.modes[TABLES.index(table)] == "overwrite"
 
     def assets(self) -> list[Any]:
@@ -250,7 +250,7 @@ class Project:
         table_assets: dict[str, dg.AssetsDefinition] = {}
         for table, mode in zip(TABLES, shape.modes, strict=True):
             partitions = self.partitions_of(table)
-            stored = stored_as(
+            metadata = stored_as(
                 mode=mode,  # type: ignore[arg-type]
                 partition_by=partitions.columns,
                 partition_format=partitions.formats,
@@ -260,10 +260,10 @@ class Project:
                 "key": ["shop", table],
                 "io_manager_key": IO,
                 "partitions_def": partitions.definition,
-                "metadata": stored,
+                "metadata": metadata,
                 "retry_policy": retries,
             }
-            table_assets[table] = self._a(options) if table == "a" else self._b(options)
+            table_assets[table] = self._asset_a(options) if table == "a" else self._asset_b(options)
         publishers = [
             build_publish_asset(
                 key=name.split("/"),
@@ -282,15 +282,15 @@ class Project:
 
         return [*table_assets.values(), *publishers, report]
 
-    def _a(self, options: dict[str, Any]) -> dg.AssetsDefinition:
+    def _asset_a(self, options: dict[str, Any]) -> dg.AssetsDefinition:
         @dg.asset(**options)
         def a(context: dg.AssetExecutionContext) -> pa.Table:
             return self.compute("a", context)
 
         return a
 
-    def _b(self, options: dict[str, Any]) -> dg.AssetsDefinition:
-        mapping = BACK_AND_OWN if self.shape.mapping == "previous" else None
+    def _asset_b(self, options: dict[str, Any]) -> dg.AssetsDefinition:
+        mapping = PREVIOUS_AND_SAME if self.shape.mapping == "previous" else None
         input_a = dg.AssetIn(["shop", "a"], partition_mapping=mapping)
         if self.shape.mapping != "self":
 
@@ -300,11 +300,11 @@ class Project:
 
             return b
 
-        @dg.asset(**options, ins={"a": input_a, "own": dg.AssetIn(["shop", "b"], partition_mapping=BACK)})
-        def b_of_itself(context: dg.AssetExecutionContext, a: pa.Table, previous: pa.Table) -> pa.Table:
+        @dg.asset(**options, ins={"a": input_a, "previous": dg.AssetIn(["shop", "b"], partition_mapping=PREVIOUS)})
+        def b_with_previous_partition(context: dg.AssetExecutionContext, a: pa.Table, previous: pa.Table) -> pa.Table:
             return self.compute("b", context, a, previous)
 
-        return b_of_itself
+        return b_with_previous_partition
 
     def definitions(self) -> dg.Definitions:
         lakehouse = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
@@ -330,7 +330,7 @@ class Project:
         """Pause runs and inject faults immediately before and after each commit of a publication.
 
         In a deployment, each run has its own process and does not see partitions of a time window that Dagster cached
-        for another run. The cache treats the two hours of a repeated hour as one.
+        for another run. The cache does not distinguish the two hours with the same local time when clocks go back.
         """
         from trinitylake_ops.dagster_plugin import publish_step
 
@@ -345,9 +345,9 @@ class Project:
         from trinitylake_ops.iceberg.write.publication import publish_once
 
         names = "+".join(sorted(table.table for table in staged))
-        self.point(f"before {names}")
+        self.reach(f"before {names}")
         publication = publish_once(lake, staged, *args, **options)
-        self.point(f"after {names}")
+        self.reach(f"after {names}")
         return publication
 
 

@@ -1,3 +1,3 @@
-"""Run configuration for runs that print nothing. Jobs of operations accept only their options."""
+"""Run configuration that silences the console log. Jobs of operations reject it: they accept only their options."""
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}

@@ -19,14 +19,15 @@ from trinitylake_ops.dagster_plugin.table_settings import stored_as
 from trinitylake_ops.errors import StorageError
 from trinitylake_ops.format.file_names import root_path
 
-BAD = "SALES_BAD"  # an environment variable: if it is set, the orders are invalid
+#: Environment variable that makes the orders invalid.
+BAD_ORDERS = "SALES_BAD_ORDERS"
 NAMES = ("customers", "items", "orders", "regions", "days")
 TABLES = {name: dg.AssetKey(["sales", name]) for name in NAMES}
 PUBLISHED = dg.AssetKey(["publish", "sales"])
 
 
 class FaultyLakehouse(TrinityLakeResource):
-    """A lakehouse whose next commit has the fault that a file names. The first process to open it removes the file."""
+    """A lakehouse that injects the fault named in a file into its next commit. The first open deletes the file."""
 
     fault_file: str
 
@@ -60,7 +61,7 @@ def items() -> pd.DataFrame:
 @dg.asset(key=TABLES["orders"], metadata=stored_as(mode="append"))
 def orders(customers: pd.DataFrame, items: pa.RecordBatchReader) -> pa.RecordBatchReader:
     n_items = sum(batch.num_rows for batch in items)
-    sign = -1 if os.environ.get(BAD) else 1
+    sign = -1 if os.environ.get(BAD_ORDERS) else 1
     rows = pa.table({"customer": list(customers["id"]), "items": [sign * n_items] * len(customers)})
     return pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches())
 
@@ -90,7 +91,7 @@ def definitions(folder: str, executor: dg.ExecutorDefinition = dg.in_process_exe
         asset_checks=[positive_items],
         jobs=[dg.define_asset_job("sales")],
         resources={
-            "lakehouse": FaultyLakehouse(**settings, fault_file=f"{folder}/fault"),  # of the publish asset
+            "lakehouse": FaultyLakehouse(**settings, fault_file=f"{folder}/fault"),  # for the publish asset
             "io_manager": TrinityLakeIOManager(lakehouse=TrinityLakeResource(**settings)),
         },
         executor=executor,
@@ -98,12 +99,12 @@ def definitions(folder: str, executor: dg.ExecutorDefinition = dg.in_process_exe
 
 
 def sales_job(folder: str) -> dg.JobDefinition:
-    """Return the job for runs in separate processes."""
+    """Return the job for a run worker that starts a process for each step."""
     preloaded = {"forkserver": {"preload_modules": ["tests.dagster_plugin.sales_project"]}}
     executor = dg.multiprocess_executor.configured({"max_concurrent": 2, "start_method": preloaded})
     return definitions(folder, executor).resolve_job_def("sales")
 
 
 def sales_job_in_process(folder: str) -> dg.JobDefinition:
-    """Return the job for a run worker in a single process."""
+    """Return the job for a run worker that runs all steps in one process."""
     return definitions(folder).resolve_job_def("sales")

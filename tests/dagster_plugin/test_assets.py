@@ -95,7 +95,7 @@ def test_lakehouse_observation_has_version_and_changes(lake: Lakehouse, instance
     assert (metadata["changed_since"], metadata["changed_tables"]) == (2, 2)
     assert "| changed | sales | orders |" in metadata["changes"]
     assert 0 <= metadata["hours_since_verify"] < 1
-    assert metadata["health"] == "good: nothing to do"
+    assert metadata["health"] == "good: no_bytes to do"
     assert (metadata["findings"], metadata["hint"]) == ("none", "right")
     assert [*metadata][:3] == ["lakehouse_version", "health", "last_versions"]
     assert "| verify | fine |" in metadata["due"]
@@ -126,8 +126,8 @@ def test_lakehouse_observation_has_reclaimable_bytes(tmp_path: Path, monkeypatch
         metadata = head_metadata(lake, lake.snapshot(), status, is_planned=seconds > 0)
         return {name: value for name, value in metadata.items() if name.endswith(("able_bytes", "since_expiry"))}
 
-    nothing = {"expirable_bytes": 0, "purgeable_bytes": 0, "reclaimable_bytes": 0}
-    assert metadata() == {**nothing, "hours_since_expiry": "none"}
+    no_bytes = {"expirable_bytes": 0, "purgeable_bytes": 0, "reclaimable_bytes": 0}
+    assert metadata() == {**no_bytes, "hours_since_expiry": "none"}
     clock.forward(2)
     before = metadata()
     assert before["expirable_bytes"] == before["reclaimable_bytes"] == operations.plan_expiration(lake).bytes > 0
@@ -163,7 +163,7 @@ def test_table_observation_has_columns_rows_and_location(lake: Lakehouse, instan
     assert values(changed)["dagster/row_count"] == 5
 
 
-def test_observation_of_missing_table(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_observation_of_missing_table_fails(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     with pytest.raises(TableNotFoundError, match=r"sales\.none"):
         observe(lake, instance, "sales.none")
     with pytest.raises(InvalidInputError, match=r"NAMESPACE\.TABLE"):
@@ -185,7 +185,7 @@ def test_exports_are_partitions_until_dropped(lake: Lakehouse, instance: dg.Dags
     assert len(instance.fetch_materializations(ONLY.exports_key, limit=9).records) == 2
 
 
-def described(instance: dg.DagsterInstance, partition: str) -> Mapping[str, Any]:
+def export_metadata(instance: dg.DagsterInstance, partition: str) -> Mapping[str, Any]:
     """Return the metadata of the latest materialization of an export."""
     event = instance.get_latest_materialization_event(ONLY.exports_key)
     assert event is not None and event.asset_materialization is not None
@@ -196,20 +196,20 @@ def described(instance: dg.DagsterInstance, partition: str) -> Mapping[str, Any]
 def test_recreated_export_is_materialized_again(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     operations.plan_export(lake, "daily", "minimal").execute()
     observe(lake, instance)
-    first = described(instance, "daily")
+    first = export_metadata(instance, "daily")
     operations.drop_export(lake, "daily")
     append(lake, "orders", 1)
     operations.plan_export(lake, "daily", "minimal").execute()
     for _ in range(2):
         observe(lake, instance)
-    assert described(instance, "daily")["lakehouse_version"] == lake.snapshot("daily").version
-    assert described(instance, "daily")["lakehouse_version"] > first["lakehouse_version"]
+    assert export_metadata(instance, "daily")["lakehouse_version"] == lake.snapshot("daily").version
+    assert export_metadata(instance, "daily")["lakehouse_version"] > first["lakehouse_version"]
     assert len(instance.fetch_materializations(ONLY.exports_key, limit=9).records) == 2, (
         "one materialization for each export"
     )
 
 
-def test_export_with_name_that_dagster_rejects(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_export_name_is_escaped_in_partition_key(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     for name in ("v1...v2", "a%2Eb", "été/1"):
         operations.plan_export(lake, name, "minimal").execute()
     observe(lake, instance)
@@ -222,11 +222,11 @@ def test_export_with_name_that_dagster_rejects(lake: Lakehouse, instance: dg.Dag
     assert set(instance.get_dynamic_partitions(PARTITIONS)) == {"a%2Eb", "été/1"}
 
 
-def test_observation_after_previous_version_was_deleted(tmp_path: Path) -> None:
+def test_observation_reports_that_previous_version_was_deleted(tmp_path: Path) -> None:
     lake = Lakehouse.create(str(tmp_path / "lake"), {"fsync": "false"})
     create(lake, "ns", "t")
     alter(lake, "ns", "t")
-    lake.close()  # with an outdated hint, version 0 would be found as the latest
+    lake.close()  # waits for the hint update; with an outdated hint, version 0 would be resolved as the latest
     lake.storage.delete(root_path(1))
     lake = Lakehouse(lake.storage)
     metadata = head_metadata(lake, lake.snapshot(), None, since=1)
@@ -237,11 +237,11 @@ def test_sensor_observation_is_not_used_as_previous_version(lake: Lakehouse, ins
     observe(lake, instance)
     append(lake, "orders", 1)
     context = dg.build_sensor_context(
-        instance=instance, cursor="lost", resources={"lakehouse": TrinityLakeResource(root=lake.root)}
+        instance=instance, cursor="invalid", resources={"lakehouse": TrinityLakeResource(root=lake.root)}
     )
-    (note,) = build_commit_sensor().evaluate_tick(context).asset_events
-    assert isinstance(note, dg.AssetObservation)
-    instance.report_runless_asset_event(note)
+    (observation,) = build_commit_sensor().evaluate_tick(context).asset_events
+    assert isinstance(observation, dg.AssetObservation)
+    instance.report_runless_asset_event(observation)
     record = instance.get_latest_data_version_record(ONLY.lakehouse_key, is_source=True)
     assert record is not None and record.asset_observation is not None
     assert (record.asset_observation.tags or {})["dagster/data_version"] == "3"

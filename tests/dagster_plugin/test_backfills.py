@@ -1,4 +1,4 @@
-"""Test backfills by Dagster's own daemon: runs of the publish asset publish the tables that several runs staged."""
+"""Test backfills by Dagster's own daemon: runs of the publish asset publish tables that several runs staged."""
 
 import logging
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def backfill(instance: dg.DagsterInstance, keys: list[str]) -> tuple[BulkActionS
             module_name="tests.dagster_plugin.backfill_project",
             attribute=None,
             working_directory=None,
-            location_name="here",
+            location_name="backfills",
         ),
         instance,
     ) as workspace:
@@ -94,13 +94,13 @@ def test_backfill_with_split_runs_publishes_all_partitions(tmp_path: Path, monke
         assert rows(lake, "orders") == [(day, amount) for day in DAYS for amount in (1.0, 2.0)]
         assert rows(lake, "daily_totals") == [(day, 3.0) for day in DAYS]
         assert rows(lake, "two_days") == list(zip(DAYS, (2, 4, 4), strict=True))
-        without = [run for run in runs if PUBLISH not in (run.asset_selection or ())]
-        assert without, "Dagster must split the backfill"
+        runs_without_publish = [run for run in runs if PUBLISH not in (run.asset_selection or ())]
+        assert runs_without_publish, "Dagster must split the backfill"
         assert rows(lake, "summary") == [(6,)]
 
 
 def test_staged_rows_of_backfill_are_not_visible(lakes: Lakes) -> None:
-    """Backfill the table for two days, but its publish asset for the first day only."""
+    """Backfill the table for two days, but its publish asset only for the first day."""
 
     @dg.asset(ins={"orders": dg.AssetIn(orders.key, input_manager_key=IO)}, partitions_def=PROJECT_DAYS)
     def report(orders: pd.DataFrame) -> None:
@@ -151,14 +151,14 @@ def test_staged_rows_of_backfill_are_not_visible(lakes: Lakes) -> None:
             entry = instance.get_latest_materialization_event(key)
             return None if entry is None else entry.asset_materialization
 
-        assert not run(DAYS[1], orders.key), "no run of the backfill would publish it"
+        assert not run(DAYS[1], orders.key), "no run of the backfill publishes this day"
         assert event(orders.key) is None
         assert run(DAYS[0], orders.key)
         staged = event(orders.key)
         assert staged is not None and staged.metadata["trinitylake/staged_by_backfill"].value == "two_days"
         assert "lakehouse_version" not in staged.metadata
         assert lake.latest_version() == 0
-        assert not run(DAYS[0], report.key), "it would be made from unpublished rows"
+        assert not run(DAYS[0], report.key), "the report would read unpublished rows"
         assert event(report.key) is None
         assert run(DAYS[0], PUBLISH)
         published = event(orders.key)
@@ -194,15 +194,15 @@ class SplitBackfill:
         )
         instance.add_backfill(self.record)
 
-    def end(self) -> None:
+    def finish(self) -> None:
         self.instance.update_backfill(self.record.with_status(BulkActionStatus.COMPLETED_FAILED))
 
     def run(self, day: str | None, *keys: dg.AssetKey) -> dg.DagsterRun:
         return self._execute(self._tags(day), asset_selection=[*keys])
 
     def re_execute(self, run: dg.DagsterRun, *, is_resumed: bool) -> dg.DagsterRun:
-        """Re-execute a run after the end of the backfill, which Dagster does without the backfill's tag."""
-        tags = {name: text for name, text in run.tags.items() if name == "dagster/partition"}
+        """Re-execute a run after the end of the backfill. Dagster does not copy the backfill's tag."""
+        tags = {name: value for name, value in run.tags.items() if name == "dagster/partition"}
         tags |= {"dagster/parent_run_id": run.run_id, "dagster/root_run_id": run.run_id}
         options = dg.ReexecutionOptions(parent_run_id=run.run_id)
         if is_resumed:
@@ -226,7 +226,7 @@ class SplitBackfill:
         assert failed is not None
         return str(failed.description)
 
-    def waits(self, run: dg.DagsterRun) -> int:
+    def n_retries(self, run: dg.DagsterRun) -> int:
         retries = dg.DagsterEventType.STEP_UP_FOR_RETRY
         return len(self.instance.get_records_for_run(run.run_id, of_type=retries).records)
 
@@ -251,17 +251,17 @@ def split(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[SplitBackfi
 
 def test_publication_waits_for_its_source_partition(split: SplitBackfill, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(split.run(day, orders.key).is_success for day in DAYS[:2])
-    earlier: list[dg.DagsterRun] = []
+    first_day_runs: list[dg.DagsterRun] = []
 
     def publish_the_first_day(_context: dg.AssetExecutionContext) -> bool:
-        earlier.append(split.run(DAYS[0], two_days.key, PUBLISH))
+        first_day_runs.append(split.run(DAYS[0], two_days.key, PUBLISH))
         return False
 
     monkeypatch.setattr(backfills, "is_stuck", publish_the_first_day)
     second_run = split.run(DAYS[1], two_days.key, PUBLISH)
-    assert [run.is_success for run in earlier] == [True]
+    assert [run.is_success for run in first_day_runs] == [True]
     assert second_run.is_success
-    assert split.waits(second_run) == 1
+    assert split.n_retries(second_run) == 1
     assert rows(split.lake, "two_days") == [(DAYS[0], 2), (DAYS[1], 4)]
 
 
@@ -271,61 +271,61 @@ def test_publication_fails_when_it_occupies_the_only_slot(
     """The publication waits for a run that has not started. Both are re-executed after the end of the backfill."""
     monkeypatch.setattr(backfills, "IDLE_SECONDS", 0)
     assert all(split.run(day, orders.key).is_success for day in DAYS[:2])
-    created = split.create(DAYS[0], two_days.key, PUBLISH)
+    unstarted_run = split.create(DAYS[0], two_days.key, PUBLISH)
     second_run = split.run(DAYS[1], two_days.key, PUBLISH)
     assert not second_run.is_success
-    assert created.run_id in split.error(second_run)
-    split.instance.report_run_canceled(created)
-    split.end()
+    assert unstarted_run.run_id in split.error(second_run)
+    split.instance.report_run_canceled(unstarted_run)
+    split.finish()
     second_run = split.re_execute(second_run, is_resumed=True)
     assert not second_run.is_success, "its source was canceled"
-    assert created.run_id in split.error(second_run)
+    assert unstarted_run.run_id in split.error(second_run)
     assert split.lake.latest_version() == 0
-    assert split.re_execute(created, is_resumed=False).is_success
+    assert split.re_execute(unstarted_run, is_resumed=False).is_success
     assert rows(split.lake, "two_days") == [(DAYS[0], 2)]
     assert split.re_execute(second_run, is_resumed=True).is_success
     assert rows(split.lake, "two_days") == [(DAYS[0], 2), (DAYS[1], 4)]
     assert rows(split.lake, "orders") == [(day, amount) for day in DAYS[:2] for amount in (1.0, 2.0)]
 
 
-def test_table_made_from_replaced_rows_is_not_published(split: SplitBackfill) -> None:
+def test_table_derived_from_replaced_rows_is_not_published(split: SplitBackfill) -> None:
     assert all(split.run(day, orders.key).is_success for day in DAYS[:2])
     assert split.run(DAYS[1], two_days.key).is_success
-    assert split.run(DAYS[0], orders.key).is_success, "the first day gets other rows"
+    assert split.run(DAYS[0], orders.key).is_success, "the rows of the first day are replaced"
     assert split.run(DAYS[0], two_days.key, PUBLISH).is_success
     second_run = split.run(DAYS[1], PUBLISH)
     assert not second_run.is_success
     assert rows(split.lake, "two_days") == [(DAYS[0], 2)]
 
 
-@pytest.mark.parametrize(("changed", "is_published"), [(DAYS[0], False), (DAYS[2], True)])
+@pytest.mark.parametrize(("changed_day", "is_published"), [(DAYS[0], False), (DAYS[2], True)])
 def test_serializable_publication_requires_unchanged_source_partitions(
-    split: SplitBackfill, changed: str, is_published: bool
+    split: SplitBackfill, changed_day: str, is_published: bool
 ) -> None:
     """Another writer replaces a partition after the source was published and before this publication."""
     split.lake.alter_definition(isolation_level=IsolationLevel.SERIALIZABLE)
     assert all(split.run(day, orders.key).is_success for day in DAYS[:2])
     assert split.run(DAYS[1], two_days.key).is_success
     assert split.run(DAYS[0], two_days.key, PUBLISH).is_success
-    replaced_rows = pa.table({"day": [changed], "amount": [5.0]})
+    replaced_rows = pa.table({"day": [changed_day], "amount": [5.0]})
     staged = stage_arrow(
         split.lake, replaced_rows, "shop", "orders", mode="replace_partitions", partition_by=["day"],
-        partitions=[{"day": changed}],
+        partitions=[{"day": changed_day}],
     )  # fmt: skip
     publish_once(split.lake, [staged], publication_id("another writer"))
     assert split.run(DAYS[1], PUBLISH).is_success == is_published
     assert rows(split.lake, "two_days") == [(DAYS[0], 2), (DAYS[1], 4)][: 1 + is_published]
 
 
-def test_partition_made_from_unpartitioned_summary_fails_without_waiting(split: SplitBackfill) -> None:
+def test_partition_derived_from_unpartitioned_summary_fails_without_waiting(split: SplitBackfill) -> None:
     assert all(split.run(day, orders.key).is_success for day in DAYS)
     assert split.run(None, summary.key).is_success
     runs = [split.run(day, share.key, PUBLISH) for day in DAYS]
-    assert [(run.is_success, split.waits(run)) for run in runs] == [(False, 0)] * 3
+    assert [(run.is_success, split.n_retries(run)) for run in runs] == [(False, 0)] * 3
     assert split.lake.latest_version() == 0
 
 
-def test_table_made_from_rejected_partition_is_not_published(
+def test_table_derived_from_rejected_partition_is_not_published(
     split: SplitBackfill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A blocking check fails for the second day, and the table of the third day reads that day."""

@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 
 from tests.dagster_plugin.test_code_location import run
-from tests.dagster_plugin.test_examples import EXAMPLES, load, put_orders
+from tests.dagster_plugin.test_examples import EXAMPLES, load, publish_orders
 from tests.lakes import Lakes
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin import TrinityLakeResource
@@ -31,7 +31,7 @@ BEFORE, AFTER = '[("euros", "sum")]', '[("euros", "sum"), ("euros", "mean")]'
 
 
 @pytest.fixture(autouse=True)
-def _production(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_branch_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
@@ -55,8 +55,8 @@ def columns(lake: Lakehouse) -> list[str]:
     return [field.name for field in catalog_at(lake).load_table("reports.revenue").schema().fields]
 
 
-def changed_code(folder: Path) -> Path:
-    """Return the code of the branch, which differs from production in one line."""
+def write_branch_code(folder: Path) -> Path:
+    """Write the code of the branch, which differs from production in one line, and return its path."""
     text = (EXAMPLES / EXAMPLE).read_text()
     assert text.count(BEFORE) == 1
     path = folder / "branch_definitions.py"
@@ -85,19 +85,19 @@ def test_branch_is_read_from_environment(monkeypatch: pytest.MonkeyPatch) -> Non
         current_branch()
 
 
-def test_branches_have_separate_names() -> None:
+def test_clone_names_of_branches_are_distinct() -> None:
     names = {branch_clone(branch) for branch in ("a/b", "a-b", "A/b", "ä", "/", "x" * 900)}
     assert len(names) == 6
     assert branch_clone(BRANCH).startswith("branch-feature-mean-of-orders-")
     assert all(len(name) < 100 and name == name.lower() for name in names)
 
 
-@pytest.mark.local_only("the resource opens the lakehouse by its folder")
+@pytest.mark.local_only("the resource opens the lakehouse by its local path")
 def test_first_run_creates_clone_and_later_runs_open_it(
     lakes: Lakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = lakes.local()
-    put_orders(lake)
+    publish_orders(lake)
     clones = f"{tmp_path}/clones"
 
     def resource(**settings: Any) -> TrinityLakeResource:
@@ -126,17 +126,17 @@ def test_first_run_creates_clone_and_later_runs_open_it(
     assert recreated.latest_version() == 0
     monkeypatch.setenv("TRINITYLAKE_BRANCH", "another")
     with pytest.raises(LakehouseNotFoundError):
-        TrinityLakeResource.for_branch_deployment(f"{tmp_path}/nothing", clones).open_or_create()
+        TrinityLakeResource.for_branch_deployment(f"{tmp_path}/missing", clones).open_or_create()
     with pytest.raises(InvalidInputError, match="clones_root"):
         TrinityLakeResource.for_branch_deployment(lake.root, dg.EnvVar("NO_SUCH_VARIABLE"))
 
 
-@pytest.mark.local_only("the example opens the lakehouse by its folder")
+@pytest.mark.local_only("the example opens the lakehouse by its local path")
 def test_branch_works_on_clone_until_it_is_closed(
     lakes: Lakes, tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = lakes.local()
-    put_orders(lake)
+    publish_orders(lake)
     monkeypatch.setenv("LAKE_ROOT", lake.root)
     monkeypatch.setenv("CLONES_ROOT", f"{tmp_path}/clones")
     production = load(monkeypatch, EXAMPLE)
@@ -144,7 +144,7 @@ def test_branch_works_on_clone_until_it_is_closed(
     version = lake.latest_version()
 
     monkeypatch.setenv("TRINITYLAKE_BRANCH", "mean")
-    branch = load(monkeypatch, str(changed_code(tmp_path)))
+    branch = load(monkeypatch, str(write_branch_code(tmp_path)))
     assert "closed_branches" not in {sensor.name for sensor in branch.defs.get_repository_def().sensor_defs}
     run(branch.defs, instance, "reports")
     clone = branch.lakehouse.open()
@@ -169,13 +169,13 @@ def test_branch_works_on_clone_until_it_is_closed(
 
     repository = repository_with(tmp_path / "repository", "mean")
     monkeypatch.setenv("REPOSITORY", str(repository))
-    operations.plan_clone(lake, f"{tmp_path}/clones/by-hand").execute()
+    operations.plan_clone(lake, f"{tmp_path}/clones/manual").execute()
     assert requests() == []
     subprocess.run(["git", "branch", "-D", "mean"], cwd=repository, check=True, capture_output=True)
     (request,) = requests()
     assert request.run_config == {"name": name}
     run(production.defs, instance, "drop_closed_branch", **request.run_config)
-    assert [clone_info.name for clone_info in operations.list_clones(lake)] == ["by-hand"]
+    assert [clone_info.name for clone_info in operations.list_clones(lake)] == ["manual"]
     assert list(clone.storage.list()) == []
     monkeypatch.setenv("REPOSITORY", f"{tmp_path}/no-such-repository")
     with pytest.raises(subprocess.CalledProcessError):
@@ -185,13 +185,13 @@ def test_branch_works_on_clone_until_it_is_closed(
 @pytest.mark.soak
 @pytest.mark.debian_packages
 @pytest.mark.timeout(600)
-def test_deployments_in_separate_processes(radosgw: Any, tmp_path: Path) -> None:
+def test_branch_is_promoted_by_deployments_in_separate_processes(radosgw: Any, tmp_path: Path) -> None:
     root, clones = radosgw.fresh_root("production"), radosgw.fresh_root("clones")
     lake = Lakehouse.create(root, radosgw.storage_options)
-    put_orders(lake)
+    publish_orders(lake)
     secret = {"access_key_id": "AWS_ACCESS_KEY_ID", "secret_access_key": "AWS_SECRET_ACCESS_KEY"}
     options = {name: value for name, value in radosgw.storage_options.items() if name not in secret}
-    common = {
+    common_environment = {
         **{name: value for name, value in os.environ.items() if name not in VARIABLES},
         **{variable: radosgw.storage_options[name] for name, variable in secret.items()},
         "LAKE_ROOT": root, "CLONES_ROOT": clones,
@@ -205,12 +205,12 @@ def test_deployments_in_separate_processes(radosgw: Any, tmp_path: Path) -> None
         command = [sys.executable, "-m", "dagster", "job", "execute", "-f", str(file), "-j", name]
         completed = subprocess.run(
             [*command, "-c", str(config_file)],
-            env={**common, **environment, "DAGSTER_HOME": str(home)},
+            env={**common_environment, **environment, "DAGSTER_HOME": str(home)},
             capture_output=True, text=True, timeout=200,
         )  # fmt: skip
         assert completed.returncode == 0, completed.stderr
 
-    production, branch = EXAMPLES / EXAMPLE, changed_code(tmp_path)
+    production, branch = EXAMPLES / EXAMPLE, write_branch_code(tmp_path)
     dagster_plus = {"DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT": "1", "DAGSTER_CLOUD_GIT_BRANCH": BRANCH}
     job("production", production, "reports")
     job("branch", branch, "reports", **dagster_plus)
@@ -219,8 +219,8 @@ def test_deployments_in_separate_processes(radosgw: Any, tmp_path: Path) -> None
     assert columns(clone) == ["customer", "euros_sum", "euros_mean"]
     assert columns(lake) == ["customer", "euros_sum"]
     job("branch", branch, "verify", **dagster_plus)
-    opened = TrinityLakeResource.for_branch_deployment(root, clones).allowed_roots
-    lake = Lakehouse.open(root, {**radosgw.storage_options, "allowed_roots": opened[0]})
+    allowed_roots = TrinityLakeResource.for_branch_deployment(root, clones).allowed_roots
+    lake = Lakehouse.open(root, {**radosgw.storage_options, "allowed_roots": allowed_roots[0]})
     digest = operations.plan_promotion(lake, name).digest
     approval = f'{{"name": "{name}", "approval": {{"digest": "{digest}", "approved_by": "Ada"}}}}'
     job("production", production, "promote", approval)

@@ -1,4 +1,4 @@
-"""Test that each check passes on a sound lakehouse, fails on real damage, and passes again after its repair job."""
+"""Test that each check passes on a healthy lakehouse, fails on real damage, and passes again after its repair job."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CheckOutcome:
 
 
 class Lake:
-    """A local lakehouse with its checks."""
+    """A local lakehouse and its checks."""
 
     def __init__(self, folder: Path, clock: LocalClock, instance: dg.DagsterInstance):
         self.clock = clock
@@ -93,7 +93,7 @@ class Lake:
             for evaluation in evaluations
         }
 
-    def failed(self, limits: CheckLimits | None = None, **options: Any) -> dict[str, CheckOutcome]:
+    def failed_checks(self, limits: CheckLimits | None = None, **options: Any) -> dict[str, CheckOutcome]:
         """Return the failed checks, and assert that all checks ran."""
         evaluations = self.check(limits, **options)
         assert set(evaluations) == ALL
@@ -105,7 +105,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterIn
     return Lake(tmp_path, LocalClock(monkeypatch), instance)
 
 
-def test_checks_pass_on_sound_lakehouse(lake: Lake) -> None:
+def test_checks_pass_on_healthy_lakehouse(lake: Lake) -> None:
     evaluations = lake.check()
     assert {name for name, evaluation in evaluations.items() if evaluation.passed} == ALL
     assert all("repaired_by" not in evaluation.metadata for evaluation in evaluations.values())
@@ -118,19 +118,19 @@ def test_checks_pass_on_sound_lakehouse(lake: Lake) -> None:
 def test_hint_check_fails_when_hint_is_behind(lake: Lake) -> None:
     lake.lake.close()
     lake.lake.storage.write(HINT_PATH, b"1")
-    (name, evaluation), *others = lake.failed().items()
-    assert (name, others, evaluation.severity) == ("hint_right", [], WARN)
+    (name, evaluation), *other_failures = lake.failed_checks().items()
+    assert (name, other_failures, evaluation.severity) == ("hint_right", [], WARN)
     assert evaluation.description == f"the hint is behind, the latest version is {lake.lake.latest_version()}"
     assert evaluation.metadata["repaired_by"] == "repair_hint"
-    linked = lake.failed(location_name="ops")["hint_right"].metadata["repaired_by"]
-    assert (linked.job_name, linked.location_name) == ("repair_hint", "ops")
+    repair_link = lake.failed_checks(location_name="ops")["hint_right"].metadata["repaired_by"]
+    assert (repair_link.job_name, repair_link.location_name) == ("repair_hint", "ops")
     operations.repair_hint(lake.lake)
-    assert lake.failed() == {}
+    assert lake.failed_checks() == {}
 
 
 def test_verify_check_fails_on_damaged_version(lake: Lake) -> None:
     truncate(lake.lake.storage, root_path(1))
-    failed = lake.failed()
+    failed = lake.failed_checks()
     evaluation = failed["verify_clean"]
     assert (evaluation.severity, evaluation.metadata["repaired_by"], evaluation.metadata["damaged_versions"]) == (
         ERROR,
@@ -145,7 +145,7 @@ def test_verify_check_fails_on_damaged_version(lake: Lake) -> None:
     assert set(failed) == {"verify_clean", "retention_kept", "orphans_bounded"}
 
 
-def test_verify_check_lists_what_the_budget_left_unchecked(lake: Lake) -> None:
+def test_verify_check_lists_parts_that_exceed_budget(lake: Lake) -> None:
     evaluations = lake.check(CheckLimits(verify_budget=Budget(max_requests=1)))["verify_clean"]
     assert evaluations.passed
     assert evaluations.description.startswith("not finished because ")
@@ -155,39 +155,39 @@ def test_verify_check_lists_what_the_budget_left_unchecked(lake: Lake) -> None:
 def test_retention_check_fails_when_expiry_and_purge_are_overdue(lake: Lake) -> None:
     lake.clock.forward(24 + 71)
     limits = CheckLimits(export_max_age=None)
-    assert lake.failed(limits) == {}
+    assert lake.failed_checks(limits) == {}
     lake.clock.forward(2)
-    evaluation = lake.failed(limits)["retention_kept"]
+    evaluation = lake.failed_checks(limits)["retention_kept"]
     latest = lake.lake.latest_version()
     assert (evaluation.severity, evaluation.metadata["repaired_by"]) == (WARN, "expire")
     assert evaluation.description == (f"{latest} versions should have expired more than 3 d ago: 0-{latest - 1}")
     operations.plan_expiration(lake.lake).execute()
-    assert lake.failed(limits) == {}
+    assert lake.failed_checks(limits) == {}
     lake.clock.forward(73)
-    evaluation = lake.failed(limits)["retention_kept"]
+    evaluation = lake.failed_checks(limits)["retention_kept"]
     assert evaluation.metadata["repaired_by"] == "purge"
     assert f"{latest} versions could have been purged more than 3 d ago: " in evaluation.description
     operations.plan_purge(lake.lake).execute()
-    assert lake.failed(limits) == {}
+    assert lake.failed_checks(limits) == {}
 
 
 def test_exports_check_fails_on_old_damaged_or_missing_exports(lake: Lake) -> None:
     lake.clock.forward(8 * 24 + 1)
     limits = CheckLimits(overdue=timedelta(days=99))
-    (name, evaluation), *others = lake.failed(limits).items()
-    assert (name, others, evaluation.severity, evaluation.metadata["repaired_by"]) == (
+    (name, evaluation), *other_failures = lake.failed_checks(limits).items()
+    assert (name, other_failures, evaluation.severity, evaluation.metadata["repaired_by"]) == (
         "exports_fresh",
         [],
         WARN,
         "export",
     )
     assert "'weekly-1'" in evaluation.description
-    assert "daily-*" in lake.failed(CheckLimits(export_pattern="daily-*"))["exports_fresh"].description
+    assert "daily-*" in lake.failed_checks(CheckLimits(export_pattern="daily-*"))["exports_fresh"].description
     operations.plan_export(lake.lake, "weekly-2", "full").execute()
-    assert lake.failed(limits) == {}
+    assert lake.failed_checks(limits) == {}
     (info,) = [info for info in operations.list_exports(lake.lake) if info.name == "weekly-2"]
     lake.lake.storage.delete(info.location)
-    evaluation = lake.failed(limits)["exports_fresh"]
+    evaluation = lake.failed_checks(limits)["exports_fresh"]
     assert evaluation.severity == ERROR
     assert evaluation.description.startswith("export 'weekly-2': 1 of ")
     assert info.location in evaluation.description
@@ -200,13 +200,13 @@ def test_orphans_check_fails_above_limit(lake: Lake) -> None:
     limits = CheckLimits(export_max_age=None)
     n_orphans = lake.check(limits)["orphans_bounded"].metadata["files"]
     assert n_orphans == 5
-    assert lake.failed(limits) == {}
+    assert lake.failed_checks(limits) == {}
     for exceeded_limits in (
         CheckLimits(export_max_age=None, orphan_files=n_orphans - 1),
         CheckLimits(export_max_age=None, orphan_bytes=99),
     ):
-        (name, evaluation), *others = lake.failed(exceeded_limits).items()
-        assert (name, others, evaluation.severity, evaluation.metadata["repaired_by"]) == (
+        (name, evaluation), *other_failures = lake.failed_checks(exceeded_limits).items()
+        assert (name, other_failures, evaluation.severity, evaluation.metadata["repaired_by"]) == (
             "orphans_bounded",
             [],
             WARN,
@@ -225,43 +225,43 @@ def test_orphans_check_reports_unfinished_purge(lake: Lake, monkeypatch: pytest.
     lake.clock.forward()
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "delete_batch_size", 1)
-        opened = Lakehouse.open(lake.lake.root, {"fsync": "false"})
-        _, report = with_least_requests(lambda budget: operations.plan_purge(opened).execute(budget=budget))
+        reopened = Lakehouse.open(lake.lake.root, {"fsync": "false"})
+        _, report = with_least_requests(lambda budget: operations.plan_purge(reopened).execute(budget=budget))
     assert report.stopped is not None
-    evaluation = lake.failed()["orphans_bounded"]
+    evaluation = lake.failed_checks()["orphans_bounded"]
     assert "is unfinished; run purge first" in evaluation.description
 
 
-def test_tree_check_fails_on_full_buffers_and_thin_leaves(lake: Lake) -> None:
+def test_tree_check_fails_on_full_buffers_and_underfull_leaves(lake: Lake) -> None:
     make_untidy(lake.lake)
     shape = lake.lake.snapshot().tree_shape()
     assert shape.messages > 0
-    evaluation = lake.failed(CheckLimits(max_buffer_fill=0.0, min_leaf_fill=1.0))["tree_in_shape"]
+    evaluation = lake.failed_checks(CheckLimits(max_buffer_fill=0.0, min_leaf_fill=1.0))["tree_in_shape"]
     assert (evaluation.severity, evaluation.metadata["repaired_by"]) == (WARN, "compact")
     assert f"leaves are {shape.leaf_fill:.0%} full" in evaluation.description
     assert "buffers of a level" in evaluation.description
     assert operations.compact(lake.lake).has_changed
-    assert lake.failed(CheckLimits(max_buffer_fill=0.0)) == {}
+    assert lake.failed_checks(CheckLimits(max_buffer_fill=0.0)) == {}
 
 
 def test_data_files_check_fails_on_many_small_files(lake: Lake) -> None:
-    """Ignore a table of another format, a table without rows and a table with few files."""
+    """The check ignores a table of another format, an empty table and a table with few files."""
     for _ in range(5):
         append_rows(lake.lake, "sales.orders")
     append_rows(lake.lake, "sales.few")
     with catalog_at(lake.lake) as catalog:
         catalog.create_table("sales.empty", ROWS.schema)
-    (evaluation,) = lake.failed(CheckLimits(small_files=2, export_max_age=None)).values()
+    (evaluation,) = lake.failed_checks(CheckLimits(small_files=2, export_max_age=None)).values()
     assert (evaluation.severity, evaluation.metadata["repaired_by"]) == (WARN, "compact_tables")
     assert evaluation.description.startswith("1 tables have many small data files; most in sales.orders: 5 files of ")
-    data = [info.size_bytes for info in lake.lake.storage.list("tables/") if info.path.endswith(".parquet")]
-    assert len(data) == 6
+    file_sizes = [info.size_bytes for info in lake.lake.storage.list("tables/") if info.path.endswith(".parquet")]
+    assert len(file_sizes) == 6
     metric_names = ("tables", "tables_with_small_files", "data_files", "bytes", "uncounted_tables", "not_checked")
-    assert [evaluation.metadata[name] for name in metric_names] == [3, 1, 6, sum(data), 0, 0]
-    assert lake.failed(CheckLimits(small_files=2, small_file_bytes=min(data) - 1)) == {}
-    assert lake.failed(CheckLimits(small_files=6)) == {}
+    assert [evaluation.metadata[name] for name in metric_names] == [3, 1, 6, sum(file_sizes), 0, 0]
+    assert lake.failed_checks(CheckLimits(small_files=2, small_file_bytes=min(file_sizes) - 1)) == {}
+    assert lake.failed_checks(CheckLimits(small_files=6)) == {}
     operations.plan_compact_tables(lake.lake).execute()
-    assert lake.failed(CheckLimits(small_files=1)) == {}
+    assert lake.failed_checks(CheckLimits(small_files=1)) == {}
 
 
 def test_data_files_check_ignores_files_that_compaction_would_not_merge(lake: Lake) -> None:
@@ -274,11 +274,11 @@ def test_data_files_check_ignores_files_that_compaction_would_not_merge(lake: La
 
 def test_data_files_check_reports_unreadable_metadata_and_counts_other_tables(lake: Lake) -> None:
     append_rows(lake.lake, "sales.orders")
-    append_rows(lake.lake, "sales.gone")
-    location = lake.lake.snapshot().table("sales", "gone").format_properties["metadata_location"]
+    append_rows(lake.lake, "sales.damaged")
+    location = lake.lake.snapshot().table("sales", "damaged").format_properties["metadata_location"]
     lake.lake.storage.delete(location)
-    evaluation = lake.failed()["data_files_in_shape"]
-    assert evaluation.description == "cannot read the metadata of 1 tables, for example sales.gone"
+    evaluation = lake.failed_checks()["data_files_in_shape"]
+    assert evaluation.description == "cannot read the metadata of 1 tables, for example sales.damaged"
     assert (evaluation.metadata["tables"], evaluation.metadata["repaired_by"]) == (1, "repair")
 
 
@@ -293,7 +293,7 @@ def test_data_files_check_respects_time_limit(lake: Lake, monkeypatch: pytest.Mo
 
 def test_checks_fail_without_lakehouse(lake: Lake, instance: dg.DagsterInstance) -> None:
     checks = build_lakehouse_checks(checks="all")
-    resource = TrinityLakeResource(root="memory://never-made/")
+    resource = TrinityLakeResource(root="memory://missing/")
     definitions = dg.Definitions(
         asset_checks=checks, jobs=[build_checks_job(checks)], resources={"lakehouse": resource}
     )

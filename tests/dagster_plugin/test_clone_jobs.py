@@ -25,9 +25,9 @@ from trinitylake_ops.dagster_plugin import (
     build_maintenance_schedules,
 )
 
-AT = datetime(2026, 11, 22, 2, 30, tzinfo=UTC)
+SCHEDULED_AT = datetime(2026, 11, 22, 2, 30, tzinfo=UTC)
 
-pytestmark = pytest.mark.local_only("the jobs open the lakehouse by its folder")
+pytestmark = pytest.mark.local_only("the jobs open the lakehouse by its local path")
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,9 @@ class CloneJobs:
         self.target = f"{folder}/clones/feature"
         self.instance = instance
         append_rows(lake)
-        self.set(ApplyLimits(max_files=1000, max_bytes=10**9, min_age=timedelta(days=30)))
+        self.set_limits(ApplyLimits(max_files=1000, max_bytes=10**9, min_age=timedelta(days=30)))
 
-    def set(self, limits: ApplyLimits) -> None:
+    def set_limits(self, limits: ApplyLimits) -> None:
         resource = TrinityLakeResource(
             root=self.lake.root,
             storage_options=StorageSettings(fsync="false"),
@@ -102,15 +102,15 @@ def jobs(lakes: Lakes, tmp_path: Path, instance: dg.DagsterInstance) -> CloneJob
 
 def test_clone_jobs_cover_whole_life_cycle(jobs: CloneJobs) -> None:
     outcome = jobs.must_run("clone", name="feature", target=jobs.target, retain_for="1d")
-    assert outcome.materialized[0]["operation"] == "clone"
+    assert outcome.materializations[0]["operation"] == "clone"
     append_rows(jobs.clone)
     append_rows(jobs.lake)
     create(jobs.lake, "later")
-    compared = jobs.must_run("compare_clone", name="feature")
-    assert (compared.metadata["changed_in_both"], compared.metadata["changed_in_parent"]) == (1, 1)
-    assert "ns.t" in compared.metadata["objects"]
+    comparison = jobs.must_run("compare_clone", name="feature")
+    assert (comparison.metadata["changed_in_both"], comparison.metadata["changed_in_parent"]) == (1, 1)
+    assert "ns.t" in comparison.metadata["objects"]
     outcome = jobs.must_apply("promote", name="feature")
-    assert outcome.materialized[0]["operation"] == "promote"
+    assert outcome.materializations[0]["operation"] == "promote"
     assert rows(jobs.lake) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     info = next(jobs.lake.history(1))
     assert (info.operation, info.approved_by, info.run_id) == ("promote", APPROVER, outcome.run_id)
@@ -138,7 +138,7 @@ def test_promotion_reports_conflicts_and_applies_choices(jobs: CloneJobs) -> Non
     assert jobs.lake.latest_version() == before
     jobs.must_apply("promote", name="feature", theirs=["ns.t"])
     assert rows(jobs.lake) == rows(jobs.clone)
-    assert "clone 'nothing' does not exist" in jobs.run("compare_clone", name="nothing").error
+    assert "clone 'missing' does not exist" in jobs.run("compare_clone", name="missing").error
     assert "clone 'feature' is not a branch" in jobs.run("drop_closed_branch", name="feature").error
 
 
@@ -157,22 +157,22 @@ def test_overdue_clone_fails_check_and_is_dropped_within_limits(
     assert "clone 'feature' is overdue since" in message
     (request,) = (
         jobs.definitions.resolve_schedule_def("drop_overdue_clones_schedule")
-        .evaluate_tick(dg.build_schedule_context(instance=jobs.instance, scheduled_execution_time=AT))
+        .evaluate_tick(dg.build_schedule_context(instance=jobs.instance, scheduled_execution_time=SCHEDULED_AT))
         .run_requests
         or []
     )
     assert request.run_config == {}
-    jobs.set(ApplyLimits(max_files=3, max_bytes=10**9, min_age=timedelta(0)))
+    jobs.set_limits(ApplyLimits(max_files=3, max_bytes=10**9, min_age=timedelta(0)))
     rejected = jobs.run("drop_overdue_clones")
     assert "exceeds the limits of an unattended run" in rejected.error
     assert rows(jobs.clone) == [1, 1, 2, 2, 3, 3]
-    jobs.set(ApplyLimits(max_files=1000, max_bytes=10**9, min_age=timedelta(days=30)))
+    jobs.set_limits(ApplyLimits(max_files=1000, max_bytes=10**9, min_age=timedelta(days=30)))
     outcome = jobs.must_run("drop_overdue_clones")
     assert outcome.metadata["dropped"] == "feature"
-    assert outcome.materialized[0]["approved_by"] == "the limits of schedules"
+    assert outcome.materializations[0]["approved_by"] == "the limits of schedules"
     assert [clone_info.name for clone_info in operations.list_clones(jobs.lake)] == ["feature-kept"]
     assert not [path for path in Path(jobs.target).rglob("*") if path.is_file()]
-    assert jobs.must_run("drop_overdue_clones").materialized == []
+    assert jobs.must_run("drop_overdue_clones").materializations == []
 
 
 def test_undroppable_clone_fails_run_but_other_clones_are_dropped(
@@ -180,12 +180,12 @@ def test_undroppable_clone_fails_run_but_other_clones_are_dropped(
 ) -> None:
     clock = LocalClock(monkeypatch)
     jobs.must_run("clone", name="feature", target=jobs.target, retain_for="1d")
-    operations.plan_clone(jobs.lake, f"{jobs.target}-read", retain_for=HOUR_MS).execute()
-    read = Lakehouse.open(f"{jobs.target}-read", {"fsync": "false"})
-    operations.plan_export(read, "more", target=f"{tmp_path}/more").execute()
+    operations.plan_clone(jobs.lake, f"{jobs.target}-exported", retain_for=HOUR_MS).execute()
+    exported_clone = Lakehouse.open(f"{jobs.target}-exported", {"fsync": "false"})
+    operations.plan_export(exported_clone, "more", target=f"{tmp_path}/more").execute()
     clock.forward(25)
     outcome = jobs.run("drop_overdue_clones")
-    assert outcome.error.startswith("1 clones were not dropped, for example feature-read: ")
-    assert [event["operation"] for event in outcome.materialized] == ["drop-clone"]
+    assert outcome.error.startswith("1 clones were not dropped, for example feature-exported: ")
+    assert [event["operation"] for event in outcome.materializations] == ["drop-clone"]
     assert outcome.metadata["dropped"] == "feature"
-    assert [record.name for record in jobs.lake.snapshot().definition.exports] == ["feature-read"]
+    assert [record.name for record in jobs.lake.snapshot().definition.exports] == ["feature-exported"]

@@ -39,10 +39,10 @@ from trinitylake_ops.iceberg.write.arrow import stage_arrow
 from trinitylake_ops.iceberg.write.publication import publication_id, publish_once
 
 LIMITS = ApplyLimits(max_files=10, max_bytes=1 << 20, min_age=timedelta(days=7))
-SOLE_IO_MANAGER = LakehouseNames("").io_manager_key
+UNPREFIXED_IO_MANAGER = LakehouseNames("").io_manager_key
 SALES, HR = LakehouseNames("sales"), LakehouseNames("hr")
 PAGE = Path(__file__).parents[2] / "docs" / "dagster" / "README.md"
-COMMON = {"rollback", "export", "restore", "expire", "undelete", "purge", "verify", "repair", "observe"}
+DEFAULT_JOBS = {"rollback", "export", "restore", "expire", "undelete", "purge", "verify", "repair", "observe"}
 
 
 def settings(root: str, name: str = "", **options: Any) -> LakehouseSettings:
@@ -50,7 +50,7 @@ def settings(root: str, name: str = "", **options: Any) -> LakehouseSettings:
     return LakehouseSettings(lakehouse=resource, name=name, **options)
 
 
-def runnable(*lakehouses: LakehouseSettings) -> dg.Definitions:
+def in_process_definitions(*lakehouses: LakehouseSettings) -> dg.Definitions:
     in_process = dg.Definitions(executor=dg.in_process_executor)
     return dg.Definitions.merge(build_trinitylake_definitions(*lakehouses), in_process)
 
@@ -67,11 +67,11 @@ def run(
     return definitions.resolve_job_def(job).execute_in_process(instance=instance, run_config=config)
 
 
-def jobs_of(definitions: dg.Definitions) -> set[str]:
+def job_names(definitions: dg.Definitions) -> set[str]:
     return {job.name for job in definitions.resolve_all_job_defs() if not job.name.startswith("__")}
 
 
-def test_definitions_load_without_importing_modules_for_steps() -> None:
+def test_loading_definitions_imports_no_modules_for_steps() -> None:
     """Each run starts a process that loads the definitions, even if it stores and publishes no table."""
     program = """
 import sys
@@ -100,7 +100,7 @@ assert not loaded, loaded
     assert completed.returncode == 0, completed.stderr
 
 
-def test_definitions_contain_all_parts_of_lakehouse() -> None:
+def test_definitions_contain_assets_jobs_and_sensors_of_lakehouse() -> None:
     def alert(_failed: FailedRun) -> None:
         raise AssertionError
 
@@ -116,7 +116,7 @@ def test_definitions_contain_all_parts_of_lakehouse() -> None:
     assert graph.get(dg.AssetKey("exports")).parent_keys == {head.key}
     assert graph.get(dg.AssetKey(["shop", "orders"])).is_observable
     assert {check.name for check in graph.asset_check_keys} == {"verify_clean", "retention_kept"}
-    assert jobs_of(definitions) == COMMON
+    assert job_names(definitions) == DEFAULT_JOBS
     assert {sensor.name for sensor in repository.sensor_defs} == {"commits", "failed_runs"}
     schedules = {schedule.name: schedule for schedule in repository.schedule_defs}
     assert set(schedules) == {"observe_schedule"}
@@ -125,34 +125,34 @@ def test_definitions_contain_all_parts_of_lakehouse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operations", "added"),
+    ("operations", "additional_jobs"),
     [
         ("orphans", {"orphans"}),
         (["clones", "diff"], {"diff", *(operation.job for operation in GROUPS["clones"])}),
-        ("all", {operation.job for operation in ALL} - COMMON),
+        ("all", {operation.job for operation in ALL} - DEFAULT_JOBS),
     ],
-    ids=["one", "group", "all"],
+    ids=["operation", "group", "all"],
 )
-def test_operations_are_selected_by_name_or_group(operations: Any, added: set[str]) -> None:
+def test_operations_are_selected_by_name_or_group(operations: Any, additional_jobs: set[str]) -> None:
     definitions = build_trinitylake_definitions(settings("memory://m/", operations=operations, limits=LIMITS))
-    assert jobs_of(definitions) == COMMON | added
+    assert job_names(definitions) == DEFAULT_JOBS | additional_jobs
 
 
 def test_jobs_that_need_limits_are_omitted_without_limits() -> None:
     definitions = build_trinitylake_definitions(settings("memory://m/", operations="all"))
-    assert jobs_of(definitions) == COMMON | {operation.job for operation in ALL if not operation.needs_limits}
+    assert job_names(definitions) == DEFAULT_JOBS | {operation.job for operation in ALL if not operation.needs_limits}
 
 
 def test_selected_checks_include_their_repair_jobs() -> None:
     definitions = build_trinitylake_definitions(settings("memory://m/", checks=["tree_in_shape", "hint_right"]))
     evaluations = {check.name for check in definitions.resolve_asset_graph().asset_check_keys}
     assert evaluations == {"tree_in_shape", "hint_right"}
-    assert jobs_of(definitions) == {*COMMON, "compact", "repair_hint"}
-    every = build_trinitylake_definitions(settings("memory://m/", checks="all"))
-    names = {check.name for check in every.resolve_asset_graph().asset_check_keys}
+    assert job_names(definitions) == {*DEFAULT_JOBS, "compact", "repair_hint"}
+    all_checks = build_trinitylake_definitions(settings("memory://m/", checks="all"))
+    names = {check.name for check in all_checks.resolve_asset_graph().asset_check_keys}
     assert len(names) == 8
-    assert {*repairing_jobs(sorted(names))} <= jobs_of(every)
-    for spec in (spec for check in every.asset_checks or () for spec in check.check_specs):
+    assert {*repairing_jobs(sorted(names))} <= job_names(all_checks)
+    for spec in (spec for check in all_checks.asset_checks or () for spec in check.check_specs):
         assert spec.description is not None and "Protects " in spec.description and "Costs: " in spec.description
 
 
@@ -167,15 +167,17 @@ def test_unknown_operations_and_checks_are_rejected(invalid_options: dict[str, A
 def test_alert_covers_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     alerts: list[str] = []
 
-    def building(alert: Any, names: LakehouseNames, *, jobs: Sequence[Any], **options: Any) -> dg.SensorDefinition:
+    def build_and_record(
+        alert: Any, names: LakehouseNames, *, jobs: Sequence[Any], **options: Any
+    ) -> dg.SensorDefinition:
         alerts.extend(job.name for job in jobs)
         return build_failed_run_sensor(alert, names, jobs=jobs, **options)
 
-    monkeypatch.setattr(code_location, "build_failed_run_sensor", building)
+    monkeypatch.setattr(code_location, "build_failed_run_sensor", build_and_record)
     definitions = build_trinitylake_definitions(
         settings("memory://m/", "sales", operations="all", limits=LIMITS, alert=print)
     )
-    assert set(alerts) == jobs_of(definitions)
+    assert set(alerts) == job_names(definitions)
     assert {f"sales_{name}" for name in LIMITED} <= set(alerts)
 
 
@@ -195,7 +197,7 @@ def test_settings_reach_schedules_and_sensors() -> None:
     repository = definitions.get_repository_def()
     schedules = {schedule.name: schedule for schedule in repository.schedule_defs}
     assert set(schedules) == {"repair_hint_schedule", "check_schedule"}
-    assert jobs_of(definitions) == {*COMMON, "repair_hint", "check"}, "jobs of schedules must exist"
+    assert job_names(definitions) == {*DEFAULT_JOBS, "repair_hint", "check"}, "jobs of schedules must exist"
     assert schedules["repair_hint_schedule"].cron_schedule == "1 * * * *"
     assert {schedule.execution_timezone for schedule in schedules.values()} == {"Asia/Tokyo"}
     assert {schedule.default_status for schedule in schedules.values()} == {dg.DefaultScheduleStatus.RUNNING}
@@ -213,17 +215,17 @@ def test_two_lakehouses_have_separate_definitions(lakes: Lakes, instance: dg.Dag
     write_rows(sales, "shop.orders", 3)
     write_rows(hr, "shop.orders", 1)
     write_rows(hr, "shop.orders", 1)
-    definitions = runnable(
+    definitions = in_process_definitions(
         settings(sales.root, "sales", tables=["shop.orders"], limits=LIMITS),
         settings(hr.root, "hr", tables=["shop.orders"], limits=LIMITS),
     )
-    names = jobs_of(definitions)
+    names = job_names(definitions)
     assert {name.removeprefix("sales_") for name in names if name.startswith("sales_")} == {
         name.removeprefix("hr_") for name in names if not name.startswith("sales_")
     }
     versions = {}
     for lake_names in (SALES, HR):
-        config = {"name": f"of-{lake_names.name}", "level": "minimal"}
+        config = {"name": f"{lake_names.name}-export", "level": "minimal"}
         exported = run(definitions, instance, lake_names.of("export"), **config)
         (event,) = exported.get_asset_materialization_events()
         assert event.asset_key == lake_names.lakehouse_key
@@ -232,7 +234,7 @@ def test_two_lakehouses_have_separate_definitions(lakes: Lakes, instance: dg.Dag
             if event.is_asset_observation:
                 observation = event.asset_observation_data.asset_observation
                 versions[observation.asset_key] = values(observation)
-        assert list(instance.get_dynamic_partitions(lake_names.exports_partitions)) == [f"of-{lake_names.name}"]
+        assert list(instance.get_dynamic_partitions(lake_names.exports_partitions)) == [f"{lake_names.name}-export"]
     assert versions[SALES.lakehouse_key]["lakehouse_version"] == sales.latest_version()
     assert versions[HR.lakehouse_key]["lakehouse_version"] == hr.latest_version() != sales.latest_version()
     assert versions[SALES.table_key("shop", "orders")]["dagster/row_count"] == 3
@@ -249,8 +251,8 @@ def test_failed_check_names_repair_job_of_its_lakehouse(lakes: Lakes, instance: 
     hr_settings = settings(
         hr.root, "hr", location_name="lakes", checks=["hint_right", "verify_clean"], crons={"check": "0 6 * * *"}
     )
-    definitions = runnable(settings(sales.root, "sales"), hr_settings)
-    assert "sales_check" not in jobs_of(definitions)
+    definitions = in_process_definitions(settings(sales.root, "sales"), hr_settings)
+    assert "sales_check" not in job_names(definitions)
     evaluations = run(definitions, instance, "hr_check").get_asset_check_evaluations()
     assert {evaluation.asset_key for evaluation in evaluations} == {HR.lakehouse_key}
     (hint,) = [evaluation for evaluation in evaluations if evaluation.check_name == "hint_right"]
@@ -277,8 +279,8 @@ def test_commit_sensor_reports_only_its_lakehouse(lakes: Lakes, instance: dg.Dag
         context = dg.build_sensor_context(
             instance=instance, cursor=cursor, resources=resources, repository_def=repository
         )
-        evaluated: Any = sensors[name].evaluate_tick(context)
-        return evaluated
+        result: Any = sensors[name].evaluate_tick(context)
+        return result
 
     cursors = {name: tick(name, None).cursor for name in sensors}
     write_rows(hr, "shop.orders", 1)
@@ -300,21 +302,21 @@ def test_commit_sensor_reports_only_its_lakehouse(lakes: Lakes, instance: dg.Dag
         ([("memory://a/", ""), ("memory://b/", "b")], "name= is empty"),
         ([("memory://a/", "Sales!")], "'Sales!'"),
     ],
-    ids=["name", "root", "no-name", "what-is-no-name"],
+    ids=["name", "root", "empty-name", "invalid-name"],
 )
 def test_ambiguous_lakehouses_are_rejected(lakehouses: list[tuple[str, str]], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         build_trinitylake_definitions(*(settings(root, name) for root, name in lakehouses))
 
 
-def test_names_without_prefix_require_empty_name() -> None:
+def test_name_is_required_and_may_be_empty() -> None:
     lakehouse = TrinityLakeResource(root="memory://m/")
     with pytest.raises(InvalidInputError, match="name="):
         build_trinitylake_definitions(LakehouseSettings(lakehouse=lakehouse))
-    plain = build_trinitylake_definitions(LakehouseSettings(name="", lakehouse=lakehouse))
-    assert jobs_of(plain) == COMMON
+    unprefixed = build_trinitylake_definitions(LakehouseSettings(name="", lakehouse=lakehouse))
+    assert job_names(unprefixed) == DEFAULT_JOBS
     definitions = build_trinitylake_definitions(LakehouseSettings(name="sales", lakehouse=lakehouse))
-    assert not jobs_of(plain) & jobs_of(definitions)
+    assert not job_names(unprefixed) & job_names(definitions)
 
 
 @pytest.mark.parametrize("value", [None, "memory://shared/"], ids=["unset", "set"])
@@ -330,23 +332,23 @@ def test_roots_from_environment_are_compared(monkeypatch: pytest.MonkeyPatch, va
 
 
 @pytest.mark.parametrize("root", ["s3://bucket/lake", "dynamodb://table/lake"])
-def test_same_root_on_two_servers_is_two_lakehouses(root: str) -> None:
-    def on(endpoint: str, name: str) -> LakehouseSettings:
+def test_same_root_on_two_servers_identifies_two_lakehouses(root: str) -> None:
+    def settings_at(endpoint: str, name: str) -> LakehouseSettings:
         options = StorageSettings(endpoint=endpoint)
         return LakehouseSettings(lakehouse=TrinityLakeResource(root=root, storage_options=options), name=name)
 
     first_server, second_server = "https://one.example.com", "https://other.example.com"
     assert "b_lakehouse" in (
-        build_trinitylake_definitions(on(first_server, "a"), on(second_server, "b")).resources or {}
+        build_trinitylake_definitions(settings_at(first_server, "a"), settings_at(second_server, "b")).resources or {}
     )
     with pytest.raises(InvalidInputError, match="'a'"):
-        build_trinitylake_definitions(on(first_server, "a"), on(f"{first_server}/", "b"))
+        build_trinitylake_definitions(settings_at(first_server, "a"), settings_at(f"{first_server}/", "b"))
 
 
-def test_public_names_import_only_what_they_need() -> None:
+def test_public_names_are_imported_lazily() -> None:
     assert all(getattr(dagster_plugin, name) is not None for name in dagster_plugin.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        dagster_plugin.nothing  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'missing'"):
+        dagster_plugin.missing  # noqa: B018
     program = (
         "import sys; from trinitylake_ops.dagster_plugin import LakehouseNames;"
         " print([m for m in ('pyspark', 'pyarrow', 'pyiceberg') if m in sys.modules])"
@@ -369,28 +371,34 @@ def test_docs_list_definitions_of_new_project() -> None:
     lakehouse = build_trinitylake_definitions(settings("memory://m/", "lake"))
     definitions = dg.Definitions.merge(dg.Definitions(assets=[orders, totals]), lakehouse)
     repository, graph = definitions.get_repository_def(), definitions.resolve_asset_graph()
-    names = {
+    names_by_kind = {
         "assets": {key.to_user_string() for key in graph.get_all_asset_keys()},
         "checks": {key.name for key in graph.asset_check_keys},
-        "jobs": jobs_of(definitions),
+        "jobs": job_names(definitions),
         "schedules": {schedule.name for schedule in repository.schedule_defs},
         "sensors": {sensor.name for sensor in repository.sensor_defs},
     }
-    rows = [f"| {kind} | {len(of)} | {', '.join(f'`{name}`' for name in sorted(of))} |" for kind, of in names.items()]
+    rows = [
+        f"| {kind} | {len(names)} | {', '.join(f'`{name}`' for name in sorted(names))} |"
+        for kind, names in names_by_kind.items()
+    ]
     assert "\n".join(["| | number | names |", "|---|---|---|", *rows]) in PAGE.read_text()
 
 
-def _stored_asset(**options: Any) -> dg.AssetsDefinition:
-    @dg.asset(key=["shop", "orders"], io_manager_key=SOLE_IO_MANAGER, **options)
+def _table_asset(**options: Any) -> dg.AssetsDefinition:
+    @dg.asset(key=["shop", "orders"], io_manager_key=UNPREFIXED_IO_MANAGER, **options)
     def orders() -> pa.Table:
         return pa.table({"n": [1]})
 
     return orders
 
 
-def _both(**stored: Any) -> dg.AssetsDefinition:
+def _asset_with_two_outputs(**settings: Any) -> dg.AssetsDefinition:
     """Return an asset with two outputs that write the same table."""
-    out: dict[str, Any] = {"io_manager_key": SOLE_IO_MANAGER, "metadata": stored_as(table="shop.orders", **stored)}
+    out: dict[str, Any] = {
+        "io_manager_key": UNPREFIXED_IO_MANAGER,
+        "metadata": stored_as(table="shop.orders", **settings),
+    }
 
     @dg.multi_asset(outs={name: dg.AssetOut(key=["shop", name], **out) for name in "ab"})
     def both() -> Any:
@@ -400,26 +408,32 @@ def _both(**stored: Any) -> dg.AssetsDefinition:
 
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01")
-TEXTS = dg.StaticPartitionsDefinition(["a"])
+STATIC = dg.StaticPartitionsDefinition(["a"])
 
 
 @pytest.mark.parametrize(
     "asset",
     [
-        _stored_asset(partitions_def=DAYS, metadata=stored_as(partition_by=["m"], partition_format={"m": "%Y-%m"})),
-        _stored_asset(partitions_def=TEXTS, metadata=stored_as(partition_by=["d"], partition_format={"d": "%Y"})),
-        _stored_asset(partitions_def=TEXTS, metadata=stored_as(partition_by=["a", "b"])),
-        _stored_asset(partitions_def=TEXTS, metadata=stored_as(table="shop.orders")),
-        _both(),
+        _table_asset(partitions_def=DAYS, metadata=stored_as(partition_by=["m"], partition_format={"m": "%Y-%m"})),
+        _table_asset(partitions_def=STATIC, metadata=stored_as(partition_by=["d"], partition_format={"d": "%Y"})),
+        _table_asset(partitions_def=STATIC, metadata=stored_as(partition_by=["a", "b"])),
+        _table_asset(partitions_def=STATIC, metadata=stored_as(table="shop.orders")),
+        _asset_with_two_outputs(),
     ],
-    ids=["coarse format", "format of text", "two columns of one key", "no column", "two assets of one table"],
+    ids=[
+        "coarse format",
+        "time format of static partitions",
+        "two columns for one key",
+        "no column",
+        "two assets of one table",
+    ],
 )
 def test_definitions_with_unstorable_table_are_rejected(tmp_path: Path, asset: dg.AssetsDefinition) -> None:
-    """Tables without a publish asset are checked like published ones."""
-    definitions = runnable(settings(f"file://{tmp_path}/lake"))
-    with pytest.raises(dg.DagsterInvalidDefinitionError) as failed:
+    """Tables without a publish asset are validated like tables with one."""
+    definitions = in_process_definitions(settings(f"file://{tmp_path}/lake"))
+    with pytest.raises(dg.DagsterInvalidDefinitionError) as raised:
         dg.Definitions.validate_loadable(dg.Definitions.merge(definitions, dg.Definitions(assets=[asset])))
-    assert isinstance(failed.value.__cause__, InvalidInputError)
+    assert isinstance(raised.value.__cause__, InvalidInputError)
 
 
 EAGER = dg.AutomationCondition.eager()
@@ -430,34 +444,41 @@ WEEKS = dg.WeeklyPartitionsDefinition("2026-01-01")
     ("table", "partitions"),
     [
         (dg.AssetSpec(["shop", "orders"]), None),
-        (_stored_asset(partitions_def=DAYS, metadata=stored_as(partition_by=["day"])), WEEKS),
+        (_table_asset(partitions_def=DAYS, metadata=stored_as(partition_by=["day"])), WEEKS),
         (
-            _stored_asset(partitions_def=DAYS, metadata=stored_as(partition_by=["day"]), automation_condition=EAGER),
+            _table_asset(partitions_def=DAYS, metadata=stored_as(partition_by=["day"]), automation_condition=EAGER),
             None,
         ),
-        (_stored_asset(automation_condition=EAGER), DAYS),
+        (_table_asset(automation_condition=EAGER), DAYS),
     ],
     ids=["another code location", "other partitions", "automation without partitions", "automation with partitions"],
 )
-def test_publish_asset_of_unpublishable_key_is_rejected(tmp_path: Path, table: Any, partitions: Any) -> None:
-    definitions = runnable(settings(f"file://{tmp_path}/lake"))
+def test_publish_asset_of_unpublishable_table_is_rejected(tmp_path: Path, table: Any, partitions: Any) -> None:
+    definitions = in_process_definitions(settings(f"file://{tmp_path}/lake"))
     publisher = build_publish_asset(
         key=["publish", "shop"], tables={"orders": dg.AssetKey(["shop", "orders"])}, partitions_def=partitions
     )
-    with pytest.raises(dg.DagsterInvalidDefinitionError) as failed:
+    with pytest.raises(dg.DagsterInvalidDefinitionError) as raised:
         dg.Definitions.validate_loadable(dg.Definitions.merge(definitions, dg.Definitions(assets=[table, publisher])))
-    assert isinstance(failed.value.__cause__, InvalidInputError)
+    assert isinstance(raised.value.__cause__, InvalidInputError)
 
 
 def test_definitions_with_assets_without_tables_load(tmp_path: Path) -> None:
-    @dg.asset(partitions_def=TEXTS, io_manager_key=SOLE_IO_MANAGER)
+    @dg.asset(partitions_def=STATIC, io_manager_key=UNPREFIXED_IO_MANAGER)
     def returns_nothing() -> None: ...
 
-    @dg.asset(partitions_def=TEXTS, io_manager_key="files", metadata=stored_as(partition_by=["a", "b"]))
+    @dg.asset(partitions_def=STATIC, io_manager_key="files", metadata=stored_as(partition_by=["a", "b"]))
     def file() -> pa.Table: ...
 
     definitions = dg.Definitions(
-        assets=[returns_nothing, file, _both(mode="append"), dg.AssetSpec("elsewhere", partitions_def=TEXTS)],
+        assets=[
+            returns_nothing,
+            file,
+            _asset_with_two_outputs(mode="append"),
+            dg.AssetSpec("external", partitions_def=STATIC),
+        ],
         resources={"files": dg.mem_io_manager},
     )
-    dg.Definitions.validate_loadable(dg.Definitions.merge(runnable(settings(f"file://{tmp_path}/lake")), definitions))
+    dg.Definitions.validate_loadable(
+        dg.Definitions.merge(in_process_definitions(settings(f"file://{tmp_path}/lake")), definitions)
+    )

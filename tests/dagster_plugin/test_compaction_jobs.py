@@ -17,9 +17,9 @@ from trinitylake_ops.dagster_plugin.resources import StorageSettings, TrinityLak
 from trinitylake_ops.iceberg.catalog import catalog_at
 
 
-@pytest.mark.local_only("the job opens the lakehouse by its folder")
+@pytest.mark.local_only("the job opens the lakehouse by its local path")
 def test_compact_tables_job_merges_small_files(spark: SparkSession, lakes: Lakes, tmp_path: Path) -> None:
-    assert spark.sparkContext is not None, "the job uses the running session"
+    assert spark.sparkContext is not None, "the session must be running before the job starts"
     lake = lakes.local()
     for _ in range(5):
         append_rows(lake)
@@ -35,18 +35,22 @@ def test_compact_tables_job_merges_small_files(spark: SparkSession, lakes: Lakes
         assert outcome.success, outcome.error
         return outcome
 
-    planned = run("compact_tables")
-    assert (planned.metadata["files"], planned.metadata["tables"], planned.materialized) == (5, 1, [])
-    assert "ns.t" in planned.metadata["plan"]
+    plan_run = run("compact_tables")
+    assert (plan_run.metadata["files"], plan_run.metadata["tables"], plan_run.materializations) == (5, 1, [])
+    assert "ns.t" in plan_run.metadata["plan"]
     assert run("compact_tables", tables=["ns.t"], min_input_files=6).metadata["is_empty"]
     assert lake.latest_version() == version
 
-    outcome = run("compact_tables", **approved(planned.metadata))
+    outcome = run("compact_tables", **approved(plan_run.metadata))
     assert (outcome.metadata["files_before"], outcome.metadata["files_after"]) == (5, 1)
-    assert outcome.materialized[0]["operation"] == "compact-tables"
+    assert outcome.materializations[0]["operation"] == "compact-tables"
     info = next(iter(lake.history(limit=1)))
     assert (info.version, info.operation, info.run_id) == (version + 1, "compact-tables", outcome.run_id)
     table = catalog_at(lake).load_table("ns.t")
     assert (len(list(table.scan().plan_files())), table.scan().to_arrow().num_rows) == (1, 15)
-    repeated = run("compact_tables", unattended=True)
-    assert (repeated.metadata["is_empty"], repeated.materialized, lake.latest_version()) == (True, [], version + 1)
+    second_run = run("compact_tables", unattended=True)
+    assert (second_run.metadata["is_empty"], second_run.materializations, lake.latest_version()) == (
+        True,
+        [],
+        version + 1,
+    )

@@ -24,7 +24,7 @@ REPOSITORY = Path(__file__).parents[2]
 TYPE = "trinitylake_ops.dagster_plugin.component.TrinityLakeMaintenanceComponent"
 
 
-WRONG = [
+INVALID_ATTRIBUTES = [
     ("name: null", "name= of LakehouseSettings is required"),
     ("name: Sales!", "'Sales!' is not a valid lakehouse name"),
     ("root: s3://bucket/../lake", "'root' is invalid"),
@@ -55,14 +55,14 @@ WRONG = [
     ("checks: [tidy]", "unknown check 'tidy'"),
     ("crons: {purge: 0 4 * * *}", "cannot schedule 'purge'"),
     ("blackouts: [{start: '01:00', end: '02:00', reason: load, days: []}]", "has no days"),
-    ("export_target: s3://key:nobody-may-see-this@backups/lake", "export_target is invalid"),
+    ("export_target: s3://key:secret-value@backups/lake", "export_target is invalid"),
     ("tables: [a b.c]", "namespace name 'a b' contains a space"),
 ]
 
 
 @dataclass
 class Project:
-    """A new project in an environment with the installed package."""
+    """A new project, and an environment with the package installed."""
 
     folder: Path
     environment: dict[str, str]
@@ -146,8 +146,8 @@ def test_dg_accepts_definitions_py(project: Project) -> None:
     assert "All definitions loaded successfully." in completed.stdout + completed.stderr
 
 
-def test_options_of_example_are_valid() -> None:
-    """Commented lines are parsed as well. Options with a default have that value in the example."""
+def test_options_of_scaffolded_example_are_valid() -> None:
+    """Commented lines are parsed as well."""
     text = (REPOSITORY / "trinitylake_ops" / "dagster_plugin" / "component_example.yaml").read_text()
     text = text.replace("$type", TYPE).replace("$name", "sales")
     uncommented = re.sub(r"^  # (?=[a-z_]+:|  )", "  ", text, flags=re.MULTILINE)
@@ -177,7 +177,9 @@ def test_check_limits_are_equal_in_code_and_yaml() -> None:
     assert ChecksModel().limits() == CheckLimits()
 
 
-@pytest.mark.parametrize(("attributes", "message"), WRONG, ids=[text.split(":")[0] for text, _ in WRONG])
+@pytest.mark.parametrize(
+    ("attributes", "message"), INVALID_ATTRIBUTES, ids=[text.split(":")[0] for text, _ in INVALID_ATTRIBUTES]
+)
 def test_invalid_value_is_rejected_with_clear_message(attributes: str, message: str) -> None:
     fields = {"name": "lake", "root": "memory://m/", **yaml.safe_load(attributes)}
     component = TrinityLakeMaintenanceComponent.resolve_from_yaml(yaml.safe_dump(fields))

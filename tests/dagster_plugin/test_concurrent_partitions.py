@@ -13,7 +13,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from tests.dagster_plugin.monthly_project import MEANWHILE, MONTHS, definitions
+from tests.dagster_plugin.monthly_project import BEFORE_PUBLICATION, MONTHS, definitions
 from tests.dagster_plugin.run_config import QUIET
 from tests.lakes import check_lake
 from tests.processes import fork
@@ -21,11 +21,11 @@ from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg.catalog import catalog_at
 
 KEYS = MONTHS.get_partition_keys()
-_KILLED_AFTER_S = (0.2, 4.0)
+_KILL_DELAY_RANGE_S = (0.2, 4.0)
 
 
 class Sales:
-    """The project on one lakehouse, with one Dagster instance on disk."""
+    """The project on one lakehouse and one Dagster instance on disk."""
 
     def __init__(self, folder: Path, instance: dg.DagsterInstance):
         self.lake = Lakehouse.create(str(folder / "lake"), {"fsync": "false"})
@@ -58,22 +58,22 @@ class Sales:
     def retry(self, run_id: str, key: str) -> dg.DagsterRun:
         return self.execute(key, dg.ReexecutionOptions.from_failure(run_id, self.instance))
 
-    def has_left_steps(self, run_id: str) -> bool:
-        """Return whether a run died before its last step succeeded. Dagster does not retry other runs."""
+    def has_unfinished_steps(self, run_id: str) -> bool:
+        """Return whether a run died before all its steps succeeded. Dagster retries only such runs."""
         records = self.instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.STEP_SUCCESS).records
         succeeded = [record.event_log_entry.step_key for record in records]
         assert len(succeeded) == len(set(succeeded))
         return len(succeeded) < len(("orders", "events", "publish"))
 
-    def months(self, table: str) -> dict[int, int]:
-        """Return the rows of each month, and assert that no file is listed twice."""
-        loaded = catalog_at(self.lake).load_table(("sales", table))
-        files = [task.file.file_path for task in loaded.scan().plan_files()]
+    def rows_by_month(self, table: str) -> dict[int, int]:
+        """Return the number of rows of each month, and assert that no file is listed twice."""
+        iceberg_table = catalog_at(self.lake).load_table(("sales", table))
+        files = [task.file.file_path for task in iceberg_table.scan().plan_files()]
         assert len(files) == len(set(files))
-        months = loaded.scan().to_arrow()["month"].to_pylist()
+        months = iceberg_table.scan().to_arrow()["month"].to_pylist()
         return {month: months.count(month) for month in sorted(set(months))}
 
-    def published(self) -> list[str]:
+    def published_partitions(self) -> list[str]:
         return [info.properties["partition"] for info in self.lake.history() if info.operation == "publish"]
 
 
@@ -82,28 +82,31 @@ def sales(tmp_path: Path) -> Iterator[Sales]:
     with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
         project = Sales(tmp_path, instance)
         yield project
-        MEANWHILE.clear()
+        BEFORE_PUBLICATION.clear()
         check_lake(project.lake)
 
 
-def test_runs_of_other_partitions_publish_concurrently(sales: Sales) -> None:
-    """Including the very first publication, when each run creates the tables."""
-    MEANWHILE.extend([lambda: sales.run(KEYS[2]), lambda: sales.run(KEYS[1])])
+def test_runs_of_different_partitions_publish_concurrently(sales: Sales) -> None:
+    """In the first publication, each run creates the tables."""
+    BEFORE_PUBLICATION.extend([lambda: sales.run(KEYS[2]), lambda: sales.run(KEYS[1])])
     first = sales.run(KEYS[0])
     assert first.success
-    assert sorted(sales.published()) == KEYS[:3]
-    assert (sales.months("orders"), sales.months("events")) == ({1: 1, 2: 2, 3: 3}, {1: 1, 2: 1, 3: 1})
+    assert sorted(sales.published_partitions()) == KEYS[:3]
+    assert (sales.rows_by_month("orders"), sales.rows_by_month("events")) == ({1: 1, 2: 2, 3: 3}, {1: 1, 2: 1, 3: 1})
     event = first.asset_materializations_for_node("publish__month")[-1]
     assert event.metadata["rows_added"].value == 2
-    MEANWHILE.append(lambda: sales.run(KEYS[3]))
+    BEFORE_PUBLICATION.append(lambda: sales.run(KEYS[3]))
     assert sales.run(KEYS[1]).success
-    assert (sales.months("orders"), sales.months("events")) == ({1: 1, 2: 2, 3: 3, 4: 4}, {1: 1, 2: 2, 3: 1, 4: 1})
+    assert (sales.rows_by_month("orders"), sales.rows_by_month("events")) == (
+        {1: 1, 2: 2, 3: 3, 4: 4},
+        {1: 1, 2: 2, 3: 1, 4: 1},
+    )
     assert operations.verify(sales.lake).is_clean
 
 
 def test_retry_from_failure_replaces_current_rows(sales: Sales) -> None:
     assert sales.run(KEYS[0]).success
-    MEANWHILE.append(lambda: sales.run(KEYS[1]))
+    BEFORE_PUBLICATION.append(lambda: sales.run(KEYS[1]))
     failed = sales.execute(KEYS[1])
     assert failed.is_failure
     (failure,) = [
@@ -114,39 +117,39 @@ def test_retry_from_failure_replaces_current_rows(sales: Sales) -> None:
         if record.event_log_entry.dagster_event is not None
     ]
     assert failure is not None and failure.description is not None
-    conflict = (
+    message = (
         "table sales.orders was staged on version 1 and since then other writers changed the data that it replaces"
     )
-    assert f"{conflict} (month=2)" in failure.description
-    staged_by = set(catalog_at(sales.lake).load_table(("sales", "orders")).scan().to_arrow()["run"].to_pylist())
-    assert failed.run_id not in staged_by
+    assert f"{message} (month=2)" in failure.description
+    run_ids = set(catalog_at(sales.lake).load_table(("sales", "orders")).scan().to_arrow()["run"].to_pylist())
+    assert failed.run_id not in run_ids
     reexecution = sales.retry(failed.run_id, KEYS[1])
     assert reexecution.is_success
-    assert sales.published() == [KEYS[1], KEYS[1], KEYS[0]]
-    assert (sales.months("orders"), sales.months("events")) == ({1: 1, 2: 2}, {1: 1, 2: 2})
-    staged_by = set(catalog_at(sales.lake).load_table(("sales", "orders")).scan().to_arrow()["run"].to_pylist())
-    assert failed.run_id in staged_by
+    assert sales.published_partitions() == [KEYS[1], KEYS[1], KEYS[0]]
+    assert (sales.rows_by_month("orders"), sales.rows_by_month("events")) == ({1: 1, 2: 2}, {1: 1, 2: 2})
+    run_ids = set(catalog_at(sales.lake).load_table(("sales", "orders")).scan().to_arrow()["run"].to_pylist())
+    assert failed.run_id in run_ids
 
 
-def _backfill(sales: Sales, keys: list[str], seed: int) -> int:
-    """Run partitions on four workers, and kill one of them at random until one of them dies before its end.
+def _backfill_with_kills(sales: Sales, keys: list[str], seed: int) -> int:
+    """Run partitions on four workers, and kill the workers of a sixth of the partitions after a random delay.
 
     Runs of killed workers are retried from failure, like Dagster's daemon does. Return the number of killed workers.
     """
     rng = random.Random(seed)
-    doomed = {key: rng.uniform(*_KILLED_AFTER_S) for key in rng.sample(keys, max(1, len(keys) // 6))}
+    kill_delays_s = {key: rng.uniform(*_KILL_DELAY_RANGE_S) for key in rng.sample(keys, max(1, len(keys) // 6))}
 
-    def work(key: str) -> bool:
+    def run_in_fork(key: str) -> bool:
         child = fork(lambda report: report(sales.execute(key).run_id), time_limit_seconds=180)
-        if key in doomed:
-            time.sleep(doomed[key])
+        if key in kill_delays_s:
+            time.sleep(kill_delays_s[key])
             os.kill(child.pid, signal.SIGKILL)
         status, _ = child.finish()
         assert status in (0, -signal.SIGKILL)
         return status != 0
 
     with ThreadPoolExecutor(4) as pool:
-        killed = [key for key, was_killed in zip(keys, pool.map(work, keys), strict=True) if was_killed]
+        killed = [key for key, was_killed in zip(keys, pool.map(run_in_fork, keys), strict=True) if was_killed]
     for run in sales.instance.get_runs():
         if not run.is_finished:
             sales.instance.report_run_failed(run)  # like Dagster's run monitoring
@@ -156,33 +159,33 @@ def _backfill(sales: Sales, keys: list[str], seed: int) -> int:
         key = run.tags["dagster/partition"]
         if run.is_failure and run.run_id not in retried:
             assert key in killed, "only killed runs may fail"
-            if sales.has_left_steps(run.run_id):
+            if sales.has_unfinished_steps(run.run_id):
                 assert sales.retry(run.run_id, key).is_success
-    for key in set(keys) - {run.tags["dagster/partition"] for run in runs}:  # killed before there was a run
+    for key in set(keys) - {run.tags["dagster/partition"] for run in runs}:  # killed before the run was created
         assert sales.execute(key).is_success
     return len(killed)
 
 
-def _check_all(sales: Sales, months: int, times: int) -> None:
-    assert sales.months("orders") == {month: month for month in range(1, months + 1)}
-    assert sales.months("events") == dict.fromkeys(range(1, months + 1), times)
-    assert sorted(sales.published()) == sorted(KEYS[:months] * times)
+def _assert_all_published(sales: Sales, n_months: int, n_times: int) -> None:
+    assert sales.rows_by_month("orders") == {month: month for month in range(1, n_months + 1)}
+    assert sales.rows_by_month("events") == dict.fromkeys(range(1, n_months + 1), n_times)
+    assert sorted(sales.published_partitions()) == sorted(KEYS[:n_months] * n_times)
     assert operations.verify(sales.lake).is_clean
 
 
 @pytest.mark.timeout(300)
 def test_killed_worker_does_not_affect_other_runs(sales: Sales) -> None:
-    _backfill(sales, KEYS[:4], seed=random.SystemRandom().randrange(1 << 32))
-    _check_all(sales, 4, 1)
+    _backfill_with_kills(sales, KEYS[:4], seed=random.SystemRandom().randrange(1 << 32))
+    _assert_all_published(sales, 4, 1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_repeated_backfills_with_killed_workers(sales: Sales) -> None:
+def test_repeated_backfills_with_killed_workers_publish_all_partitions(sales: Sales) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print("seed", seed)
     killed = 0
-    for time_of in range(3):
-        killed += _backfill(sales, KEYS, seed + time_of)
-        _check_all(sales, 12, time_of + 1)
+    for iteration in range(3):
+        killed += _backfill_with_kills(sales, KEYS, seed + iteration)
+        _assert_all_published(sales, 12, iteration + 1)
     print("workers killed:", killed)

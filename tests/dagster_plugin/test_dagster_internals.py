@@ -17,8 +17,8 @@ PACKAGE = Path(trinitylake_ops.__file__).parent
 
 def test_private_names_of_dagster_are_used_in_one_module_only() -> None:
     private = re.compile(r"^\s*(?:from|import) dagster(?:\.|_\w+\.)_|\bcontext\._|\bdg\._", re.MULTILINE)
-    using = [file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py") if private.search(file.read_text())]
-    assert using == [Path("dagster_plugin/_dagster_internals.py")]
+    modules = [file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py") if private.search(file.read_text())]
+    assert modules == [Path("dagster_plugin/_dagster_internals.py")]
 
 
 def test_incompatible_dagster_is_rejected() -> None:

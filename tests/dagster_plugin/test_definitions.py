@@ -1,4 +1,4 @@
-"""Test that Dagster's code server loads definitions.py, and the launchpad of its jobs."""
+"""Test that Dagster's code server loads definitions.py, and how its jobs validate run configurations."""
 
 import os
 import re
@@ -29,24 +29,24 @@ ROOT_VARIABLE = "TRINITYLAKE_ROOT"
 LIMITS = ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(0))
 
 
-def load(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def validate_definitions(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dagster", "definitions", "validate", "--python-file", "definitions.py"]
     environment = {**os.environ, "DAGSTER_HOME": str(folder), ROOT_VARIABLE: str(folder / "lake"), **variables}
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
 
 
-def load_in_fork(folder: Path, **variables: str) -> tuple[int, str]:
-    """Like :func:`load`, but in a forked process that imports only the definitions. Return its status and output."""
+def validate_definitions_in_fork(folder: Path, **variables: str) -> tuple[int, str]:
+    """Validate the definitions in a forked process, and return its status and output."""
     output = folder / "output"
 
     def work(_report: Callable[[str], None]) -> None:
         descriptor = os.open(output, os.O_CREAT | os.O_WRONLY)
-        for standard in (1, 2):
-            os.dup2(descriptor, standard)
+        for stream in (1, 2):
+            os.dup2(descriptor, stream)
         sys.stdout = sys.stderr = os.fdopen(descriptor, "w", buffering=1)
         os.environ.update({"DAGSTER_HOME": str(folder), ROOT_VARIABLE: str(folder / "lake"), **variables})
         os.chdir(REPOSITORY)
-        warnings.simplefilter("ignore")  # as in a new process
+        warnings.simplefilter("ignore")  # like in a new process
         sys.argv = ["dagster", "definitions", "validate", "--python-file", "definitions.py"]
         main()
 
@@ -55,7 +55,7 @@ def load_in_fork(folder: Path, **variables: str) -> tuple[int, str]:
 
 
 def test_code_server_loads_definitions(tmp_path: Path) -> None:
-    completed = load(tmp_path)
+    completed = validate_definitions(tmp_path)
     assert completed.returncode == 0, completed.stderr
     assert not (tmp_path / "lake").exists()
 
@@ -70,22 +70,22 @@ def test_code_server_loads_definitions(tmp_path: Path) -> None:
 def test_credentials_in_environment_are_rejected_without_their_values(
     tmp_path: Path, variable: str, value: str, message: str
 ) -> None:
-    status, output = load_in_fork(tmp_path, **{variable: value})
+    status, output = validate_definitions_in_fork(tmp_path, **{variable: value})
     assert status != 0
     assert message in output
     assert leaks(output) == []
     assert leaks_in_files(tmp_path) == []
 
 
-PLANNED = sorted(
+PLANNED_JOBS = sorted(
     operation.job for operation in ALL if operation.options and issubclass(operation.options, PlannedOptions)
 )
-NAMED = ("restore", "drop_export", "promote", "refresh_clone", "drop_clone")
-NEEDED = {
+JOBS_WITH_NAME = ("restore", "drop_export", "promote", "refresh_clone", "drop_clone")
+REQUIRED_OPTIONS = {
     "rollback": {"to": {"version": 1}},
     "drop_namespace": {"namespace": "x"},
     "prune_exports": {"pattern": "x"},
-    **{name: {"name": "x"} for name in NAMED},
+    **{name: {"name": "x"} for name in JOBS_WITH_NAME},
 }
 DIGEST = f"3-{'0' * 64}"
 APPROVAL = {"approval": {"digest": DIGEST, "approved_by": "Ada Lovelace"}}
@@ -93,7 +93,7 @@ APPROVAL = {"approval": {"digest": DIGEST, "approved_by": "Ada Lovelace"}}
 
 @pytest.fixture(scope="module")
 def maintenance_jobs() -> dg.Definitions:
-    lakehouse = TrinityLakeResource(root="memory://never-made/")
+    lakehouse = TrinityLakeResource(root="memory://missing/")
     return dg.Definitions(jobs=build_jobs(operations="all", limits=LIMITS), resources={"lakehouse": lakehouse})
 
 
@@ -105,8 +105,8 @@ def test_operation_jobs_are_not_retried(maintenance_jobs: dg.Definitions) -> Non
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as created:
-        yield created
+    with dg.instance_for_test() as test_instance:
+        yield test_instance
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def instance() -> Iterator[dg.DagsterInstance]:
         *(
             (
                 name,
-                {**NEEDED.get(name, {}), "approval": {"digest": DIGEST, "approved_by": " "}},
+                {**REQUIRED_OPTIONS.get(name, {}), "approval": {"digest": DIGEST, "approved_by": " "}},
                 "approved_by is required",
             )
-            for name in PLANNED
+            for name in PLANNED_JOBS
         ),
         ("expire", {"approval": {"digest": "ok", "approved_by": "Ada"}}, "digest: 'ok' is not a digest of a plan"),
         (
@@ -213,4 +213,4 @@ def test_missing_lakehouse_fails_with_clear_message(maintenance_jobs: dg.Definit
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert failure.step_failure_data.user_failure_data is not None
     description = failure.step_failure_data.user_failure_data.description
-    assert description == "there is no lakehouse at memory://never-made/; create one with init"
+    assert description == "there is no lakehouse at memory://missing/; create one with init"

@@ -20,15 +20,15 @@ from trinitylake_ops.demo.walkthrough import Demo
 from trinitylake_ops.storage.options import StorageOptions
 
 # The home page has a row for each job with runs, and omits runs with an unknown origin.
-HOME = """
+HOME_PAGE_QUERY = """
 query($filter: RunsFilter!) { runsOrError(filter: $filter) { ... on Runs { results {
   id pipelineName status startTime repositoryOrigin { repositoryName repositoryLocationName }
 } } } }
 """
-AT_JOB = """
+JOB_PAGE_QUERY = """
 query($job: PipelineSelector!) { pipelineOrError(params: $job) { ... on Pipeline { runs(limit: 9) { runId } } } }
 """
-HERE = {"repositoryName": "__repository__", "repositoryLocationName": "definitions.py"}
+REPOSITORY_ORIGIN = {"repositoryName": "__repository__", "repositoryLocationName": "definitions.py"}
 
 
 def test_home_page_and_job_pages_list_demo_runs(lakes: Lakes) -> None:
@@ -37,13 +37,15 @@ def test_home_page_and_job_pages_list_demo_runs(lakes: Lakes) -> None:
         jobs=build_jobs(), resources={"lakehouse": TrinityLakeResource(root=lake.root)}, executor=dg.in_process_executor
     )
     # The location from which `make ui` loads the definitions, with their file as the name of the code location.
-    loaded = LoadableTargetOrigin(python_file=str(REPOSITORY / "definitions.py"), working_directory=str(REPOSITORY))
-    target = InProcessWorkspaceLoadTarget(InProcessCodeLocationOrigin(loaded, location_name="definitions.py"))
+    target_origin = LoadableTargetOrigin(
+        python_file=str(REPOSITORY / "definitions.py"), working_directory=str(REPOSITORY)
+    )
+    target = InProcessWorkspaceLoadTarget(InProcessCodeLocationOrigin(target_origin, location_name="definitions.py"))
     with dg.instance_for_test() as instance, WorkspaceProcessContext(instance, target) as workspace:
         console = Console(file=io.StringIO())
         demo = Demo(definitions, "definitions.py", instance, lake.root, StorageOptions({}), "", console, months=[])
-        demo.run("look", "expire", outcome=lambda _: "done")
-        demo.run("go back", "rollback", config={"to": {"version": 1}}, must_fail=True, outcome=lambda _: "done")
+        demo.run("expire", "expire", outcome=lambda _: "done")
+        demo.run("roll back", "rollback", config={"to": {"version": 1}}, must_fail=True, outcome=lambda _: "done")
         failed, succeeded = instance.get_runs()
 
         def query_ui(query: str, **variables: Any) -> Any:
@@ -51,13 +53,15 @@ def test_home_page_and_job_pages_list_demo_runs(lakes: Lakes) -> None:
             assert not response.errors
             return next(iter(response.data.values()))
 
-        listed_runs = query_ui(HOME, filter={"statuses": ["SUCCESS", "FAILURE"], "updatedAfter": 0})["results"]
+        listed_runs = query_ui(HOME_PAGE_QUERY, filter={"statuses": ["SUCCESS", "FAILURE"], "updatedAfter": 0})[
+            "results"
+        ]
         rows = [(run["id"], run["pipelineName"], run["status"], run["repositoryOrigin"]) for run in listed_runs]
         assert rows == [
-            (failed.run_id, "rollback", "FAILURE", HERE),
-            (succeeded.run_id, "expire", "SUCCESS", HERE),
+            (failed.run_id, "rollback", "FAILURE", REPOSITORY_ORIGIN),
+            (succeeded.run_id, "expire", "SUCCESS", REPOSITORY_ORIGIN),
         ]
         assert all(run["startTime"] for run in listed_runs)
         for run in (failed, succeeded):
-            job_runs = query_ui(AT_JOB, job={**HERE, "pipelineName": run.job_name})
+            job_runs = query_ui(JOB_PAGE_QUERY, job={**REPOSITORY_ORIGIN, "pipelineName": run.job_name})
             assert job_runs == {"runs": [{"runId": run.run_id}]}

@@ -26,7 +26,6 @@ from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.iceberg.write.upsert import stage_upsert
 
 TABLE = ("sales", "orders")
-HOURS = dg.TimeWindowPartitionsDefinition
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +43,16 @@ class Orders:
         instance: dg.DagsterInstance,
         partitions: dg.PartitionsDefinition[str],
         types: Mapping[str, pa.DataType] | None = None,
-        **stored: Any,
+        **table_options: Any,
     ):
         self.lake, self.instance = lake, instance
         self.types = types or {}
         self.partition_value: str | None = None
-        formats = stored.get("partition_format") or {}
+        formats = table_options.get("partition_format") or {}
 
-        def make(context: dg.AssetExecutionContext) -> pa.Table:
+        def compute(context: dg.AssetExecutionContext) -> pa.Table:
             key = context.partition_key
-            columns = dict.fromkeys(stored.get("partition_by", ()), key)
+            columns = dict.fromkeys(table_options.get("partition_by", ()), key)
             if formats:
                 start = context.partition_time_window.start
                 columns = {column: start.strftime(text) for column, text in formats.items()}
@@ -61,10 +60,12 @@ class Orders:
                 columns = dict(key.keys_by_dimension)
             if self.partition_value is not None:
                 columns[next(iter(columns))] = self.partition_value
-            arrays = {name: pa.array([text]).cast(self.types.get(name, pa.string())) for name, text in columns.items()}
-            return pa.table({**arrays, "of": [str(key)]})
+            arrays = {
+                name: pa.array([value]).cast(self.types.get(name, pa.string())) for name, value in columns.items()
+            }
+            return pa.table({**arrays, "run_key": [str(key)]})
 
-        self.asset = dg.asset(key=list(TABLE), partitions_def=partitions, metadata=stored_as(**stored))(make)
+        self.asset = dg.asset(key=list(TABLE), partitions_def=partitions, metadata=stored_as(**table_options))(compute)
         self.partitions = partitions
 
     def run(self, key: str) -> None:
@@ -86,12 +87,12 @@ class Orders:
 
     def keys(self) -> list[str]:
         """Return the keys of the runs whose rows are in the table."""
-        rows = catalog_at(self.lake).load_table(TABLE).scan().to_arrow()["of"].to_pylist()
+        rows = catalog_at(self.lake).load_table(TABLE).scan().to_arrow()["run_key"].to_pylist()
         return sorted(rows)
 
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01")
-SHARED: list[tuple[dg.TimeWindowPartitionsDefinition, dict[str, str]]] = [
+AMBIGUOUS: list[tuple[dg.TimeWindowPartitionsDefinition, dict[str, str]]] = [
     (DAYS, {"month": "%Y-%m"}),
     (DAYS, {"year": "%Y", "week": "%W"}),
     (DAYS, {"day": "%m-%d"}),
@@ -118,7 +119,7 @@ SHARED: list[tuple[dg.TimeWindowPartitionsDefinition, dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("partitions", "formats"), SHARED, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("partitions", "formats"), AMBIGUOUS, ids=lambda value: str(value)[:60])
 def test_ambiguous_partition_formats_are_rejected(
     partitions: dg.TimeWindowPartitionsDefinition, formats: dict[str, str]
 ) -> None:
@@ -177,7 +178,26 @@ def test_distinct_partition_formats_are_accepted(
     assert len({tuple(start.strftime(text) for text in formats.values()) for start in starts}) == len(starts)
 
 
-PIECES = ["%Y", "%m", "%d", "%H", "%M", "%I", "%p", "%j", "%W", "%U", "%V", "%G", "%u", "%z", "%b", "%-d", "%y", "-"]
+FORMAT_PARTS = [
+    "%Y",
+    "%m",
+    "%d",
+    "%H",
+    "%M",
+    "%I",
+    "%p",
+    "%j",
+    "%W",
+    "%U",
+    "%V",
+    "%G",
+    "%u",
+    "%z",
+    "%b",
+    "%-d",
+    "%y",
+    "-",
+]
 CRONS = ["*/30 * * * *", "0 * * * *", "0 0,12 * * *", "0 0 * * *", "30 1 * * *", "0 0 * * 0", "0 0 * * MON"]
 CRONS += ["0 0 1 * *"]
 ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Tokyo"]
@@ -187,13 +207,15 @@ ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Asia/Tokyo"]
 @given(
     cron=st.sampled_from(CRONS),
     zone=st.sampled_from(ZONES),
-    texts=st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join), min_size=1, max_size=3),
+    texts=st.lists(
+        st.lists(st.sampled_from(FORMAT_PARTS), min_size=1, max_size=4).map("".join), min_size=1, max_size=3
+    ),
     has_end=st.booleans(),
 )
 def test_accepted_formats_are_distinct_for_all_partitions(
     cron: str, zone: str, texts: list[str], has_end: bool
 ) -> None:
-    """Compare with all partitions of some weeks around clock changes, and around the turn of many years."""
+    """Compare all partitions of the weeks around clock changes and around New Year of several years."""
     partitions = dg.TimeWindowPartitionsDefinition(
         start="2024-10-20-00:00",
         end="2024-11-20-00:00" if has_end else None,
@@ -201,7 +223,7 @@ def test_accepted_formats_are_distinct_for_all_partitions(
         cron_schedule=cron,
         timezone=zone,
     )
-    formats = {f"c{at}": text for at, text in enumerate(texts)}
+    formats = {f"c{index}": text for index, text in enumerate(texts)}
     try:
         check_formats("a", partitions, formats)
     except InvalidInputError:
@@ -239,26 +261,26 @@ def test_repeated_hour_is_stored_when_clocks_go_back(lake: Lakehouse, instance: 
     formats = {"hour": "%Y-%m-%d %H%z"}
     orders = Orders(lake, instance, hours, partition_by=["hour"], partition_format=formats)
     for key in [*keys, *keys]:
-        hours.get_partition_keys_in_range(dg.PartitionKeyRange(keys[0], keys[1]))  # Dagster caches its result
+        hours.get_partition_keys_in_range(dg.PartitionKeyRange(keys[0], keys[1]))  # Dagster caches the result
         orders.run(key)
     assert orders.keys() == sorted(keys)
-    hours_of_table = catalog_at(lake).load_table(TABLE).scan().to_arrow()["hour"].to_pylist()
-    assert sorted(hours_of_table) == ["2026-10-25 02+0100", "2026-10-25 02+0200"]
+    stored_hours = catalog_at(lake).load_table(TABLE).scan().to_arrow()["hour"].to_pylist()
+    assert sorted(stored_hours) == ["2026-10-25 02+0100", "2026-10-25 02+0200"]
 
 
 @pytest.mark.parametrize("is_multi", [False, True])
 @pytest.mark.parametrize(("first", "last", "cached"), [(2, 4, (3, 4)), (3, 4, (2, 4))])
-def test_range_with_one_of_two_repeated_hours(
+def test_range_with_one_of_two_repeated_hours_stores_its_partitions(
     lake: Lakehouse, instance: dg.DagsterInstance, is_multi: bool, first: int, last: int, cached: tuple[int, int]
 ) -> None:
-    """Dagster caches the keys of another range with the same local times."""
+    """Dagster has cached the keys of another range with the same local times."""
     start, end, zone = "2026-10-25-00:00", "2026-10-25-06:00", "Europe/Berlin"
     hours = dg.HourlyPartitionsDefinition(start, timezone=zone, end_date=end)
-    names = dg.HourlyPartitionsDefinition(start, timezone=zone, end_date=end).get_partition_keys()
-    hours.get_partition_keys_in_range(dg.PartitionKeyRange(names[cached[0]], names[cached[1]]))
+    hour_keys = dg.HourlyPartitionsDefinition(start, timezone=zone, end_date=end).get_partition_keys()
+    hours.get_partition_keys_in_range(dg.PartitionKeyRange(hour_keys[cached[0]], hour_keys[cached[1]]))
     shops = dg.StaticPartitionsDefinition(["x", "y"])
     partitions = dg.MultiPartitionsDefinition({"hour": hours, "shop": shops}) if is_multi else hours
-    expected = [(name, shop) for name in names[first : last + 1] for shop in (("x", "y") if is_multi else ("",))]
+    expected = [(hour, shop) for hour in hour_keys[first : last + 1] for shop in (("x", "y") if is_multi else ("",))]
 
     @dg.asset(
         key=list(TABLE), partitions_def=partitions, metadata=stored_as(partition_by=["hour", "shop"][: 1 + is_multi])
@@ -267,8 +289,8 @@ def test_range_with_one_of_two_repeated_hours(
         columns = {"hour": [hour for hour, _ in expected], "shop": [shop for _, shop in expected]}
         return pa.table(columns if is_multi else {"hour": columns["hour"]})
 
-    def key(at: int, shop: str) -> str:
-        return f"{names[at]}|{shop}" if is_multi else names[at]
+    def key(index: int, shop: str) -> str:
+        return f"{hour_keys[index]}|{shop}" if is_multi else hour_keys[index]
 
     lakehouse = TrinityLakeResource(root=lake.root)
     definitions = dg.Definitions(
@@ -286,8 +308,8 @@ def test_range_with_one_of_two_repeated_hours(
     )
     assert result.success
     events = result.get_asset_materialization_events()
-    stored_keys = [str(event.partition) for event in events if event.asset_key == orders.key]
-    assert sorted(stored_keys) == sorted(f"{hour}|{shop}" if is_multi else hour for hour, shop in expected)
+    materialized_keys = [str(event.partition) for event in events if event.asset_key == orders.key]
+    assert sorted(materialized_keys) == sorted(f"{hour}|{shop}" if is_multi else hour for hour, shop in expected)
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "overwrite_partition", "append", "upsert"])
@@ -321,29 +343,42 @@ def test_rows_without_partition_column_are_rejected(
             instance=instance, run_config=QUIET, raise_on_error=False, **options
         ).success
 
-    def numbers() -> list[int]:
+    def stored_numbers() -> list[int]:
         return catalog_at(lake).load_table(TABLE).scan().to_arrow()["n"].to_pylist()
 
     assert [run() for _ in range(4)] == [True, False, False, False]
-    assert numbers() == [1]
+    assert stored_numbers() == [1]
     assert run()
     is_emptied = mode == "overwrite" or (mode == "overwrite_partition" and partitions is not None)
-    assert numbers() == ([] if is_emptied else [1])
+    assert stored_numbers() == ([] if is_emptied else [1])
 
 
-ODD = ["a/b", "a%2Fb", "a=b", " x", "x ", "null", "None", "__HIVE_DEFAULT_PARTITION__", "it's", "1", "01", ".."]
-ODD += ["A", "a", "e\u0301", "\u00e9", "\U0001f642", "a|b", "#?&+"]
+UNUSUAL_KEYS = [
+    "a/b",
+    "a%2Fb",
+    "a=b",
+    " x",
+    "x ",
+    "null",
+    "None",
+    "__HIVE_DEFAULT_PARTITION__",
+    "it's",
+    "1",
+    "01",
+    "..",
+]
+UNUSUAL_KEYS += ["A", "a", "e\u0301", "\u00e9", "\U0001f642", "a|b", "#?&+"]
 
 
 @pytest.mark.soak
-def test_text_keys_are_partitions(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    orders = Orders(lake, instance, dg.StaticPartitionsDefinition(ODD), partition_by=["k"])
-    for key in ODD * 2:
+def test_unusual_text_keys_are_separate_partitions(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    orders = Orders(lake, instance, dg.StaticPartitionsDefinition(UNUSUAL_KEYS), partition_by=["k"])
+    for key in UNUSUAL_KEYS * 2:
         orders.run(key)
-    assert orders.keys() == sorted(ODD)
+    assert orders.keys() == sorted(UNUSUAL_KEYS)
 
 
-def test_keys_with_special_characters_are_partitions(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_keys_with_special_characters_are_separate_partitions(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     keys = ["a/b", "a%2Fb", "null", "..", "é", "ü" * 120, "x" * 1_000, "x" * 999 + "y"]
     orders = Orders(lake, instance, dg.StaticPartitionsDefinition(keys), partition_by=["k"])
     for key in [*keys, "null", "a/b"]:
@@ -352,7 +387,7 @@ def test_keys_with_special_characters_are_partitions(lake: Lakehouse, instance: 
 
 
 @pytest.mark.parametrize(
-    ("keys", "kind", "is_dynamic"),
+    ("keys", "data_type", "is_dynamic"),
     [
         (["1", "01"], pa.int32(), True),
         (["+1", "1"], pa.int64(), False),
@@ -360,19 +395,19 @@ def test_keys_with_special_characters_are_partitions(lake: Lakehouse, instance: 
         (["2026-01-01", "20260101"], pa.date32(), False),
         (["1.5", "1.50"], pa.decimal128(10, 2), False),
     ],
-    ids=["zeros of dynamic keys", "sign", "boolean", "date", "decimal"],
+    ids=["leading zero of dynamic keys", "sign", "boolean", "date", "decimal"],
 )
 def test_keys_with_equal_column_value_are_rejected(
-    lake: Lakehouse, keys: list[str], kind: pa.DataType, *, is_dynamic: bool
+    lake: Lakehouse, keys: list[str], data_type: pa.DataType, *, is_dynamic: bool
 ) -> None:
     with dg.instance_for_test() as instance:
         partitions: dg.PartitionsDefinition[str] = dg.StaticPartitionsDefinition(keys)
         if is_dynamic:
             partitions = dg.DynamicPartitionsDefinition(name="shops")
             instance.add_dynamic_partitions("shops", keys)
-        orders = Orders(lake, instance, partitions, {"k": kind}, partition_by=["k"])
+        orders = Orders(lake, instance, partitions, {"k": data_type}, partition_by=["k"])
         version = lake.latest_version()
-        for key in keys[:1] if kind in (pa.bool_(), pa.date32()) else keys:
+        for key in keys[:1] if data_type in (pa.bool_(), pa.date32()) else keys:
             orders.partition_value = keys[0].lstrip("+")
             with pytest.raises(InvalidInputError, match="'k'"):
                 orders.run(key)
@@ -393,8 +428,12 @@ def test_keys_that_do_not_match_column_type_are_rejected(
 
 @pytest.mark.parametrize("mode", ["overwrite_partition", "append", "upsert"])
 def test_rows_of_other_partitions_are_rejected(lake: Lakehouse, instance: dg.DagsterInstance, mode: StoreMode) -> None:
-    stored: dict[str, Any] = {"mode": mode, "partition_by": ["k"], **({"keys": ["of"]} if mode == "upsert" else {})}
-    orders = Orders(lake, instance, dg.StaticPartitionsDefinition(["a", "b"]), **stored)
+    table_options: dict[str, Any] = {
+        "mode": mode,
+        "partition_by": ["k"],
+        **({"keys": ["run_key"]} if mode == "upsert" else {}),
+    }
+    orders = Orders(lake, instance, dg.StaticPartitionsDefinition(["a", "b"]), **table_options)
     orders.run("a")
     orders.partition_value = "a"
     with pytest.raises(InvalidInputError):
@@ -415,7 +454,7 @@ DEFINITIONS: list[tuple[dg.PartitionsDefinition[str], dict[str, str] | None, lis
     (BERLIN, {"hour": "%Y-%m-%d %H%z"}, []),
     (SHOPS, None, ["shop"]),
     (dg.MultiPartitionsDefinition({"day": DAYS, "shop": SHOPS}), None, ["day", "shop"]),
-    *((definition, formats, []) for definition, formats in SHARED[::3]),
+    *((definition, formats, []) for definition, formats in AMBIGUOUS[::3]),
 ]
 NUMBERS = {"year": pa.int32(), "month": pa.int32(), "week": pa.int64()}
 
@@ -423,22 +462,22 @@ NUMBERS = {"year": pa.int32(), "month": pa.int32(), "week": pa.int64()}
 MODES: tuple[StoreMode, ...] = ("overwrite_partition", "append", "upsert")
 #: Each definition runs with one of the modes in the normal suite, and with all of them in soak tests.
 CASES = [
-    pytest.param(mode, seed, marks=() if at == seed % len(MODES) else pytest.mark.soak)
+    pytest.param(mode, seed, marks=() if index == seed % len(MODES) else pytest.mark.soak)
     for seed in range(len(DEFINITIONS))
-    for at, mode in enumerate(MODES)
+    for index, mode in enumerate(MODES)
 ]
 
 
 @pytest.mark.parametrize(("mode", "seed"), CASES)
 def test_run_never_changes_rows_of_another_partition(lake: Lakehouse, mode: StoreMode, seed: int) -> None:
-    """Each run writes its own row or is rejected. Rows without a value in a partition column are never changed."""
+    """Each run writes one row or is rejected. Rows without a value in a partition column are never changed."""
     definition, formats, columns = DEFINITIONS[seed]
-    columns, chance = columns or list(formats or {}), random.Random(seed)
+    columns, rng = columns or list(formats or {}), random.Random(seed)
     keys = list(definition.get_partition_keys(current_time=dt.datetime(2026, 11, 1, tzinfo=dt.UTC)))
     if isinstance(definition, dg.TimeWindowPartitionsDefinition):
         first = max(0, len(keys) - 170) if definition is BERLIN else 0
-        keys = chance.sample(keys[first : first + 40], 5) + [key for key in keys if "-25-02:" in key][:2]
-    keys = chance.sample(keys, min(6, len(keys)))
+        keys = rng.sample(keys[first : first + 40], 5) + [key for key in keys if "-25-02:" in key][:2]
+    keys = rng.sample(keys, min(6, len(keys)))
     metadata = stored_as(
         mode=mode,
         partition_by=columns,
@@ -446,33 +485,40 @@ def test_run_never_changes_rows_of_another_partition(lake: Lakehouse, mode: Stor
         keys=["n"] if mode == "upsert" else (),
     )
     asset_key = dg.AssetKey(list(TABLE))
-    stored = Stored.of(asset_key, metadata, definition)
+    table_settings = Stored.of(asset_key, metadata, definition)
     try:
-        stored.check_partitions(asset_key, definition)
+        table_settings.check_partitions(asset_key, definition)
     except InvalidInputError:
         return
     expected: dict[str, list[int]] = {"none": [0]}
     types = {column: NUMBERS.get(column, pa.string()) for column in columns}
-    none = pa.table({**{name: pa.nulls(1, kind) for name, kind in types.items()}, "n": [0], "of": ["none"]})
-    publish(lake, stage_arrow(lake, none, *TABLE, mode="append", partition_by=columns))
+    null_row = pa.table(
+        {**{name: pa.nulls(1, data_type) for name, data_type in types.items()}, "n": [0], "run_key": ["none"]}
+    )
+    publish(lake, stage_arrow(lake, null_row, *TABLE, mode="append", partition_by=columns))
     for number in range(1, 11):
-        key = chance.choice(keys)
-        (values,) = stored.values([key], definition)
-        arrays = {column: pa.array([text]).cast(types[column]) for column, text in values.items()}
-        rows = pa.table({**arrays, "n": [number % 3], "of": [str(key)]})
-        if stored.keys:
-            options: dict[str, Any] = {"keys": stored.keys}
+        key = rng.choice(keys)
+        (values,) = table_settings.values([key], definition)
+        arrays = {column: pa.array([value]).cast(types[column]) for column, value in values.items()}
+        rows = pa.table({**arrays, "n": [number % 3], "run_key": [str(key)]})
+        if table_settings.keys:
+            options: dict[str, Any] = {"keys": table_settings.keys}
             publish(lake, stage_upsert(lake, rows, *TABLE, partition_by=columns, partitions=[values], **options))
         else:
-            publish(lake, stage_arrow(lake, rows, *TABLE, mode=stored.mode, partition_by=columns, partitions=[values]))
+            publish(
+                lake,
+                stage_arrow(lake, rows, *TABLE, mode=table_settings.mode, partition_by=columns, partitions=[values]),
+            )
         rows_of_key = expected.setdefault(str(key), [])
         rows_of_key[:] = {"append": [*rows_of_key, number % 3], "upsert": sorted({*rows_of_key, number % 3})}.get(
             mode, [number % 3]
         )
         actual: dict[str, list[int]] = {}
         for row in catalog_at(lake).load_table(TABLE).scan().to_arrow().to_pylist():
-            actual.setdefault(row["of"], []).append(row["n"])
-        assert {of: sorted(actual[of]) for of in actual} == {of: sorted(expected[of]) for of in expected}
+            actual.setdefault(row["run_key"], []).append(row["n"])
+        assert {key: sorted(numbers) for key, numbers in actual.items()} == {
+            key: sorted(numbers) for key, numbers in expected.items()
+        }
 
 
 def publish(lake: Lakehouse, staged: StagedTable) -> None:

@@ -1,4 +1,4 @@
-"""Run the examples unchanged on lakehouses of a test."""
+"""Run the unchanged examples on test lakehouses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IN_PROCESS = dg.Definitions(executor=dg.in_process_executor)
 
 
 def load(monkeypatch: pytest.MonkeyPatch, file: str) -> Any:
-    """Load a module below the examples from its folder."""
+    """Load a module of an example from its folder."""
     path = EXAMPLES / file
     monkeypatch.syspath_prepend(str(path.parent))
     spec = importlib.util.spec_from_file_location(f"example_{path.parent.name}", path)
@@ -35,18 +35,18 @@ def load(monkeypatch: pytest.MonkeyPatch, file: str) -> Any:
     return module
 
 
-def put_orders(lake: Lakehouse) -> None:
+def publish_orders(lake: Lakehouse) -> None:
     orders = pa.table({"customer": [1, 1, 3], "euros": [20.0, 5.5, 12.0]})
     staged = stage_arrow(lake, orders, "shop", "orders", mode="append")
     publish_once(lake, [staged], publication_id("orders"))
 
 
 def code_lines(file: Path) -> set[int]:
-    """Return the lines with code, without blank lines, comments and the module docstring."""
+    """Return the numbers of the lines with code, without blank lines, comments and the module docstring."""
     text = file.read_text()
-    first = ast.parse(text).body[0]
-    assert isinstance(first, ast.Expr)
-    lines = enumerate(text.splitlines()[first.end_lineno :])
+    docstring = ast.parse(text).body[0]
+    assert isinstance(docstring, ast.Expr)
+    lines = enumerate(text.splitlines()[docstring.end_lineno :])
     return {number for number, line in lines if line.strip() and not line.strip().startswith("#")}
 
 
@@ -76,7 +76,7 @@ def test_asset_reads_one_lakehouse_and_publishes_into_another(
     lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sales, marts = lakes.local("sales"), lakes.local("marts")
-    put_orders(sales)
+    publish_orders(sales)
     monkeypatch.setenv("SALES_ROOT", sales.root)
     monkeypatch.setenv("MARTS_ROOT", marts.root)
     definitions = dg.Definitions.merge(load(monkeypatch, "two_lakehouses/definitions.py").defs, IN_PROCESS)
@@ -96,12 +96,12 @@ def test_yaml_project_defines_lakehouse(
     lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = lakes.local()
-    put_orders(lake)
+    publish_orders(lake)
     monkeypatch.setenv("SALES_ROOT", lake.root)
     monkeypatch.syspath_prepend(str(EXAMPLES / "yaml_project/src"))
     try:
-        loaded = load(monkeypatch, "yaml_project/src/my_lakes/definitions.py").defs
-        definitions = dg.Definitions.merge(loaded(), IN_PROCESS)
+        load_defs = load(monkeypatch, "yaml_project/src/my_lakes/definitions.py").defs
+        definitions = dg.Definitions.merge(load_defs(), IN_PROCESS)
         assert run(definitions, instance, "sales_expire").success
         assert run(definitions, instance, "sales_check").success
         observed = run(definitions, instance, "sales_observe")
@@ -116,7 +116,7 @@ def test_yaml_project_defines_lakehouse(
             del sys.modules[name]
 
 
-STAGES_ARROW = """
+STAGING_PROGRAM = """
 import sys
 import pyarrow as pa
 from dagster_pipes import open_dagster_pipes
@@ -131,13 +131,13 @@ assert "dagster" not in sys.modules
 """
 
 
-# Dagster's own Pipes client emits this warning itself.
-OF_PIPES = pytest.mark.filterwarnings(
+# Dagster's Pipes client emits these warnings.
+IGNORE_PIPES_WARNINGS = pytest.mark.filterwarnings(
     "ignore:AssetExecutionContext.run_id is deprecated:DeprecationWarning", "ignore::dagster.PreviewWarning"
 )
 
 
-def piped(
+def run_pipes_project(
     monkeypatch: pytest.MonkeyPatch, lake: Lakehouse, instance: dg.DagsterInstance, command: str
 ) -> dg.ExecuteInProcessResult:
     monkeypatch.setenv("LAKE_ROOT", lake.root)
@@ -149,26 +149,26 @@ def piped(
     return defs.resolve_job_def("load").execute_in_process(instance=instance, raise_on_error=False)
 
 
-@OF_PIPES
-def test_tables_staged_by_external_program_are_published_with_run(
+@IGNORE_PIPES_WARNINGS
+def test_tables_staged_by_external_program_are_published_by_run(
     lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    lake, program = lakes.local(), tmp_path / "stages.py"
-    program.write_text(STAGES_ARROW.replace("NAME", '"orders"'))
-    result = piped(monkeypatch, lake, instance, f"{sys.executable} {program}")
+    lake, program = lakes.local(), tmp_path / "stage.py"
+    program.write_text(STAGING_PROGRAM.replace("NAME", '"orders"'))
+    result = run_pipes_project(monkeypatch, lake, instance, f"{sys.executable} {program}")
     assert result.success
     assert catalog_at(lake).load_table("shop.orders").scan().to_arrow().num_rows == 2
     (event,) = instance.fetch_materializations(dg.AssetKey(["shop", "orders"]), limit=9).records
     assert event.asset_materialization is not None
     assert event.asset_materialization.metadata["dagster/row_count"].value == 2
-    program.write_text(STAGES_ARROW.replace("NAME", '"items"'))
-    failed = piped(monkeypatch, lake, instance, f"{sys.executable} {program}")
+    program.write_text(STAGING_PROGRAM.replace("NAME", '"items"'))
+    failed = run_pipes_project(monkeypatch, lake, instance, f"{sys.executable} {program}")
     (failure,) = [event for event in failed.all_events if event.is_step_failure]
     assert "'shop.orders'; it reported: shop.items" in str(failure.step_failure_data.error)
     assert lake.latest_version() == 1
 
 
-@OF_PIPES
+@IGNORE_PIPES_WARNINGS
 @pytest.mark.soak
 def test_spark_submit_reports_staged_tables(
     lakes: Lakes, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
@@ -177,5 +177,5 @@ def test_spark_submit_reports_staged_tables(
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     submit = SPARK_HOME / "bin" / "spark-submit"
-    assert piped(monkeypatch, lake, instance, f"{submit} --master local[2]").success
+    assert run_pipes_project(monkeypatch, lake, instance, f"{submit} --master local[2]").success
     assert catalog_at(lake).load_table("shop.orders").scan().to_arrow().num_rows == 2

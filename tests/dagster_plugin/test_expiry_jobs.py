@@ -48,15 +48,15 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
 
 
 def test_planning_run_logs_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line displays only the log of a run."""
+    """Dagster's command line displays only the log of a run."""
     with dg.instance_for_test() as instance:
         jobs = Jobs(tmp_path, LocalClock(monkeypatch), instance)
 
-        def logged(job: str, **config: Any) -> str:
+        def run_log(job: str, **config: Any) -> str:
             outcome = jobs.must_run(job, **config)
             return "\n".join(entry.user_message for entry in instance.all_logs(outcome.run_id))
 
-        log_text = logged("expire")
+        log_text = run_log("expire")
         assert "versions: 0-2\nversions_expired: 3\n" in log_text
         assert re.search(
             r"^version +verdict +why *\n0 +expires +superseded .* ago, the maximum age is 30 min",
@@ -66,8 +66,8 @@ def test_planning_run_logs_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (config,) = re.findall(r"^configuration: (.*)$", log_text, flags=re.MULTILINE)
         assert set(json.loads(config)["approval"]) == {"digest", "approved_by"}
         assert log_text.rindex("to apply it, run expire") > log_text.index("configuration")
-        assert re.search(r"^3 .*\n2 .* alter-table +", logged("log"), re.MULTILINE)
-        log_text = logged("expire", max_age="30d")
+        assert re.search(r"^3 .*\n2 .* alter-table +", run_log("log"), re.MULTILINE)
+        log_text = run_log("expire", max_age="30d")
         assert re.search(
             r"0 of 4 versions expire, with 0 files of 0 bytes: the oldest one, version 0, is kept: superseded .* ago,"
             r" within the maximum age of 30 d; there is nothing to do",
@@ -75,7 +75,7 @@ def test_planning_run_logs_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         )
 
 
-def test_space_is_reclaimed_by_plan_and_digest(jobs: Jobs) -> None:
+def test_space_is_reclaimed_by_approved_plans(jobs: Jobs) -> None:
     overwrite_rows(jobs.lake, "ns.a")
     jobs.clock.forward()
     plan = jobs.plan("trim", tables=["ns.a"])
@@ -84,7 +84,9 @@ def test_space_is_reclaimed_by_plan_and_digest(jobs: Jobs) -> None:
     outcome = jobs.apply(plan, "trim")
     latest = jobs.lake.latest_version()
     assert (outcome.metadata["snapshots_dropped"], outcome.metadata["version"]) == (4, latest)
-    assert [(event["lakehouse_version"], event["operation"]) for event in outcome.materialized] == [(latest, "trim")]
+    assert [(event["lakehouse_version"], event["operation"]) for event in outcome.materializations] == [
+        (latest, "trim")
+    ]
     assert jobs.plan("trim")["is_empty"] is True
 
     jobs.clock.forward()
@@ -96,12 +98,15 @@ def test_space_is_reclaimed_by_plan_and_digest(jobs: Jobs) -> None:
     assert f"{latest} would expire and reclaim" in chart_text(plan["timeline"])
     outcome = jobs.apply_digest("expire", plan["digest"])
     assert (outcome.metadata["files"], outcome.metadata["bytes"]) == (plan["files"], plan["bytes"])
-    assert (outcome.materialized[0]["operation"], outcome.materialized[0]["approved_by"]) == ("expire", APPROVER)
+    assert (outcome.materializations[0]["operation"], outcome.materializations[0]["approved_by"]) == (
+        "expire",
+        APPROVER,
+    )
     assert outcome.metadata["approved_by"] == APPROVER
     expiry = next(iter(jobs.lake.history(1)))
     assert (expiry.run_id, expiry.approved_by) == (outcome.run_id, APPROVER)
-    repeated = jobs.apply_digest("expire", plan["digest"])
-    assert (repeated.metadata["version"], repeated.materialized) == ("none", [])
+    second_run = jobs.apply_digest("expire", plan["digest"])
+    assert (second_run.metadata["version"], second_run.materializations) == ("none", [])
 
     assert jobs.plan("purge")["is_empty"] is True
     jobs.clock.forward()
@@ -110,14 +115,14 @@ def test_space_is_reclaimed_by_plan_and_digest(jobs: Jobs) -> None:
     assert f"| 0-{latest - 1} | expired | now |" in purge["plan"]
     outcome = jobs.apply(purge, "purge")
     assert (outcome.success, outcome.metadata["bytes"], outcome.metadata["failed_files"]) == (True, plan["bytes"], 0)
-    assert outcome.materialized[0]["lakehouse_version"] == outcome.metadata["version"] == jobs.lake.latest_version()
+    assert outcome.materializations[0]["lakehouse_version"] == outcome.metadata["version"] == jobs.lake.latest_version()
 
     table_id = jobs.lake.snapshot().table("ns", "a").id
-    stray = f"tables/{table_id}/data/left-behind.parquet"
-    jobs.lake.storage.create(stray, b"x" * 99)
+    orphan = f"tables/{table_id}/data/orphan.parquet"
+    jobs.lake.storage.create(orphan, b"x" * 99)
     jobs.clock.forward()
     plan = jobs.plan("orphans")
-    assert f"| {stray} |" in plan["plan"]
+    assert f"| {orphan} |" in plan["plan"]
     assert "| table file | 1 |" in plan["files_by_kind"]
     outcome = jobs.apply(plan, "orphans")
     assert (outcome.success, outcome.metadata["files"], outcome.metadata["bytes"]) == (
@@ -125,7 +130,7 @@ def test_space_is_reclaimed_by_plan_and_digest(jobs: Jobs) -> None:
         plan["files"],
         plan["bytes"],
     )
-    assert not jobs.lake.storage.exists(stray)
+    assert not jobs.lake.storage.exists(orphan)
     assert jobs.plan("orphans")["is_empty"] is True
     assert jobs.must_run("verify").success
     check_lake(jobs.lake)
@@ -134,8 +139,8 @@ def test_space_is_reclaimed_by_plan_and_digest(jobs: Jobs) -> None:
 
 def test_relocate_job_rewrites_moved_lakehouse(jobs: Jobs, tmp_path: Path) -> None:
     overwrite_rows(jobs.lake, "ns.a")
-    former = jobs.lake.root
-    shutil.move(former.removeprefix("file://"), tmp_path / "after")
+    old_root = jobs.lake.root
+    shutil.move(old_root.removeprefix("file://"), tmp_path / "after")
     moved = jobs.at(str(tmp_path / "after"))
     plan = moved.plan("relocate")
     assert (plan["tables"], plan["is_empty"], plan["refused"]) == (1, False, "")
@@ -147,30 +152,32 @@ def test_relocate_job_rewrites_moved_lakehouse(jobs: Jobs, tmp_path: Path) -> No
         latest,
         plan["files"],
     )
-    assert [(event["lakehouse_version"], event["operation"]) for event in outcome.materialized] == [
+    assert [(event["lakehouse_version"], event["operation"]) for event in outcome.materializations] == [
         (latest, "relocate")
     ]
     assert moved.plan("relocate")["is_empty"] is True
-    assert former not in catalog_at(moved.lake).load_table("ns.a").metadata.model_dump_json()
+    assert old_root not in catalog_at(moved.lake).load_table("ns.a").metadata.model_dump_json()
 
 
 def test_relocate_job_accepts_moved_table_root(jobs: Jobs, tmp_path: Path) -> None:
-    former, new = tmp_path / "tables", tmp_path / "elsewhere"
-    Lakehouse.create(str(tmp_path / "apart"), jobs.lake.storage_options, table_root=f"file://{former}/")
-    apart = jobs.at(str(tmp_path / "apart"))
-    append_rows(apart.lake, "ns.a")
-    expected = catalog_at(apart.lake).load_table("ns.a").scan().to_arrow()
-    shutil.move(former, new)
-    plan = apart.plan("relocate", table_root=f"file://{new}/")
-    assert (plan["tables"], plan["table_root"], plan["is_empty"]) == (1, f"file://{new}/", False)
-    outcome = apart.apply(plan, "relocate")
+    old_folder, new_folder = tmp_path / "tables", tmp_path / "moved-tables"
+    Lakehouse.create(
+        str(tmp_path / "lake-with-table-root"), jobs.lake.storage_options, table_root=f"file://{old_folder}/"
+    )
+    separate_lake = jobs.at(str(tmp_path / "lake-with-table-root"))
+    append_rows(separate_lake.lake, "ns.a")
+    expected = catalog_at(separate_lake.lake).load_table("ns.a").scan().to_arrow()
+    shutil.move(old_folder, new_folder)
+    plan = separate_lake.plan("relocate", table_root=f"file://{new_folder}/")
+    assert (plan["tables"], plan["table_root"], plan["is_empty"]) == (1, f"file://{new_folder}/", False)
+    outcome = separate_lake.apply(plan, "relocate")
     assert outcome.success, outcome.error
-    assert [event["operation"] for event in outcome.materialized] == ["relocate"]
-    assert apart.lake.snapshot().definition.table_root == f"file://{new}/"
-    assert catalog_at(apart.lake).load_table("ns.a").scan().to_arrow() == expected
-    assert apart.plan("relocate", table_root=f"file://{new}/")["is_empty"] is True
+    assert [event["operation"] for event in outcome.materializations] == ["relocate"]
+    assert separate_lake.lake.snapshot().definition.table_root == f"file://{new_folder}/"
+    assert catalog_at(separate_lake.lake).load_table("ns.a").scan().to_arrow() == expected
+    assert separate_lake.plan("relocate", table_root=f"file://{new_folder}/")["is_empty"] is True
     with pytest.raises(dg.DagsterInvalidConfigError, match="table_root is not a valid root") as raised:
-        apart.run("relocate", table_root="s3://key:secret@bucket/tables")
+        separate_lake.run("relocate", table_root="s3://key:secret@bucket/tables")
     assert "secret" not in str(raised.value)
 
 
@@ -180,7 +187,7 @@ def test_stale_digest_is_rejected(jobs: Jobs) -> None:
     trim, expire = (jobs.plan(name)["digest"] for name in ("trim", "expire"))
     overwrite_rows(jobs.lake, "ns.a")
     jobs.clock.forward()
-    jobs.expired()
+    jobs.expire_all()
     purge = jobs.plan("purge")["digest"]
     operations.plan_purge(jobs.lake).execute()
     before = content(jobs.lake)
@@ -189,7 +196,7 @@ def test_stale_digest_is_rejected(jobs: Jobs) -> None:
         assert not outcome.success
         assert outcome.error.endswith("review the new plan")
         assert "\n" not in outcome.error
-        assert (outcome.metadata["error_code"], outcome.materialized) == ("plan-changed", [])
+        assert (outcome.metadata["error_code"], outcome.materializations) == ("plan-changed", [])
     assert content(jobs.lake) == before
 
 
@@ -198,21 +205,21 @@ def test_digest_requires_options_of_plan(jobs: Jobs) -> None:
     assert jobs.plan("expire", keep_last=3)["versions"] == "0"
     plan = jobs.plan("expire", min_versions=2)
     assert plan["versions"] == "0-1"
-    without_options = jobs.apply_digest("expire", plan["digest"])
-    assert "review the new plan" in without_options.error, "without the options of the plan"
+    outcome = jobs.apply_digest("expire", plan["digest"])
+    assert "review the new plan" in outcome.error, "the options of the plan are missing"
     assert jobs.apply(plan, "expire").metadata["versions"] == "0-1"
-    empty = jobs.run("expire", max_age="0d", min_versions=0)
-    assert empty.error.startswith("the retention policy is empty")
+    outcome = jobs.run("expire", max_age="0d", min_versions=0)
+    assert outcome.error.startswith("the retention policy is empty")
 
 
 @pytest.mark.parametrize(
     ("job", "config", "message"),
     [
         ("undelete", {"versions": "3"}, "versions 3 are not expired"),
-        ("trim", {"tables": ["ns.nowhere"]}, "ns.nowhere"),
+        ("trim", {"tables": ["ns.missing"]}, "ns.missing"),
         ("rollback", {"to": {"version": 999}}, "version 999 does not exist"),
-        ("rollback", {"to": {"export": "nowhere"}}, "nowhere"),
-        ("drop_export", {"name": "nowhere"}, "export 'nowhere' does not exist"),
+        ("rollback", {"to": {"export": "missing"}}, "missing"),
+        ("drop_export", {"name": "missing"}, "export 'missing' does not exist"),
     ],
 )
 def test_operation_on_missing_object_fails_and_changes_nothing(
@@ -226,9 +233,9 @@ def test_operation_on_missing_object_fails_and_changes_nothing(
 
 
 def test_undelete_fails_once_purge_has_begun(jobs: Jobs) -> None:
-    jobs.expired()
+    jobs.expire_all()
     outcome = jobs.must_run("undelete", versions="2")
-    (event,) = outcome.materialized
+    (event,) = outcome.materializations
     assert (event["lakehouse_version"], event["operation"], outcome.metadata["versions"]) == (5, "undelete", "2")
     assert event["last_versions"].startswith("- **[5](/runs/")
     assert jobs.lake.snapshot(2).tables("ns") == ["t"]
@@ -240,12 +247,12 @@ def test_undelete_fails_once_purge_has_begun(jobs: Jobs) -> None:
 
 def test_exhausted_budget_is_reported_as_success(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalStorage, "delete_batch_size", 1)
-    jobs.expired()
+    jobs.expire_all()
     plan = jobs.plan("purge")
     n_files = plan["files"]
     assert n_files > 1
-    too_few = jobs.apply_digest("purge", plan["digest"], max_requests=3)
-    assert "the budget of 3 requests is spent while planning" in too_few.error
+    small_budget = jobs.apply_digest("purge", plan["digest"], max_requests=3)
+    assert "the budget of 3 requests is spent while planning" in small_budget.error
     needed, _ = with_least_requests(lambda budget: operations.plan_purge(jobs.lake, budget=budget))
     budget = 2 * needed
     while (outcome := jobs.apply_digest("purge", jobs.plan("purge")["digest"], max_requests=budget)).error:
@@ -253,26 +260,28 @@ def test_exhausted_budget_is_reported_as_success(jobs: Jobs, monkeypatch: pytest
         budget += 3
     deleted = outcome.metadata["files"]
     assert "requests is spent" in outcome.metadata["stopped"]
-    assert len(outcome.materialized) == 1, "one version records that the purge has begun"
+    assert len(outcome.materializations) == 1, "one version records that the purge has begun"
     assert "unfinished" in jobs.run("orphans").error
     outcome = jobs.must_apply("purge")
     assert (outcome.metadata["stopped"], outcome.metadata["files"]) == ("none", n_files - deleted)
 
 
 def test_undeletable_files_fail_run_with_report(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs.expired()
+    jobs.expire_all()
     plan = jobs.plan("purge")
 
-    def refuse(storage: LocalStorage, path: str) -> None:
+    def deny(storage: LocalStorage, path: str) -> None:
         raise StoragePermissionError("not allowed", path=path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalStorage, "delete", refuse)
+        patch.setattr(LocalStorage, "delete", deny)
         outcome = jobs.apply(plan, "purge")
     assert not outcome.success
     assert outcome.error.startswith(f"{plan['files']} files were not deleted")
     assert "not allowed" in outcome.error
-    assert [event["operation"] for event in outcome.materialized] == ["purge"], "the start of the purge is committed"
+    assert [event["operation"] for event in outcome.materializations] == ["purge"], (
+        "the start of the purge is committed"
+    )
     assert (outcome.metadata["failed_files"], outcome.metadata["files"], outcome.metadata["version"]) == (
         plan["files"],
         0,
@@ -283,11 +292,11 @@ def test_undeletable_files_fail_run_with_report(jobs: Jobs, monkeypatch: pytest.
 
 
 def test_concurrent_operations_are_rejected(jobs: Jobs) -> None:
-    jobs.expired()
+    jobs.expire_all()
     with lease(jobs.lake.storage, "orphans"):
         plan = jobs.plan("purge")
         assert jobs.apply(plan, "purge").error.startswith("orphans is running; wait until it ends")
         assert jobs.run("reconcile", unattended=True).error.startswith("orphans is running")
     assert jobs.apply(plan, "purge").success
     outcome = jobs.must_run("reconcile", unattended=True)
-    assert (outcome.metadata["version"], outcome.materialized) == ("none", [])
+    assert (outcome.metadata["version"], outcome.materializations) == ("none", [])

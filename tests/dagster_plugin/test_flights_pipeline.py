@@ -22,16 +22,16 @@ pytestmark = pytest.mark.soak
 
 @pytest.fixture(scope="module")
 def pipeline(spark: SparkSession, sample_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    """A lakehouse with the reference tables and January."""
+    """A lakehouse with the reference tables and the data of January."""
     with dg.DagsterInstance.ephemeral() as instance:  # test_pipeline_on_s3.py covers instances on disk
         root = str(tmp_path_factory.mktemp("pipeline") / "lake")
         lakehouse = TrinityLakeResource(root=root, storage_options=StorageSettings(fsync="false"))
-        loaded = Pipeline(lakehouse, sample_folder, instance)
-        loaded.initial_load()
-        loaded.monthly_load("2013-01-01")
-        yield loaded
-        check_lake(loaded.lake())
-        assert operations.verify(loaded.lake()).is_clean
+        loaded_pipeline = Pipeline(lakehouse, sample_folder, instance)
+        loaded_pipeline.initial_load()
+        loaded_pipeline.monthly_load("2013-01-01")
+        yield loaded_pipeline
+        check_lake(loaded_pipeline.lake())
+        assert operations.verify(loaded_pipeline.lake()).is_clean
 
 
 def test_run_commits_one_version_with_its_run_id(pipeline: Pipeline) -> None:
@@ -44,8 +44,8 @@ def test_run_commits_one_version_with_its_run_id(pipeline: Pipeline) -> None:
 
 
 @pytest.fixture
-def collected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that records the row count of each query that collects rows. Other ways to collect rows fail."""
+def collected_row_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the row count of each call of ``DataFrame.collect``, and make other methods that collect rows fail."""
     counts: list[int] = []
     collect = DataFrame.collect
 
@@ -55,7 +55,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return rows
 
     def reject(*_: object, **__: object) -> None:
-        raise AssertionError("rows were brought to the driver")
+        raise AssertionError("rows were collected on the driver")
 
     monkeypatch.setattr(DataFrame, "collect", counting_collect)
     for name in ("toPandas", "toArrow", "toLocalIterator", "foreach", "foreachPartition"):
@@ -64,13 +64,13 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_monthly_run_writes_only_its_partitions_without_collecting_rows(
-    pipeline: Pipeline, collected: list[int]
+    pipeline: Pipeline, collected_row_counts: list[int]
 ) -> None:
     before = {name: pipeline.data_files(name) for name in MONTHLY_TABLES}
     version = pipeline.lake().latest_version()
     result = pipeline.monthly_load("2013-02-01")
-    assert collected, "the checks collect one row of aggregates"
-    assert max(collected) <= 1
+    assert collected_row_counts, "the checks collect one row of aggregates"
+    assert max(collected_row_counts) <= 1
     assert pipeline.lake().latest_version() == version + 1
     for name in MONTHLY_TABLES:
         after = pipeline.data_files(name)
@@ -88,7 +88,7 @@ def test_monthly_run_writes_only_its_partitions_without_collecting_rows(
     assert (metadata["rows_added"].value, metadata["bytes_added"].value) == (1000, written)
 
 
-def test_republished_month_replaces_itself(pipeline: Pipeline) -> None:
+def test_republished_month_replaces_its_rows(pipeline: Pipeline) -> None:
     rows = pipeline.query("flights", "SELECT count(*), sum(distance) FROM t")
     pipeline.monthly_load("2013-01-01")
     assert pipeline.query("flights", "SELECT count(*), sum(distance) FROM t") == rows

@@ -35,12 +35,12 @@ UPSTREAM = dg.AssetKey(["ref", "rates"])
 @pytest.fixture
 def lake(lakes: Lakes) -> Lakehouse:
     lakehouse = lakes.local()
-    put_rates(lakehouse, 1)
+    publish_rates(lakehouse, 1)
     return lakehouse
 
 
-def put_rates(lake: Lakehouse, rate: int) -> None:
-    """Publish the upstream table again, like another writer."""
+def publish_rates(lake: Lakehouse, rate: int) -> None:
+    """Replace the upstream table, like another writer."""
     staged = stage_arrow(lake, pa.table({"rate": [rate]}), "ref", "rates", mode="replace_table")
     publish_once(lake, [staged], publication_id("rates", str(rate)))
 
@@ -56,14 +56,14 @@ def run(
 ) -> dg.ExecuteInProcessResult:
     lakehouse = TrinityLakeResource(root=lake.root)
     spark_resource = {} if spark is None else {"spark": spark}
-    tables = TrinityLakeIOManager(lakehouse=lakehouse, version=version, **spark_resource)
-    staged = {key.path[-1]: key for asset in assets for key in asset.keys}
+    io_manager = TrinityLakeIOManager(lakehouse=lakehouse, version=version, **spark_resource)
+    keys_by_name = {key.path[-1]: key for asset in assets for key in asset.keys}
     publish = build_publish_asset(
-        key=["publish", "all"], tables=staged, description="All.", partitions_def=assets[0].partitions_def
+        key=["publish", "all"], tables=keys_by_name, description="All.", partitions_def=assets[0].partitions_def
     )
     definitions = dg.Definitions(
-        assets=[*assets, publish, *([] if UPSTREAM in staged.values() else [dg.AssetSpec(UPSTREAM)])],
-        resources={"lakehouse": lakehouse, "io_manager": tables},
+        assets=[*assets, publish, *([] if UPSTREAM in keys_by_name.values() else [dg.AssetSpec(UPSTREAM)])],
+        resources={"lakehouse": lakehouse, "io_manager": io_manager},
         jobs=[dg.define_asset_job("everything")],
         executor=dg.in_process_executor,
     )
@@ -80,7 +80,7 @@ def rows(lake: Lakehouse, namespace: str, table: str) -> list[dict[str, Any]]:
 def test_all_steps_read_one_version_despite_external_commits(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     @dg.asset(key=["marts", "first"], ins={"rates": dg.AssetIn(UPSTREAM)})
     def first(rates: pa.Table) -> pa.Table:
-        put_rates(lake, rates["rate"][0].as_py() + 1)
+        publish_rates(lake, rates["rate"][0].as_py() + 1)
         return rates
 
     @dg.asset(key=["marts", "second"], ins={"rates": dg.AssetIn(UPSTREAM)}, deps=[first])
@@ -112,20 +112,20 @@ def test_first_read_pins_version_for_all_processes(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.Table, pa.RecordBatchReader, pd.DataFrame, Table], ids=["table", "reader", "pandas", "iceberg"]
+    "input_type", [pa.Table, pa.RecordBatchReader, pd.DataFrame, Table], ids=["table", "reader", "pandas", "iceberg"]
 )
-def test_inputs_have_annotated_type(lake: Lakehouse, instance: dg.DagsterInstance, kind: type) -> None:
+def test_inputs_have_annotated_type(lake: Lakehouse, instance: dg.DagsterInstance, input_type: type) -> None:
     inputs: list[Any] = []
 
-    def make(rates: Any) -> pd.DataFrame:
+    def compute(rates: Any) -> pd.DataFrame:
         inputs.append(rates)
         return pd.DataFrame({"day": [date(2030, 1, 2)], "at": pd.to_datetime(["2030-01-02T03:04:05Z"]), "n": [1.5]})
 
-    make.__annotations__["rates"] = kind
-    asset = dg.asset(key=["marts", "made"], ins={"rates": dg.AssetIn(UPSTREAM)})(make)
+    compute.__annotations__["rates"] = input_type
+    asset = dg.asset(key=["marts", "result"], ins={"rates": dg.AssetIn(UPSTREAM)})(compute)
     run(lake, instance, [asset])
-    assert isinstance(inputs[0], kind)
-    (row,) = rows(lake, "marts", "made")
+    assert isinstance(inputs[0], input_type)
+    (row,) = rows(lake, "marts", "result")
     assert (row["day"], row["n"], row["at"].isoformat()) == (date(2030, 1, 2), 1.5, "2030-01-02T03:04:05+00:00")
 
 
@@ -144,12 +144,12 @@ def test_unsupported_types_are_rejected(lake: Lakehouse, instance: dg.DagsterIns
     with pytest.raises(InvalidInputError):
         run(lake, instance, [untyped])
 
-    @dg.asset(key=["alone"])
-    def alone() -> pa.Table:
+    @dg.asset(key=["orders"])
+    def asset_without_namespace() -> pa.Table:
         return pa.table({"n": [1]})
 
     with pytest.raises(InvalidInputError):
-        run(lake, instance, [alone])
+        run(lake, instance, [asset_without_namespace])
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ BY_MONTH = stored_as(
 
 
 def test_run_replaces_and_reads_only_its_partition(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    amount, read = 1, []
+    amount, n_rows_read = 1, []
 
     @dg.asset(key=["facts", "sales"], partitions_def=MONTHS, metadata=BY_MONTH)
     def sales(context: dg.AssetExecutionContext) -> pa.Table:
@@ -185,14 +185,14 @@ def test_run_replaces_and_reads_only_its_partition(lake: Lakehouse, instance: dg
         key=["facts", "total"], partitions_def=MONTHS, metadata=BY_MONTH, ins={"sales": dg.AssetIn(["facts", "sales"])}
     )
     def total(sales: pa.Table) -> pa.Table:
-        read.append(sales.num_rows)
+        n_rows_read.append(sales.num_rows)
         return sales
 
     for key in ("2020-01-01", "2020-02-01"):
         run(lake, instance, [sales, total], partition_key=key)
     amount = 5
     run(lake, instance, [sales, total], partition_key="2020-01-01")
-    assert read == [1, 1, 1]
+    assert n_rows_read == [1, 1, 1]
     for table in ("sales", "total"):
         amounts = sorted((row["month"], row["amount"]) for row in rows(lake, "facts", table))
         assert amounts == [(1, 5), (2, 1)]
@@ -203,7 +203,7 @@ def test_run_replaces_and_reads_only_its_partition(lake: Lakehouse, instance: dg
 COUNTRIES = dg.StaticPartitionsDefinition(["eu", "us"])
 
 
-def by_country(**options: Any) -> dg.AssetsDefinition:
+def country_orders(**options: Any) -> dg.AssetsDefinition:
     @dg.asset(key=["facts", "orders"], partitions_def=COUNTRIES, metadata=stored_as(**options))
     def orders(context: dg.AssetExecutionContext) -> pa.Table:
         return pa.table({"country": [context.partition_key], "n": [1]})
@@ -213,10 +213,10 @@ def by_country(**options: Any) -> dg.AssetsDefinition:
 
 def test_partitioned_asset_replaces_only_its_partition(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     for key in ("eu", "us", "us"):
-        run(lake, instance, [by_country(partition_by=["country"])], partition_key=key)
+        run(lake, instance, [country_orders(partition_by=["country"])], partition_key=key)
     assert sorted(row["country"] for row in rows(lake, "facts", "orders")) == ["eu", "us"]
-    whole = by_country(mode="overwrite", partition_by=["country"])
-    run(lake, instance, [whole], partition_key="eu")
+    overwriting = country_orders(mode="overwrite", partition_by=["country"])
+    run(lake, instance, [overwriting], partition_key="eu")
     assert rows(lake, "facts", "orders") == [{"country": "eu", "n": 1}]
 
 
@@ -237,8 +237,8 @@ def test_partition_dimensions_are_columns_by_default(lake: Lakehouse, instance: 
 
 
 def test_partitions_of_unknown_column_are_rejected(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    """Each partition would replace the whole table, so definitions do not load, and no run stores it."""
-    orders = by_country()
+    """Each partition would replace the whole table, so the definitions do not load and runs fail."""
+    orders = country_orders()
     message = r"facts\.orders .*stored_as\(partition_by="
     with pytest.raises(InvalidInputError, match=message):
         build_publish_asset(key=["publish"], tables={"orders": orders}, description="All.", partitions_def=COUNTRIES)
@@ -246,7 +246,7 @@ def test_partitions_of_unknown_column_are_rejected(lake: Lakehouse, instance: dg
     with pytest.raises(InvalidInputError, match=message):
         run(lake, instance, [orders], partition_key="eu")
     assert lake.latest_version() == version
-    by_two_columns = by_country(mode="overwrite_partition", partition_by=["country", "kind"])
+    by_two_columns = country_orders(mode="overwrite_partition", partition_by=["country", "kind"])
     with pytest.raises(InvalidInputError):
         build_publish_asset(
             key=["publish"], tables={"orders": by_two_columns}, description="All.", partitions_def=COUNTRIES
@@ -258,9 +258,9 @@ def test_table_changed_since_staging_fails_with_clear_message(lake: Lakehouse, i
     def rates() -> pa.Table:
         return pa.table({"rate": [9]})
 
-    @dg.asset(key=["marts", "late"], deps=[rates])
+    @dg.asset(key=["marts", "late_reader"], deps=[rates])
     def late_reader() -> pa.Table:
-        put_rates(lake, 7)
+        publish_rates(lake, 7)
         return pa.table({"n": [1]})
 
     version = lake.latest_version()
@@ -285,24 +285,24 @@ def test_spark_frames_are_stored_and_loaded(lake: Lakehouse, instance: dg.Dagste
     assert rows(lake, "marts", "again") == [{"rate": 4}]
 
     @dg.asset(key=["marts", "again"])
-    def named_frame() -> DataFrame:
+    def retyped_frame() -> DataFrame:
         return spark.sql("SELECT 'four' AS rate, 1 AS more")
 
-    run(lake, instance, [named_frame])
+    run(lake, instance, [retyped_frame])
     assert rows(lake, "marts", "again") == [{"rate": "four", "more": 1}]
 
 
-def stored(lake: Lakehouse, instance: dg.DagsterInstance, frame: pd.DataFrame) -> list[dict[str, Any]]:
-    @dg.asset(key=["marts", "framed"])
+def store_and_read(lake: Lakehouse, instance: dg.DagsterInstance, frame: pd.DataFrame) -> list[dict[str, Any]]:
+    @dg.asset(key=["marts", "frames"])
     def frame_asset() -> pd.DataFrame:
         return frame
 
     run(lake, instance, [frame_asset])
-    return rows(lake, "marts", "framed")
+    return rows(lake, "marts", "frames")
 
 
-def stored_frame(lake: Lakehouse, instance: dg.DagsterInstance, frame: Any, **metadata: Any) -> None:
-    @dg.asset(key=["marts", "framed"], metadata=stored_as(**metadata))
+def store_frame(lake: Lakehouse, instance: dg.DagsterInstance, frame: Any, **metadata: Any) -> None:
+    @dg.asset(key=["marts", "frames"], metadata=stored_as(**metadata))
     def frame_asset() -> Any:
         return frame
 
@@ -310,15 +310,15 @@ def stored_frame(lake: Lakehouse, instance: dg.DagsterInstance, frame: Any, **me
 
 
 def schema_of(lake: Lakehouse) -> Schema:
-    return catalog_at(lake).load_table(("marts", "framed")).schema()
+    return catalog_at(lake).load_table(("marts", "frames")).schema()
 
 
 def test_named_pandas_index_becomes_column(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
     sales = pd.DataFrame({"country": ["NZ", "AU", "NZ"], "year": [2030, 2030, 2031], "n": [1, 2, 3]})
     totals = sales.groupby(["country", "year"]).sum()
-    assert stored(lake, instance, totals)[0] == {"country": "AU", "year": 2030, "n": 2}
+    assert store_and_read(lake, instance, totals)[0] == {"country": "AU", "year": 2030, "n": 2}
     filtered = sales[sales.n > 1].set_index("n", drop=False)
-    assert stored(lake, instance, filtered)[0] == {"country": "AU", "year": 2030, "n": 2}
+    assert store_and_read(lake, instance, filtered)[0] == {"country": "AU", "year": 2030, "n": 2}
 
 
 def test_lossy_pandas_frame_is_rejected(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
@@ -327,7 +327,7 @@ def test_lossy_pandas_frame_is_rejected(lake: Lakehouse, instance: dg.DagsterIns
         (pd.DataFrame({"n": [1, "a"]}), "the pandas DataFrame cannot be stored"),
     ]:
         with pytest.raises(InvalidInputError, match=message):
-            stored(lake, instance, frame)
+            store_and_read(lake, instance, frame)
 
 
 @pytest.mark.parametrize(
@@ -341,39 +341,37 @@ def test_invalid_pandas_column_names_are_rejected(columns: Any) -> None:
 
 
 def test_overwrite_replaces_columns(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    """Types can change and columns can be removed. Older versions stay readable, and compatible numbers keep theirs."""
+    """Columns can change their type or be removed. A column keeps its type if that type can store the new numbers."""
     for frame in (
         pa.table({"n": pa.array([1, None]), "note": ["a", "b"]}),
         pd.DataFrame({"n": [1.0, None], "note": ["a", "b"]}),
     ):
-        stored_frame(lake, instance, frame)
+        store_frame(lake, instance, frame)
         assert [str(field.field_type) for field in schema_of(lake).fields] == ["long", "string"]
     first = lake.latest_version()
-    stored_frame(lake, instance, pa.table({"n": ["one"], "more": [True]}))
+    store_frame(lake, instance, pa.table({"n": ["one"], "more": [True]}))
     assert [(field.name, str(field.field_type)) for field in schema_of(lake).fields] == [
         ("n", "string"),
         ("more", "boolean"),
     ]
-    assert rows(lake, "marts", "framed") == [{"n": "one", "more": True}]
-    before = catalog_at(lake, first).load_table(("marts", "framed")).scan().to_arrow().to_pylist()
+    assert rows(lake, "marts", "frames") == [{"n": "one", "more": True}]
+    before = catalog_at(lake, first).load_table(("marts", "frames")).scan().to_arrow().to_pylist()
     assert before == [{"n": 1, "note": "a"}, {"n": None, "note": "b"}]
     sizes = [(pa.array([1], pa.int32()), "int"), (pa.array([1]), "long"), (pa.array([1.5]), "double")]
     for size, name in (*sizes, (pa.array([1]), "double")):
-        stored_frame(lake, instance, pa.table({"size": size}))
+        store_frame(lake, instance, pa.table({"size": size}))
         assert [str(field.field_type) for field in schema_of(lake).fields] == [name]
 
 
-def test_partition_and_append_columns_are_widened_or_rejected_by_name(
-    lake: Lakehouse, instance: dg.DagsterInstance
-) -> None:
-    stored_frame(lake, instance, pa.table({"n": pa.array([1], pa.int32())}), mode="append")
-    stored_frame(lake, instance, pa.table({"n": [2]}), mode="append")
+def test_append_widens_integer_columns_and_rejects_other_types(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+    store_frame(lake, instance, pa.table({"n": pa.array([1], pa.int32())}), mode="append")
+    store_frame(lake, instance, pa.table({"n": [2]}), mode="append")
     assert str(schema_of(lake).find_type("n")) == "int"
-    stored_frame(lake, instance, pa.table({"n": [1 << 40]}), mode="append")
+    store_frame(lake, instance, pa.table({"n": [1 << 40]}), mode="append")
     assert str(schema_of(lake).find_type("n")) == "long"
-    with pytest.raises(InvalidInputError, match=r"marts\.framed"):
-        stored_frame(lake, instance, pa.table({"n": ["three"]}), mode="append")
-    assert sorted(row["n"] for row in rows(lake, "marts", "framed")) == [1, 2, 1 << 40]
+    with pytest.raises(InvalidInputError, match=r"marts\.frames"):
+        store_frame(lake, instance, pa.table({"n": ["three"]}), mode="append")
+    assert sorted(row["n"] for row in rows(lake, "marts", "frames")) == [1, 2, 1 << 40]
 
 
 @pytest.mark.parametrize("mode", ["append", "overwrite_partition"])
@@ -385,10 +383,10 @@ def test_integer_columns_stay_integers_when_pandas_converts_to_floats(
 
     def store_numbers(numbers: list[Any], dtype: str | None = None) -> None:
         frame = pd.DataFrame({"day": ["mon"] * len(numbers), "n": pd.array(numbers, dtype) if dtype else numbers})
-        stored_frame(lake, instance, frame, **options)
+        store_frame(lake, instance, frame, **options)
         expected[:] = [*(expected if mode == "append" else []), *numbers]
         assert str(schema_of(lake).find_type("n")) == "long"
-        numbers_read = [row["n"] for row in rows(lake, "marts", "framed")]
+        numbers_read = [row["n"] for row in rows(lake, "marts", "frames")]
         assert sorted(numbers_read, key=repr) == sorted(expected, key=repr)
 
     store_numbers([1, 2])
@@ -397,17 +395,17 @@ def test_integer_columns_stay_integers_when_pandas_converts_to_floats(
     if mode == "append":
         store_numbers([None, 4], "Int64")
     before = lake.latest_version()
-    with pytest.raises(InvalidInputError, match=r"marts\.framed"):
+    with pytest.raises(InvalidInputError, match=r"marts\.frames"):
         store_numbers([1.5, None])
     assert lake.latest_version() == before
 
 
 def test_timestamps_with_time_zone_are_stored_in_utc(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    moment = datetime(2030, 1, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
-    rows_of_berlin = pa.table({"at": pa.array([moment], pa.timestamp("us", "Europe/Berlin"))})
+    timestamp = datetime(2030, 1, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
+    berlin_rows = pa.table({"at": pa.array([timestamp], pa.timestamp("us", "Europe/Berlin"))})
     for _ in range(2):
-        stored_frame(lake, instance, rows_of_berlin)
-        assert [row["at"].isoformat() for row in rows(lake, "marts", "framed")] == ["2030-01-01T00:00:00+00:00"]
+        store_frame(lake, instance, berlin_rows)
+        assert [row["at"].isoformat() for row in rows(lake, "marts", "frames")] == ["2030-01-01T00:00:00+00:00"]
 
 
 def test_polars_frames_are_stored_and_loaded(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
@@ -439,17 +437,19 @@ def test_unsigned_integers_are_stored_as_wider_signed_integers(lake: Lakehouse, 
         },
     )
     for _ in range(2):
-        stored_frame(lake, instance, frame.select("a", "c"), mode="upsert", keys=["a"])
+        store_frame(lake, instance, frame.select("a", "c"), mode="upsert", keys=["a"])
     for mode in ("overwrite", "append"):
-        stored_frame(lake, instance, frame, mode=mode)
+        store_frame(lake, instance, frame, mode=mode)
     types = {field.name: re.sub(r"\d+: ", "", str(field.field_type)) for field in schema_of(lake).fields}
     assert types == {"a": "int", "b": "int", "c": "long", "d": "list<long>", "e": "struct<f: optional long>"}
-    assert rows(lake, "marts", "framed")[0] == {row: frame[row].to_list()[0] for row in frame.columns}
-    with pytest.raises(InvalidInputError, match=r"marts\.framed"):
-        stored_frame(lake, instance, pl.DataFrame({"g": [1]}, schema={"g": pl.UInt64}), mode="append")
+    assert rows(lake, "marts", "frames")[0] == {column: frame[column].to_list()[0] for column in frame.columns}
+    with pytest.raises(InvalidInputError, match=r"marts\.frames"):
+        store_frame(lake, instance, pl.DataFrame({"g": [1]}, schema={"g": pl.UInt64}), mode="append")
 
 
-def test_timestamp_partitions_and_inner_steps_are_rejected(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
+def test_timestamp_partitions_and_outputs_of_inner_ops_are_rejected(
+    lake: Lakehouse, instance: dg.DagsterInstance
+) -> None:
     days = dg.DailyPartitionsDefinition("2020-01-01", end_date="2020-01-03")
 
     @dg.asset(key=["facts", "events"], partitions_def=days, metadata=stored_as(partition_by=["at"]))
@@ -467,12 +467,12 @@ def test_timestamp_partitions_and_inner_steps_are_rejected(lake: Lakehouse, inst
     def outer(rows: pa.Table) -> pa.Table:
         return rows
 
-    @dg.graph_asset(key=["marts", "made"])
-    def made() -> pa.Table:
+    @dg.graph_asset(key=["marts", "result"])
+    def result() -> pa.Table:
         return outer(inner())
 
-    with pytest.raises(InvalidInputError, match=r"marts__made\.inner"):
-        run(lake, instance, [made])
+    with pytest.raises(InvalidInputError, match=r"marts__result\.inner"):
+        run(lake, instance, [result])
 
 
 def test_upsert_updates_rows_with_equal_keys(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
@@ -482,14 +482,14 @@ def test_upsert_updates_rows_with_equal_keys(lake: Lakehouse, instance: dg.Dagst
     def prices() -> pa.Table:
         return frames.pop()
 
-    def store_prices(*new: tuple[str, float]) -> list[tuple[str, float]]:
-        frames.append(pa.table({"sku": [sku for sku, _ in new], "euros": [euros for _, euros in new]}))
+    def store_prices(*new_prices: tuple[str, float]) -> list[tuple[str, float]]:
+        frames.append(pa.table({"sku": [sku for sku, _ in new_prices], "euros": [euros for _, euros in new_prices]}))
         assert run(lake, instance, [prices]).success
         return sorted((row["sku"], row["euros"]) for row in rows(lake, "shop", "prices"))
 
     assert store_prices(("a", 1.0), ("b", 2.0)) == [("a", 1.0), ("b", 2.0)]
     assert store_prices(("b", 2.5), ("c", 3.0)) == [("a", 1.0), ("b", 2.5), ("c", 3.0)]
-    assert store_prices(("b", 2.5)) == [("a", 1.0), ("b", 2.5), ("c", 3.0)], "an equal row changes nothing"
+    assert store_prices(("b", 2.5)) == [("a", 1.0), ("b", 2.5), ("c", 3.0)], "storing an equal row changes nothing"
     with pytest.raises(InvalidInputError, match=r"shop\.prices"):
         store_prices(("d", 1.0), ("d", 2.0))
     frames.append(pa.table({"sku": ["a"], "euros": ["many"]}))
@@ -506,15 +506,15 @@ def test_long_names_are_shortened_in_commit_message(lake: Lakehouse, instance: d
     partition = "\N{GRINNING FACE}" * 200  # four bytes each
 
     @dg.asset(
-        key=["marts", "named"],
+        key=["marts", "numbers"],
         code_version='"' * 900,
         partitions_def=dg.StaticPartitionsDefinition([partition]),
         metadata=stored_as(mode="overwrite"),
     )
-    def named_frame() -> pa.Table:
+    def numbers() -> pa.Table:
         return pa.table({"n": [1]})
 
-    run(lake, instance, [named_frame], partition_key=partition)
+    run(lake, instance, [numbers], partition_key=partition)
     (latest,) = lake.history(1)
     assert partition.startswith(latest.properties["partition"])
     assert len(latest.properties["partition"]) == 95

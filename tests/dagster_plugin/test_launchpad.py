@@ -1,4 +1,4 @@
-"""Test what the launchpad of each operation job shows and rejects, with the UI's GraphQL queries.
+"""Test the defaults and the validation of each operation job's launchpad, with the UI's GraphQL queries.
 
 ``python -m tests.dagster_plugin.test_launchpad`` rewrites the files in tests/golden/launchpad.
 """
@@ -69,14 +69,14 @@ class Launchpad:
 
 
 def selector(job: str) -> dict[str, str]:
-    return {"repositoryLocationName": "here", "repositoryName": "__repository__", "pipelineName": job}
+    return {"repositoryLocationName": "operations", "repositoryName": "__repository__", "pipelineName": job}
 
 
 @contextmanager
-def opened_launchpad() -> Iterator[Launchpad]:
+def open_launchpad() -> Iterator[Launchpad]:
     origin = InProcessCodeLocationOrigin(
         LoadableTargetOrigin(python_file=str(LOCATION), working_directory=str(REPOSITORY)),
-        location_name="here",
+        location_name="operations",
     )
     with (
         dg.instance_for_test() as instance,
@@ -87,8 +87,8 @@ def opened_launchpad() -> Iterator[Launchpad]:
 
 @pytest.fixture(scope="module")
 def launchpad() -> Iterator[Launchpad]:
-    with opened_launchpad() as opened:
-        yield opened
+    with open_launchpad() as module_launchpad:
+        yield module_launchpad
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -119,7 +119,7 @@ def test_each_job_has_golden_file() -> None:
         ("purge", {"approval": {"approved_by": " ", "digest": f"3-{'0' * 64}"}}, "approved_by is required"),
         ("expire", {"unattended": True, "keep_last": 3}, "keep_last: an unattended run uses"),
     ],
-    ids=["empty", "range", "name", "moment", "level", "long", "table", "digest", "approver", "unattended"],
+    ids=["empty", "range", "name", "duration", "level", "long", "table", "digest", "approver", "unattended"],
 )
 def test_invalid_value_is_rejected_in_one_line_before_run_is_created(
     launchpad: Launchpad, job: str, config: dict[str, Any], message: str
@@ -185,15 +185,15 @@ def test_run_cannot_select_another_lakehouse(launchpad: Launchpad, job: str) -> 
 def test_option_cannot_read_environment(
     launchpad: Launchpad, monkeypatch: pytest.MonkeyPatch, job: str, option: str, value: Any
 ) -> None:
-    monkeypatch.setenv("LAKE_KEY", "nobody-may-see-this")
+    monkeypatch.setenv("LAKE_KEY", "secret-value")
     response = launchpad.launch(job, {option: value})
     assert response["__typename"] == "RunConfigValidationInvalid"
-    assert "nobody-may-see-this" not in str(response)
+    assert "secret-value" not in str(response)
     assert launchpad.instance.get_runs() == []
 
 
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
-    with opened_launchpad() as launchpad_now:
+    with open_launchpad() as launchpad_to_record:
         for name in JOBS:
-            (GOLDEN / f"{name}.yaml").write_text(launchpad_now.schema(name)["rootDefaultYaml"])
+            (GOLDEN / f"{name}.yaml").write_text(launchpad_to_record.schema(name)["rootDefaultYaml"])

@@ -1,4 +1,4 @@
-"""Test the rollback, export, restore and repair jobs, also of several lakehouses in one code location."""
+"""Test the rollback, export, restore and repair jobs, for one and for several lakehouses in a code location."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_export_job_adds_partition_for_each_level(jobs: Jobs, instance: dg.Dagst
     exports = {info.name: info for info in operations.list_exports(jobs.lake)}
     assert [(name, exports[name].level, exports[name].version) for name in ("root", "tree", "all")] == [
         ("root", "minimal", 1),
-        ("tree", "partial", 5),  # the first export made two commits
+        ("tree", "partial", 5),  # the first export committed two versions
         ("all", "full", 7),
     ]
     assert exports["root"].retain_until is not None
@@ -49,22 +49,22 @@ def test_export_job_adds_partition_for_each_level(jobs: Jobs, instance: dg.Dagst
             type(outcome.metadata[name]) is int for name in ("files", "copied_files", "copied_bytes", "requests")
         )
         assert outcome.metadata["duration_ms"] >= 0
-        assert outcome.materialized[0]["operation"] == "export"
+        assert outcome.materializations[0]["operation"] == "export"
     assert partitions(instance) == ["all", "root", "tree"]
 
     dropped = jobs.must_apply("drop_export", name="root")
-    assert dropped.materialized[0]["operation"] == "drop-export"
+    assert dropped.materializations[0]["operation"] == "drop-export"
     assert partitions(instance) == ["all", "tree"]
     check_lake(jobs.lake)
 
 
 def test_restore_job_restores_internal_and_external_exports(jobs: Jobs, tmp_path: Path) -> None:
-    jobs.must_run("export", name="here", level="minimal", version=1)
-    jobs.must_run("export", name="away", target=str(tmp_path / "backup"))
-    outcome = jobs.must_apply("restore", name="here", tables=["ns.t"])
-    assert (outcome.metadata["objects"], outcome.metadata["restored_from"]) == (1, "here")
+    jobs.must_run("export", name="internal", level="minimal", version=1)
+    jobs.must_run("export", name="external", target=str(tmp_path / "backup"))
+    outcome = jobs.must_apply("restore", name="internal", tables=["ns.t"])
+    assert (outcome.metadata["objects"], outcome.metadata["restored_from"]) == (1, "internal")
     assert jobs.lake.snapshot().table("ns", "t").properties == jobs.lake.snapshot(1).table("ns", "t").properties
-    outcome = jobs.must_apply("restore", name="away")
+    outcome = jobs.must_apply("restore", name="external")
     assert outcome.metadata["files"] >= 1
     assert jobs.lake.snapshot().table("ns", "t").properties == jobs.lake.snapshot(3).table("ns", "t").properties
     check_lake(jobs.lake)
@@ -74,21 +74,21 @@ def test_partial_export_and_restore_fail_run_with_events(
     jobs: Jobs, instance: dg.DagsterInstance, tmp_path: Path
 ) -> None:
     append_rows(jobs.lake, "ns.rows")
-    jobs.must_run("export", name="away", target=str(tmp_path / "backup"))
+    jobs.must_run("export", name="external", target=str(tmp_path / "backup"))
     for lake in (jobs.lake, Lakehouse.open(str(tmp_path / "backup"), {"fsync": "false"})):
         location = lake.snapshot().table("ns", "rows").format_properties[METADATA_LOCATION]
         lake.storage.write(location, b"garbage")
     outcome = jobs.run("export", name="partial", level="full")
     assert not outcome.success
     assert "without damaged tables: ns.rows" in outcome.error
-    assert [event["operation"] for event in outcome.materialized] == ["export"]
-    assert partitions(instance) == ["away", "partial"]
+    assert [event["operation"] for event in outcome.materializations] == ["export"]
+    assert partitions(instance) == ["external", "partial"]
     with jobs.lake.transaction() as txn:
-        txn.create_namespace("later")
-    outcome = jobs.apply(jobs.plan("restore", name="away"), "restore")
+        txn.create_namespace("new")
+    outcome = jobs.apply(jobs.plan("restore", name="external"), "restore")
     assert not outcome.success
     assert "without damaged tables: ns.rows" in outcome.error
-    assert [event["operation"] for event in outcome.materialized] == ["restore"]
+    assert [event["operation"] for event in outcome.materializations] == ["restore"]
 
 
 def test_expire_job_deletes_partitions_of_expired_exports(jobs: Jobs, instance: dg.DagsterInstance) -> None:
@@ -102,15 +102,15 @@ def test_expire_job_deletes_partitions_of_expired_exports(jobs: Jobs, instance: 
 def test_unattended_repair_never_rolls_back(jobs: Jobs) -> None:
     create(jobs.lake, "more", "t")
     alter(jobs.lake, "more", "t")
-    damaged = jobs.lake.snapshot().entry(jobs.lake.snapshot().keys.table_key("more", "t"))
-    assert damaged is not None
-    jobs.lake.storage.delete(damaged)
+    damaged_path = jobs.lake.snapshot().entry(jobs.lake.snapshot().keys.table_key("more", "t"))
+    assert damaged_path is not None
+    jobs.lake.storage.delete(damaged_path)
     jobs.lake.close()
     jobs.lake.storage.write(HINT_PATH, b"0")
     latest = jobs.lake.latest_version()
     outcome = jobs.must_run("repair", unattended=True)
-    assert (outcome.metadata["n_steps"], outcome.metadata["version"], outcome.materialized) == (1, latest, [])
-    assert f"| definition-unreadable | {damaged} |" in outcome.metadata["left"]
+    assert (outcome.metadata["n_steps"], outcome.metadata["version"], outcome.materializations) == (1, latest, [])
+    assert f"| definition-unreadable | {damaged_path} |" in outcome.metadata["left"]
     assert jobs.lake.storage.read(HINT_PATH) == str(latest).encode()
     assert jobs.must_run("repair", unattended=True).metadata["n_steps"] == 0
 
@@ -139,17 +139,17 @@ def test_jobs_of_several_lakehouses_in_one_code_location(tmp_path: Path, instanc
     for lake in lakes.values():
         create(lake, "ns", "t")
         alter(lake, "ns", "t")
-    content_of_us = content(lakes[US])
+    us_content = content(lakes[US])
 
     def run(job: str, **config: Any) -> JobOutcome:
         result = definitions.resolve_job_def(job).execute_in_process(run_config=config, instance=instance)
         return JobOutcome(result, EU)
 
     plan = run("eu_rollback", to={"version": 1}).metadata
-    assert run("eu_rollback", **approved(plan)).materialized[0]["lakehouse_version"] == 3
+    assert run("eu_rollback", **approved(plan)).materializations[0]["lakehouse_version"] == 3
     assert run("eu_expire", min_versions=1, max_age="0d").metadata["is_empty"]
     schedule = definitions.resolve_schedule_def("eu_repair_hint_schedule")
     assert run(schedule.job_name).metadata["state"] == "right"
-    assert content(lakes[US]) == content_of_us
+    assert content(lakes[US]) == us_content
     purges = [definitions.resolve_job_def(names.of("purge")).nodes[0].definition for names in lakes]
     assert [op.pool for op in purges if isinstance(op, dg.OpDefinition)] == [EU.pool, US.pool]

@@ -66,11 +66,11 @@ def pipeline(
     environment: pytest.MonkeyPatch,
     instance: dg.DagsterInstance,
 ) -> Pipeline:
-    """A lakehouse with the reference tables and January."""
-    loaded = Pipeline(lakehouse_at(canaries.root, canaries), sample_folder, instance)
-    loaded.initial_load()
-    loaded.monthly_load("2013-01-01")
-    return loaded
+    """A lakehouse with the reference tables and the data of January."""
+    loaded_pipeline = Pipeline(lakehouse_at(canaries.root, canaries), sample_folder, instance)
+    loaded_pipeline.initial_load()
+    loaded_pipeline.monthly_load("2013-01-01")
+    return loaded_pipeline
 
 
 def test_monthly_runs_publish_tables_on_s3(pipeline: Pipeline) -> None:
@@ -108,8 +108,8 @@ def test_operation_jobs_run_on_s3(pipeline: Pipeline) -> None:
     check_lake(pipeline.lake())
 
 
-def test_run_in_separate_process(pipeline: Pipeline, canaries: CanaryServer, tmp_path: Path) -> None:
-    """Run definitions.py in a process that is configured by the environment only."""
+def test_job_runs_in_separate_process(pipeline: Pipeline, canaries: CanaryServer, tmp_path: Path) -> None:
+    """Run definitions.py in a process that is configured only by environment variables."""
     command = [sys.executable, "-m", "dagster", "job", "execute", "--python-file", "definitions.py", "--job", "verify"]
     environment = {**os.environ, **canaries.environment, "DAGSTER_HOME": str(tmp_path)}
     completed = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
@@ -131,9 +131,9 @@ def test_revoked_credentials_fail_with_clear_message(pipeline: Pipeline, environ
             (failure,) = failures(pipeline.run(job))
             assert StoragePermissionError.__name__ in failure
             assert "the credentials are invalid" in failure
-        published = failures(pipeline.run("monthly_load", "2013-01-01"))
-        assert published
-        assert all(StoragePermissionError.__name__ in failure for failure in published)
+        publish_failures = failures(pipeline.run("monthly_load", "2013-01-01"))
+        assert publish_failures
+        assert all(StoragePermissionError.__name__ in failure for failure in publish_failures)
         patch.delenv("CANARY_SECRET")
         (failure,) = failures(pipeline.run("verify"))
         assert "is not set in this process" in failure
@@ -147,7 +147,7 @@ def test_missing_bucket_fails_with_clear_message(pipeline: Pipeline, canaries: C
 
 
 def test_stored_files_and_events_contain_no_credentials(pipeline: Pipeline) -> None:
-    """Search everything that the runs of this module stored in Dagster and in the bucket. Must run last."""
+    """Search everything that the runs of this module stored in Dagster and in the bucket. Must be the last test."""
     runs = pipeline.instance.get_run_records()
     assert len(runs) >= 10
     n_events = 0

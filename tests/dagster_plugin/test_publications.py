@@ -1,4 +1,4 @@
-"""Test that a run publishes exactly the tables that it staged or took over, exactly once, despite interruptions."""
+"""Test that a run publishes its staged tables and those of its parent run exactly once, despite interruptions."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def current_job(name: str) -> dg.JobDefinition:
 
 
 class Shop:
-    """A project on one lakehouse whose runs may be interrupted at their commit."""
+    """A project on one lakehouse whose runs can be interrupted at their commit."""
 
     def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance, patch: pytest.MonkeyPatch):
         self.lake, self.instance, self._patch = lake, instance, patch
@@ -66,12 +66,12 @@ class Shop:
         *,
         partition: str | None = None,
         keys: Any = None,
-        between: tuple[str, str] | None = None,
+        partition_range: tuple[str, str] | None = None,
     ) -> dg.DagsterRun:
         """Execute the job, or part of it, for a partition or a range of partitions, in a separate Dagster run."""
         tags = {} if partition is None else {"dagster/partition": partition}
-        if between is not None:
-            start, end = between
+        if partition_range is not None:
+            start, end = partition_range
             tags = {"dagster/asset_partition_range_start": start, "dagster/asset_partition_range_end": end}
         if reexecution is not None:
             parent = self.instance.get_run_by_id(reexecution.parent_run_id)
@@ -101,20 +101,20 @@ class Shop:
         """Call functions before and after the next commit of a publish asset or of a table's step."""
         publish_once = publish_step.publish_once
 
-        def interrupted(*args: Any, **options: Any) -> Any:
+        def publish_with_hooks(*args: Any, **options: Any) -> Any:
             self._patch.setattr(publish_step, "publish_once", publish_once)
             before()
             publication = publish_once(*args, **options)
             after()
             return publication
 
-        self._patch.setattr(publish_step, "publish_once", interrupted)
+        self._patch.setattr(publish_step, "publish_once", publish_with_hooks)
 
-    def failure(self, run: dg.DagsterRun) -> str:
-        (code,) = self.failures(run)
+    def error_code(self, run: dg.DagsterRun) -> str:
+        (code,) = self.error_codes(run)
         return code
 
-    def failures(self, run: dg.DagsterRun) -> list[str]:
+    def error_codes(self, run: dg.DagsterRun) -> list[str]:
         """Return the error codes of the failed steps of a run."""
         records = self.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE).records
         events = [record.event_log_entry.dagster_event for record in records]
@@ -125,7 +125,7 @@ class Shop:
         values: list[Any] = catalog_at(self.lake).load_table(("shop", table)).scan().to_arrow()[column].to_pylist()
         return sorted(values)
 
-    def newest(self, key: dg.AssetKey = ORDERS) -> dg.AssetMaterialization:
+    def latest_materialization(self, key: dg.AssetKey = ORDERS) -> dg.AssetMaterialization:
         event = self.instance.fetch_materializations(key, limit=1).records[0].asset_materialization
         assert event is not None
         return event
@@ -155,7 +155,7 @@ def shop(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
         check_lake(project.lake)
 
 
-def published(*tables: dg.AssetsDefinition, key: str = "shop", **options: Any) -> dg.AssetsDefinition:
+def publisher(*tables: dg.AssetsDefinition, key: str = "shop", **options: Any) -> dg.AssetsDefinition:
     assets_by_name = {table.key.path[-1]: table for table in tables}
     return build_publish_asset(key=["publish", key], tables=assets_by_name, description="Tables.", **options)
 
@@ -169,22 +169,22 @@ def test_corrected_rows_replace_rows_of_interrupted_run(shop: Shop, mode: StoreM
     def summary(orders: pa.Table) -> pa.Table:
         return pa.table({"euros": [sum(orders["euros"].to_pylist())]})
 
-    shop.define(orders, summary, published(orders, summary), isolation="serializable")
+    shop.define(orders, summary, publisher(orders, summary), isolation="serializable")
     shop.at_commit(after=fail_after_commit)
     first = shop.run()
     assert (first.is_failure, shop.values()) == (True, [1.0])
     shop.euros = [100.0, 200.0]
     second = shop.run(re_execute_all(first))
     assert (second.is_success, shop.values(), shop.values("summary")) == (True, [100.0, 200.0], [300.0])
-    metadata = shop.newest().metadata
+    metadata = shop.latest_materialization().metadata
     assert (metadata["lakehouse_version"].value, metadata["staged_by"].value) == (2, second.run_id)
     assert shop.run(re_execute_all(second)).is_success
     assert shop.values() == ([100.0, 200.0] if mode == "overwrite" else [100.0, 100.0, 200.0, 200.0])
 
 
 def test_re_execution_replaces_append_of_failed_step(shop: Shop) -> None:
-    """A step reports its tables before it ends. A failure after that does not duplicate their rows."""
-    summaries: list[Any] = ["no frame"]
+    """A step reports its tables before it ends. If the step fails afterwards, their rows are not duplicated."""
+    summaries: list[Any] = ["not a table"]
 
     @dg.multi_asset(
         outs={
@@ -207,9 +207,9 @@ def test_re_execution_replaces_append_of_failed_step(shop: Shop) -> None:
 
 @pytest.mark.parametrize("has_publisher", [False, True])
 def test_re_execution_replaces_append_of_earlier_re_execution(shop: Shop, has_publisher: bool) -> None:
-    """The first run fails and its re-execution appends and dies. Then the first run is re-executed, not the second."""
+    """The first run fails and its re-execution appends and dies. Then the first run is re-executed again."""
     orders = shop.orders("append")
-    shop.define(orders, *([published(orders)] if has_publisher else []))
+    shop.define(orders, *([publisher(orders)] if has_publisher else []))
     shop.at_commit(before=fail_after_commit)
     first = shop.run()
     assert (first.is_failure, shop.lake.latest_version()) == (True, 0)
@@ -233,7 +233,7 @@ def test_deleted_partition_is_not_published(shop: Shop) -> None:
     shop.instance.add_dynamic_partitions("deleted", ["x"])
     shop.at_commit(before=lambda: shop.instance.delete_dynamic_partition("deleted", "x"))
     run = shop.run(partition="x")
-    assert (run.is_failure, shop.failure(run), shop.lake.latest_version()) == (True, "invalid-input", 0)
+    assert (run.is_failure, shop.error_code(run), shop.lake.latest_version()) == (True, "invalid-input", 0)
 
 
 @pytest.mark.parametrize("publisher", ["none", "partitioned", "unpartitioned"])
@@ -253,16 +253,16 @@ def test_range_with_deleted_partition_is_not_published(shop: Shop, publisher: st
 
     tables = {name: dg.AssetKey(["shop", name]) for name in names}
     partitions = days if publisher == "partitioned" else None
-    published_by = build_publish_asset(key=["publish", "shop"], tables=tables, partitions_def=partitions)
-    shop.define(both, *([] if publisher == "none" else [published_by]))
+    publisher_asset = build_publish_asset(key=["publish", "shop"], tables=tables, partitions_def=partitions)
+    shop.define(both, *([] if publisher == "none" else [publisher_asset]))
     shop.instance.add_dynamic_partitions("range", ["a", "b", "c"])
     shop.at_commit(
         before=lambda: shop.instance.delete_dynamic_partition("range", "b"),
     )
-    run = shop.run(between=("a", "c"))
-    assert (run.is_failure, shop.failure(run), shop.lake.latest_version()) == (True, "invalid-input", 0)
+    run = shop.run(partition_range=("a", "c"))
+    assert (run.is_failure, shop.error_code(run), shop.lake.latest_version()) == (True, "invalid-input", 0)
     shop.instance.add_dynamic_partitions("range", ["b"])
-    assert shop.run(between=("a", "b")).is_success, "the recreated partition is the last one"
+    assert shop.run(partition_range=("a", "b")).is_success, "the recreated partition is the last one"
     assert shop.values(column="day") == ["a", "b", "c"]
 
 
@@ -270,31 +270,31 @@ def test_range_with_deleted_partition_is_not_published(shop: Shop, publisher: st
 def test_range_interrupted_between_events_is_appended_once(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, is_published: bool
 ) -> None:
-    """Dagster has an event of the first partition only, so the step did not succeed."""
+    """Dagster has an event for only the first partition, so the step did not succeed."""
 
     @dg.asset(key=ORDERS, partitions_def=PARTS, metadata=stored_as(mode="append", partition_by=["part"]))
     def orders(context: dg.AssetExecutionContext) -> pa.Table:
         return pa.table({"part": context.partition_keys, "euros": [1.0] * len(context.partition_keys)})
 
-    shop.define(orders, *([published(orders, partitions_def=PARTS)] if is_published else []))
-    publish_pages = PublishedPages.__call__
+    shop.define(orders, *([publisher(orders, partitions_def=PARTS)] if is_published else []))
+    original_call = PublishedPages.__call__
     calls: list[object] = []
 
-    def interrupted(self: PublishedPages, *args: Any) -> Any:
+    def fail_on_second_call(self: PublishedPages, *args: Any) -> Any:
         calls.append(args)
-        return publish_pages(self, *args) if len(calls) == 1 else fail_after_commit()
+        return original_call(self, *args) if len(calls) == 1 else fail_after_commit()
 
     with monkeypatch.context() as patch:
-        patch.setattr(PublishedPages, "__call__", interrupted)
-        first = shop.run(between=("a", "b"))
+        patch.setattr(PublishedPages, "__call__", fail_on_second_call)
+        first = shop.run(partition_range=("a", "b"))
     assert (first.is_failure, len(calls), shop.values(column="part")) == (True, 2, ["a", "b"])
-    reexecution = shop.run(re_execute_all(first), between=("a", "b"))
+    reexecution = shop.run(re_execute_all(first), partition_range=("a", "b"))
     assert (reexecution.is_success, shop.values(column="part")) == (True, ["a", "b"])
 
 
 @pytest.mark.parametrize("mode", ["overwrite", "append"])
 def test_retry_replaces_rows_of_interrupted_attempt(shop: Shop, mode: StoreMode) -> None:
-    """A table that its own step publishes contains the rows of the last attempt, each once."""
+    """A table that is published by its step contains each row of the last attempt once."""
 
     @dg.asset(key=ORDERS, metadata=stored_as(mode=mode), retry_policy=dg.RetryPolicy(max_retries=1))
     def orders(context: dg.AssetExecutionContext) -> pa.Table:
@@ -304,7 +304,7 @@ def test_retry_replaces_rows_of_interrupted_attempt(shop: Shop, mode: StoreMode)
     shop.at_commit(after=fail_after_commit)
     first = shop.run()
     assert (first.is_success, shop.values()) == (True, [1.0, 1.0])
-    assert shop.newest().metadata["lakehouse_version"].value == 2
+    assert shop.latest_materialization().metadata["lakehouse_version"].value == 2
     shop.at_commit(after=lambda: shop.at_commit(after=fail_after_commit) or fail_after_commit())
     second = shop.run()
     assert second.is_failure
@@ -315,7 +315,7 @@ def test_retry_replaces_rows_of_interrupted_attempt(shop: Shop, mode: StoreMode)
 
 @pytest.mark.parametrize("mode", ["overwrite", "append"])
 def test_step_killed_between_commit_and_event_is_repeated_once(shop: Shop, mode: StoreMode) -> None:
-    """The process is killed by SIGKILL, so Dagster has no event of the table and no failure of the step."""
+    """The process is killed by SIGKILL, so Dagster has no materialization of the table and no failure of the step."""
     shop.define(shop.orders(mode))
 
     def run(_report: Callable[[str], None]) -> None:
@@ -330,37 +330,37 @@ def test_step_killed_between_commit_and_event_is_repeated_once(shop: Shop, mode:
     shop.instance.report_run_failed(killed)
     shop.euros = [2.0]
     assert shop.run(re_execute_all(killed)).is_success
-    assert (shop.values(), shop.newest().metadata["lakehouse_version"].value) == ([2.0], 2)
+    assert (shop.values(), shop.latest_materialization().metadata["lakehouse_version"].value) == ([2.0], 2)
 
 
 def test_re_execution_without_publish_step_stores_nothing(shop: Shop) -> None:
     orders = shop.orders("append")
-    shop.define(orders, published(orders))
+    shop.define(orders, publisher(orders))
     shop.at_commit(after=fail_after_commit)
     first = shop.run()
     reexecution = shop.run(dg.ReexecutionOptions(first.run_id, step_selection=["shop__orders"]))
     assert (reexecution.is_failure, shop.values(), shop.lake.latest_version()) == (True, [1.0], 1)
     assert shop.run(re_execute_publisher(first)).is_success
-    assert (shop.values(), shop.newest().metadata["lakehouse_version"].value) == ([1.0], 1)
+    assert (shop.values(), shop.latest_materialization().metadata["lakehouse_version"].value) == ([1.0], 1)
 
 
 def test_unidentifiable_rows_of_interrupted_run_are_a_conflict(shop: Shop) -> None:
     """Another engine rewrote the appended rows of an interrupted run, so they cannot be identified."""
     orders = shop.orders("append")
-    shop.define(orders, published(orders))
+    shop.define(orders, publisher(orders))
     shop.at_commit(after=fail_after_commit)
     first = shop.run()
     table = catalog_at(shop.lake).load_table(("shop", "orders"))
     table.overwrite(table.scan().to_arrow())
     reexecution = shop.run(re_execute_all(first))
-    assert (reexecution.is_failure, shop.failure(reexecution), shop.values()) == (True, "commit-conflict", [1.0])
+    assert (reexecution.is_failure, shop.error_code(reexecution), shop.values()) == (True, "commit-conflict", [1.0])
     assert shop.run(re_execute_publisher(first)).is_success
-    assert shop.newest().metadata["lakehouse_version"].value == 1
+    assert shop.latest_materialization().metadata["lakehouse_version"].value == 1
 
 
 def test_table_staged_again_after_conflict_can_conflict_again(shop: Shop) -> None:
     orders = shop.orders()
-    shop.define(orders, published(orders))
+    shop.define(orders, publisher(orders))
     assert shop.run().is_success
 
     def writer(euros: float) -> Callable[[], object]:
@@ -373,16 +373,16 @@ def test_table_staged_again_after_conflict_can_conflict_again(shop: Shop) -> Non
     first = shop.run()
     shop.at_commit(before=writer(4.0))
     second = shop.run(re_execute_all(first))
-    assert [shop.failure(run) for run in (first, second)] == ["commit-conflict"] * 2
+    assert [shop.error_code(run) for run in (first, second)] == ["commit-conflict"] * 2
     assert shop.values() == [4.0]
     third = shop.run(re_execute_publisher(second))
     assert (third.is_success, shop.values()) == (True, [1.0]), "an explicit re-execution replaces the rows"
-    assert shop.newest().metadata["staged_by"].value == second.run_id
+    assert shop.latest_materialization().metadata["staged_by"].value == second.run_id
 
 
 def test_append_is_recognized_after_its_snapshots_were_trimmed(shop: Shop) -> None:
     orders = shop.orders("append")
-    shop.define(orders, published(orders))
+    shop.define(orders, publisher(orders))
     first = shop.run()
     table = catalog_at(shop.lake).load_table(("shop", "orders"))
     table.overwrite(table.scan().to_arrow())
@@ -391,8 +391,8 @@ def test_append_is_recognized_after_its_snapshots_were_trimmed(shop: Shop) -> No
     assert len(catalog_at(shop.lake).load_table(("shop", "orders")).metadata.snapshots) == 1
     assert shop.run(re_execute_publisher(first)).is_success
     assert shop.values() == [1.0]
-    assert "undone_by_version" not in shop.newest(PUBLISHED).metadata
-    assert shop.newest().metadata["lakehouse_version"].value == 1
+    assert "undone_by_version" not in shop.latest_materialization(PUBLISHED).metadata
+    assert shop.latest_materialization().metadata["lakehouse_version"].value == 1
 
 
 def test_undone_publication_is_reported_as_undone(shop: Shop) -> None:
@@ -402,7 +402,7 @@ def test_undone_publication_is_reported_as_undone(shop: Shop) -> None:
     def summary(orders: pa.Table) -> pa.Table:
         return pa.table({"euros": [sum(orders["euros"].to_pylist())]})
 
-    shop.define(orders, summary, published(orders, summary))
+    shop.define(orders, summary, publisher(orders, summary))
     assert shop.run().is_success
     shop.euros = [2.0]
     shop.at_commit(after=fail_after_commit)
@@ -410,107 +410,113 @@ def test_undone_publication_is_reported_as_undone(shop: Shop) -> None:
     operations.rollback(shop.lake, 1)
     assert shop.run(re_execute_publisher(second)).is_success
     assert (shop.values(), shop.lake.latest_version()) == ([1.0], 3)
-    assert shop.newest(PUBLISHED).metadata["undone_by_version"].value == 3
-    assert shop.newest().metadata["lakehouse_version"].value == 1, "an undone publication must not be materialized"
-    note = shop.instance.fetch_observations(ORDERS, limit=1).records[0].asset_observation
-    assert note is not None and note.metadata["undone_by_version"].value == 3
-    rest = dg.ReexecutionOptions(second.run_id, step_selection=["shop__summary", "publish__shop"])
-    part = shop.run(rest)
-    assert shop.failure(part) == "commit-conflict", "the summary was made from unpublished orders"
+    assert shop.latest_materialization(PUBLISHED).metadata["undone_by_version"].value == 3
+    assert shop.latest_materialization().metadata["lakehouse_version"].value == 1, (
+        "an undone publication must not be materialized"
+    )
+    observation = shop.instance.fetch_observations(ORDERS, limit=1).records[0].asset_observation
+    assert observation is not None and observation.metadata["undone_by_version"].value == 3
+    remaining_steps = dg.ReexecutionOptions(second.run_id, step_selection=["shop__summary", "publish__shop"])
+    partial_run = shop.run(remaining_steps)
+    assert shop.error_code(partial_run) == "commit-conflict", "the summary was computed from unpublished orders"
     operations.rollback(shop.lake, 2)
     assert shop.run(re_execute_publisher(second)).is_success
-    assert shop.newest().metadata["lakehouse_version"].value == 2
+    assert shop.latest_materialization().metadata["lakehouse_version"].value == 2
 
 
 @pytest.mark.parametrize("is_undone", [False, True])
 def test_second_re_execution_recognizes_publication_of_first(shop: Shop, is_undone: bool) -> None:
-    orders, fails = shop.orders("append"), [True]
+    orders, summary_fails = shop.orders("append"), [True]
 
     @dg.asset(key=SUMMARY, ins={"orders": dg.AssetIn(ORDERS)})
     def summary(orders: pa.Table) -> pa.Table:
-        assert not fails
+        assert not summary_fails
         return pa.table({"euros": [sum(orders["euros"].to_pylist())]})
 
-    shop.define(orders, summary, published(orders, summary))
+    shop.define(orders, summary, publisher(orders, summary))
     first = shop.run()
-    fails.clear()
-    rest = dg.ReexecutionOptions(first.run_id, step_selection=["shop__summary", "publish__shop"])
-    assert shop.run(rest).is_success
+    summary_fails.clear()
+    remaining_steps = dg.ReexecutionOptions(first.run_id, step_selection=["shop__summary", "publish__shop"])
+    assert shop.run(remaining_steps).is_success
     if is_undone:
         operations.rollback(shop.lake, 0)
-        assert shop.failure(shop.run(rest)) == "commit-conflict"
+        assert shop.error_code(shop.run(remaining_steps)) == "commit-conflict"
         assert not shop.lake.snapshot().has_namespace("shop")
         return
-    assert shop.run(rest).is_success
-    versions = {key: shop.newest(key).metadata["lakehouse_version"].value for key in (ORDERS, SUMMARY)}
+    assert shop.run(remaining_steps).is_success
+    versions = {key: shop.latest_materialization(key).metadata["lakehouse_version"].value for key in (ORDERS, SUMMARY)}
     assert versions == {ORDERS: 1, SUMMARY: 2}
     assert (shop.values(), shop.values("summary")) == ([1.0], [1.0])
 
 
-def test_table_made_from_superseded_staged_table_is_not_published(shop: Shop) -> None:
+def test_table_derived_from_superseded_staged_table_is_not_published(shop: Shop) -> None:
     orders = shop.orders()
 
     @dg.asset(key=SUMMARY, ins={"orders": dg.AssetIn(ORDERS)})
     def summary(orders: pa.Table) -> pa.Table:
         return pa.table({"euros": [sum(orders["euros"].to_pylist())]})
 
-    shop.define(orders, summary, published(orders, summary))
+    shop.define(orders, summary, publisher(orders, summary))
     shop.at_commit(before=fail_after_commit)
     first = shop.run()
     shop.euros = [5.0]
-    part = shop.run(dg.ReexecutionOptions(first.run_id, step_selection=["shop__orders", "publish__shop"]))
-    assert shop.failure(part) == "commit-conflict"
+    partial_run = shop.run(dg.ReexecutionOptions(first.run_id, step_selection=["shop__orders", "publish__shop"]))
+    assert shop.error_code(partial_run) == "commit-conflict"
     assert shop.lake.latest_version() == 0
-    resumed = shop.run(re_execute_publisher(first))
-    assert (resumed.is_success, shop.values("summary")) == (True, [1.0])
-    assert {shop.newest(key).metadata["staged_by"].value for key in (ORDERS, SUMMARY)} == {first.run_id}
+    reexecution = shop.run(re_execute_publisher(first))
+    assert (reexecution.is_success, shop.values("summary")) == (True, [1.0])
+    assert {shop.latest_materialization(key).metadata["staged_by"].value for key in (ORDERS, SUMMARY)} == {first.run_id}
 
 
-def test_publish_asset_rejects_two_assets_of_one_table(shop: Shop) -> None:
+def test_publish_asset_rejects_two_assets_that_write_one_table(shop: Shop) -> None:
     def rows(name: str) -> dg.AssetsDefinition:
         @dg.asset(key=["shop", name], metadata=stored_as(table="shop.orders", mode="append"))
-        def made() -> pa.Table:
+        def table() -> pa.Table:
             return pa.table({"euros": shop.euros})
 
-        return made
+        return table
 
     a, b = rows("a"), rows("b")
     with pytest.raises(InvalidInputError):
-        published(a, b)
-    by_key = build_publish_asset(key=["publish", "shop"], tables={"a": a.key, "b": b.key}, description="Keys.")
-    shop.define(a, b, by_key)
-    assert shop.failure(shop.run()) == "invalid-input"
+        publisher(a, b)
+    publisher_of_keys = build_publish_asset(
+        key=["publish", "shop"], tables={"a": a.key, "b": b.key}, description="Keys."
+    )
+    shop.define(a, b, publisher_of_keys)
+    assert shop.error_code(shop.run()) == "invalid-input"
     assert shop.lake.latest_version() == 0
-    shop.define(a, b, published(a, key="a"), published(b, key="b"))
+    shop.define(a, b, publisher(a, key="a"), publisher(b, key="b"))
     assert (shop.run().is_success, shop.values()) == (True, [1.0, 1.0])
 
 
 def _writer(name: str, **options: Any) -> dg.AssetsDefinition:
     """Return an asset that writes the table shop.orders."""
-    stored = {"table": "shop.orders", **{key: options.pop(key) for key in ("mode", "partition_by") if key in options}}
+    settings = {"table": "shop.orders", **{key: options.pop(key) for key in ("mode", "partition_by") if key in options}}
 
-    @dg.asset(key=["shop", name], metadata=stored_as(**stored), **options)  # type: ignore[arg-type]
-    def made(context: dg.AssetExecutionContext) -> pa.Table:
+    @dg.asset(key=["shop", name], metadata=stored_as(**settings), **options)  # type: ignore[arg-type]
+    def table(context: dg.AssetExecutionContext) -> pa.Table:
         return pa.table({"part": [context.partition_key if context.has_partition_key else "a"], "euros": [1.0]})
 
-    return made
+    return table
 
 
 @pytest.mark.parametrize("is_published", [False, True])
-@pytest.mark.parametrize("other", ["overwrite", "append", "partitions"])
-def test_run_with_two_assets_that_replace_each_others_rows_fails(shop: Shop, is_published: bool, other: str) -> None:
-    options: dict[str, Any] = {"mode": other}
+@pytest.mark.parametrize("second_writer", ["overwrite", "append", "partitions"])
+def test_run_with_two_assets_that_replace_each_others_rows_fails(
+    shop: Shop, is_published: bool, second_writer: str
+) -> None:
+    options: dict[str, Any] = {"mode": second_writer}
     partition = None
-    if other == "partitions":
+    if second_writer == "partitions":
         options, partition = {"partition_by": ["part"], "partitions_def": PARTS}, "a"
     a = _writer("a", **(options if partition else {"mode": "overwrite"}))
     b, after = _writer("b", **options), _writer("b", **options, deps=[a])
-    publishers = [published(a, key="a", partitions_def=a.partitions_def)] if is_published else []
+    publishers = [publisher(a, key="a", partitions_def=a.partitions_def)] if is_published else []
     shop.define(a, b, *publishers)
     run = shop.run(partition=partition)
     assert (run.is_failure, shop.lake.latest_version()) == (True, 0)
     if not is_published:
-        assert shop.failures(run) == ["invalid-input"] * 2
+        assert shop.error_codes(run) == ["invalid-input"] * 2
     shop.define(a, after, *publishers)
     assert shop.run(partition=partition).is_success
 
@@ -519,12 +525,12 @@ def test_run_with_two_assets_that_append_to_one_table_succeeds(shop: Shop) -> No
     shop.define(*(_writer(name, mode="append") for name in "ab"))
     assert (shop.run().is_success, shop.values()) == (True, [1.0, 1.0])
     shop.define(_writer("a", mode="append"), _writer("b", mode="overwrite"))
-    assert shop.run(keys=[dg.AssetKey(["shop", "b"])]).is_success, "the run contains only one of them"
+    assert shop.run(keys=[dg.AssetKey(["shop", "b"])]).is_success, "the run writes only one of the assets"
     assert shop.values() == [1.0]
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_partition_deleted_during_run(shop: Shop, moment: str) -> None:
+@pytest.mark.parametrize("timing", ["before", "after"])
+def test_partition_deleted_during_run_fails_only_before_commit(shop: Shop, timing: str) -> None:
     shop.instance.add_dynamic_partitions("days", ["mon", "tue"])
     days = dg.DynamicPartitionsDefinition(name="days")
 
@@ -532,11 +538,11 @@ def test_partition_deleted_during_run(shop: Shop, moment: str) -> None:
     def orders(context: dg.AssetExecutionContext) -> pa.Table:
         return pa.table({"day": [context.partition_key], "euros": [1.0]})
 
-    shop.define(orders, published(orders, partitions_def=days))
-    shop.at_commit(**{moment: lambda: shop.instance.delete_dynamic_partition("days", "mon")})  # type: ignore[arg-type]
+    shop.define(orders, publisher(orders, partitions_def=days))
+    shop.at_commit(**{timing: lambda: shop.instance.delete_dynamic_partition("days", "mon")})  # type: ignore[arg-type]
     run = shop.run(partition="mon")
-    if moment == "before":
-        assert (shop.failure(run), shop.lake.latest_version()) == ("invalid-input", 0)
+    if timing == "before":
+        assert (shop.error_code(run), shop.lake.latest_version()) == ("invalid-input", 0)
     else:
         assert (run.is_success, shop.values()) == (True, [1.0])
 
@@ -553,7 +559,7 @@ def test_step_does_not_wait_for_publication_that_ended_without_its_partition(sho
     def report(orders: pa.Table) -> None:
         keys_read.append(orders["day"].to_pylist())
 
-    shop.define(orders, published(orders, partitions_def=days), report)
+    shop.define(orders, publisher(orders, partitions_def=days), report)
     assert shop.run(partition="tue").is_success
     shop.at_commit(after=lambda: shop.instance.delete_dynamic_partition("days", "mon"))
     assert shop.run(partition="mon").is_success
@@ -572,7 +578,7 @@ def test_check_reads_partition_of_its_run(shop: Shop) -> None:
         keys_read.append(orders["part"].to_pylist())
         return dg.AssetCheckResult(passed=min(orders["euros"].to_pylist()) > 0)
 
-    shop.define(orders, positive, published(orders, partitions_def=PARTS))
+    shop.define(orders, positive, publisher(orders, partitions_def=PARTS))
     assert shop.run(partition="a").is_success
     shop.euros = [-1.0]
     assert shop.run(partition="a").is_failure

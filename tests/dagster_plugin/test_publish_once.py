@@ -12,7 +12,7 @@ import pytest
 
 from tests.dagster_plugin.run_config import QUIET
 from tests.dagster_plugin.sales_project import (
-    BAD,
+    BAD_ORDERS,
     NAMES,
     PUBLISHED,
     definitions,
@@ -26,12 +26,12 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 
 
 def failures(result: dg.ExecuteInProcessResult) -> list[str]:
-    """Return the messages of failed steps, followed by that of a failed run."""
+    """Return the messages of failed steps, followed by the message of the failed run."""
     return [f"{event.message} {event.event_specific_data}" for event in result.all_events if event.is_failure]
 
 
 class Sales:
-    """The project on one lakehouse, with one Dagster instance on disk."""
+    """The project on one lakehouse and one Dagster instance on disk."""
 
     def __init__(self, folder: Path, instance: dg.DagsterInstance):
         self.lake = Lakehouse.create(str(folder / "lake"), {"fsync": "false"})
@@ -48,7 +48,7 @@ class Sales:
         assert result.success, failures(result)
         return result
 
-    def next_commit(self, fault: str) -> None:
+    def inject_fault(self, fault: str) -> None:
         self._fault.write_text(fault)
 
     def fault_was_injected(self) -> bool:
@@ -65,12 +65,12 @@ class Sales:
         assert run is not None
         return run
 
-    def published(self) -> list[int]:
+    def published_versions(self) -> list[int]:
         return [info.version for info in self.lake.history() if info.operation == "publish"]
 
-    def rows(self, table: str) -> int:
-        rows: int = catalog_at(self.lake).load_table(("sales", table)).scan().to_arrow().num_rows
-        return rows
+    def n_rows(self, table: str) -> int:
+        n_rows: int = catalog_at(self.lake).load_table(("sales", table)).scan().to_arrow().num_rows
+        return n_rows
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_five_tables_are_published_as_one_version(
         "DAGSTER",
     )
     assert {output["name"] for output in complete["outputs"]} == {f"sales.{name}" for name in NAMES}
-    assert sales.published() == [1]
+    assert sales.published_versions() == [1]
     assert {(change.kind, change.table) for change in sales.lake.diff(0, 1)} == {
         ("added", None),
         *(("added", name) for name in NAMES),
@@ -111,19 +111,19 @@ def test_five_tables_are_published_as_one_version(
     tags, metadata = event.asset_materialization.tags or {}, event.asset_materialization.metadata
     assert versions["sales/orders"]["data"] == tags["dagster/data_version"]
     assert (metadata["dagster/row_count"].value, metadata["dagster/table_name"].value) == (2, "sales.orders")
-    (lakehouse,) = [
+    (lakehouse_metadata,) = [
         event.materialization.metadata
         for event in result.get_asset_materialization_events()
         if event.asset_key == ONLY.lakehouse_key
     ]
-    assert lakehouse["lakehouse_version"].value == 1
+    assert lakehouse_metadata["lakehouse_version"].value == 1
     sales.must_run()
-    assert sales.published() == [2, 1]
-    assert [sales.rows(name) for name in ("orders", "customers", "regions")] == [4, 2, 2]
+    assert sales.published_versions() == [2, 1]
+    assert [sales.n_rows(name) for name in ("orders", "customers", "regions")] == [4, 2, 2]
 
 
-def test_failed_blocking_check_publishes_nothing_and_is_named(sales: Sales, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(BAD, "yes")
+def test_failed_blocking_check_is_reported_and_publishes_nothing(sales: Sales, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BAD_ORDERS, "yes")
     result = sales.run()
     assert not result.success
     step, run = failures(result)
@@ -131,56 +131,56 @@ def test_failed_blocking_check_publishes_nothing_and_is_named(sales: Sales, monk
         assert "1 blocking asset check failed with ERROR severity:\\nsales/orders: positive_items" in message
     assert PUBLISHED not in {event.asset_key for event in result.get_asset_materialization_events()}
     assert sales.lake.latest_version() == 0
-    monkeypatch.delenv(BAD)
+    monkeypatch.delenv(BAD_ORDERS)
     sales.must_run()
-    assert sales.published() == [1]
-    assert sales.rows("orders") == 2
-    assert {change.table for change in sales.lake.diff(0, 1)} == {None, *NAMES}, "five tables, one version"
+    assert sales.published_versions() == [1]
+    assert sales.n_rows("orders") == 2
+    assert {change.table for change in sales.lake.diff(0, 1)} == {None, *NAMES}, "one version contains all five tables"
 
 
 def test_retried_step_publishes_once(sales: Sales) -> None:
-    sales.next_commit("unknown")
+    sales.inject_fault("unknown")
     result = sales.must_run()
     assert sales.fault_was_injected()
     assert any(event.is_step_up_for_retry for event in result.all_events)
-    assert sales.published() == [1]
-    assert sales.rows("orders") == 2
+    assert sales.published_versions() == [1]
+    assert sales.n_rows("orders") == 2
 
 
 @pytest.mark.soak
 def test_step_killed_after_commit_publishes_once(sales: Sales) -> None:
-    sales.next_commit("after")
+    sales.inject_fault("after")
     run = sales.execute("sales_job")
     assert sales.fault_was_injected()
     assert run.is_success
-    assert sales.published() == [1]
-    assert sales.rows("orders") == 2
+    assert sales.published_versions() == [1]
+    assert sales.n_rows("orders") == 2
     event = sales.instance.get_latest_materialization_event(PUBLISHED)
     assert event is not None and event.asset_materialization is not None
     metadata = event.asset_materialization.metadata
     assert (metadata["lakehouse_version"].value, metadata["was_published"].value) == (1, True)
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("steps", [pytest.param("those-left", marks=pytest.mark.soak), "all"])
-def test_run_worker_killed_at_commit_publishes_once(sales: Sales, moment: str, steps: str) -> None:
-    sales.next_commit(moment)
+@pytest.mark.parametrize("timing", ["before", "after"])
+@pytest.mark.parametrize("steps", [pytest.param("remaining", marks=pytest.mark.soak), "all"])
+def test_run_worker_killed_at_commit_publishes_once(sales: Sales, timing: str, steps: str) -> None:
+    sales.inject_fault(timing)
     status, _ = fork(lambda _: sales.execute("sales_job_in_process") and None).finish()
     assert status == -signal.SIGKILL
-    assert sales.published() == ([1] if moment == "after" else [])
+    assert sales.published_versions() == ([1] if timing == "after" else [])
     (killed,) = sales.instance.get_runs()
     sales.instance.report_run_failed(killed)  # like Dagster's run monitoring
     with sales.lake.transaction() as txn:
         txn.create_namespace("others")
     reexecution = dg.ReexecutionOptions(parent_run_id=killed.run_id)
-    if steps == "those-left":
+    if steps == "remaining":
         reexecution = dg.ReexecutionOptions.from_failure(killed.run_id, sales.instance)
     run = sales.execute("sales_job_in_process", reexecution)
     assert run.is_success
-    publications = 2 if (moment, steps) == ("after", "all") else 1
-    assert len(sales.published()) == publications, "staging again must publish again"
-    assert sales.rows("orders") == 2, "rows that are staged again must not be appended twice"
-    deliberate = sales.execute("sales_job_in_process", dg.ReexecutionOptions(parent_run_id=run.run_id))
-    assert deliberate.is_success
-    assert len(sales.published()) == publications + 1
-    assert sales.rows("orders") == 4
+    n_publications = 2 if (timing, steps) == ("after", "all") else 1
+    assert len(sales.published_versions()) == n_publications, "tables that are staged again must be published again"
+    assert sales.n_rows("orders") == 2, "rows that are staged again must not be appended twice"
+    second_reexecution = sales.execute("sales_job_in_process", dg.ReexecutionOptions(parent_run_id=run.run_id))
+    assert second_reexecution.is_success
+    assert len(sales.published_versions()) == n_publications + 1
+    assert sales.n_rows("orders") == 4

@@ -1,4 +1,4 @@
-"""Test that assets follow publications: a staged table materializes no asset and triggers no downstream asset."""
+"""Test that only published tables materialize assets and trigger downstream assets."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +21,7 @@ from trinitylake_ops.iceberg.write.publication import publication_id, publish_on
 
 ORDERS, TOTALS = dg.AssetKey(["sales", "orders"]), dg.AssetKey(["sales", "totals"])
 PUBLISHED = dg.AssetKey(["publish", "sales"])
-REPORT, LATER = dg.AssetKey(["report"]), dg.AssetKey(["later"])
+REPORT, SUMMARY = dg.AssetKey(["report"]), dg.AssetKey(["summary"])
 
 
 class Project:
@@ -30,15 +30,19 @@ class Project:
     def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance):
         self.lake = lake
         self.instance = instance
-        self.conflict = False
+        self.has_conflict = False
         lakehouse = TrinityLakeResource(root=lake.root)
-        assets = [*self._tables(), self._after(REPORT, dg.AutomationCondition.eager()), self._after(LATER, published())]
+        assets = [
+            *self._tables(),
+            self._downstream_asset(REPORT, dg.AutomationCondition.eager()),
+            self._downstream_asset(SUMMARY, published()),
+        ]
         self.definitions = dg.Definitions(
             assets=assets,
             resources={
                 "lakehouse": lakehouse,
                 "io_manager": TrinityLakeIOManager(lakehouse=lakehouse),
-                "nothing": dg.mem_io_manager,
+                "memory": dg.mem_io_manager,
             },
             jobs=[
                 dg.define_asset_job("all", selection=[ORDERS, TOTALS, PUBLISHED]),
@@ -56,7 +60,7 @@ class Project:
 
         @dg.asset(key=TOTALS, code_version="1")
         def totals(context: dg.AssetExecutionContext, orders: pa.Table) -> pa.Table:
-            if self.conflict:
+            if self.has_conflict:
                 publish_externally(self.lake, "orders")
             context.add_output_metadata({"checked": 1})
             return pa.table({"n": [sum(orders["n"].to_pylist())]})
@@ -67,31 +71,31 @@ class Project:
         return [orders, totals, publish]
 
     @staticmethod
-    def _after(key: dg.AssetKey, condition: Any) -> dg.AssetsDefinition:
-        @dg.asset(key=key, deps=[TOTALS], automation_condition=condition, io_manager_key="nothing")
-        def after() -> None:
+    def _downstream_asset(key: dg.AssetKey, condition: Any) -> dg.AssetsDefinition:
+        @dg.asset(key=key, deps=[TOTALS], automation_condition=condition, io_manager_key="memory")
+        def downstream() -> None:
             """Read the totals."""
 
-        return after
+        return downstream
 
     def run(self, job: str = "all") -> dg.ExecuteInProcessResult:
-        resolved = self.definitions.resolve_job_def(job)
-        return resolved.execute_in_process(instance=self.instance, run_config=QUIET, raise_on_error=False)
+        definition = self.definitions.resolve_job_def(job)
+        return definition.execute_in_process(instance=self.instance, run_config=QUIET, raise_on_error=False)
 
     def tick(self) -> set[dg.AssetKey]:
         """Evaluate automation once, and return the requested assets."""
         result = dg.evaluate_automation_conditions(
-            self.definitions, self.instance, dg.AssetSelection.assets(REPORT, LATER), cursor=self.cursor
+            self.definitions, self.instance, dg.AssetSelection.assets(REPORT, SUMMARY), cursor=self.cursor
         )
         self.cursor = result.cursor
-        return {key for key in (REPORT, LATER) if result.get_num_requested(key)}
+        return {key for key in (REPORT, SUMMARY) if result.get_num_requested(key)}
 
     def versions(self, key: dg.AssetKey) -> list[int]:
         records = self.instance.fetch_materializations(key, limit=100).records
         events = [record.asset_materialization for record in records]
         return [event.metadata["lakehouse_version"].value for event in events if event is not None]  # type: ignore[misc]
 
-    def stale(self, key: dg.AssetKey) -> StaleStatus:
+    def stale_status(self, key: dg.AssetKey) -> StaleStatus:
         graph = self.definitions.resolve_asset_graph()
         resolver = CachingStaleStatusResolver(self.instance, graph, LoadingContextForTest(self.instance))
         return resolver.get_status(key)
@@ -99,7 +103,7 @@ class Project:
 
 def publish_externally(lake: Lakehouse, table: str) -> None:
     staged = stage_arrow(lake, pa.table({"n": [7]}), "sales", table, mode="append")
-    publish_once(lake, [staged], publication_id("elsewhere", staged.metadata_location))
+    publish_once(lake, [staged], publication_id("external", staged.metadata_location))
 
 
 @pytest.fixture
@@ -112,7 +116,7 @@ def test_publication_materializes_its_tables(project: Project) -> None:
     result = project.run()
     assert result.success
     assert (project.versions(ORDERS), project.versions(TOTALS)) == ([1], [1])
-    assert project.tick() == {REPORT, LATER}
+    assert project.tick() == {REPORT, SUMMARY}
     assert project.tick() == set()
     event = project.instance.get_latest_materialization_event(TOTALS)
     assert event is not None and event.asset_materialization is not None
@@ -121,8 +125,8 @@ def test_publication_materializes_its_tables(project: Project) -> None:
     assert metadata["staged_by"].value == event.run_id == result.run_id
     assert event.step_key == "publish__sales"
     assert "trinitylake/staged" not in metadata
-    (note,) = project.instance.fetch_observations(TOTALS, limit=9).records
-    assert note.asset_observation is not None and note.asset_observation.description == "Staged, not yet published."
+    (record,) = project.instance.fetch_observations(TOTALS, limit=9).records
+    assert record.asset_observation is not None and record.asset_observation.description == "Staged, not yet published."
 
 
 def test_run_without_publish_asset_fails_and_materializes_nothing(project: Project) -> None:
@@ -133,24 +137,24 @@ def test_run_without_publish_asset_fails_and_materializes_nothing(project: Proje
 
 def test_failed_publication_does_not_change_tables(project: Project) -> None:
     assert project.run().success
-    assert project.tick() == {REPORT, LATER}
-    project.conflict = True
+    assert project.tick() == {REPORT, SUMMARY}
+    project.has_conflict = True
     assert not project.run().success
     assert (project.versions(ORDERS), project.versions(TOTALS), project.lake.latest_version()) == ([1], [1], 2)
     assert project.tick() == set()
 
 
 def test_tables_of_one_run_are_not_stale(project: Project) -> None:
-    """Dagster does not consider them stale, although a staged table was made from another staged table."""
+    """Dagster considers the tables fresh, although one staged table was computed from another."""
     for _ in range(2):
         assert project.run().success
-        assert [project.stale(key) for key in (ORDERS, TOTALS)] == [StaleStatus.FRESH] * 2
-    tags = project.instance.get_latest_materialization_event(TOTALS)
-    assert tags is not None and tags.asset_materialization is not None
-    events = tags.asset_materialization.tags or {}
+        assert [project.stale_status(key) for key in (ORDERS, TOTALS)] == [StaleStatus.FRESH] * 2
+    event = project.instance.get_latest_materialization_event(TOTALS)
+    assert event is not None and event.asset_materialization is not None
+    tags = event.asset_materialization.tags or {}
     (orders,) = project.instance.fetch_materializations(ORDERS, limit=1).records
-    assert events["dagster/input_event_pointer/sales/orders"] == str(orders.storage_id)
-    assert events["dagster/code_version"] == "1"
+    assert tags["dagster/input_event_pointer/sales/orders"] == str(orders.storage_id)
+    assert tags["dagster/code_version"] == "1"
 
 
 def test_automation_publishes_downstream_table(lakes: Lakes) -> None:
@@ -179,23 +183,23 @@ def test_automation_publishes_downstream_table(lakes: Lakes) -> None:
     with dg.instance_for_test() as instance:
         cursor: Any = None
 
-        def requested() -> set[dg.AssetKey]:
+        def requested_assets() -> set[dg.AssetKey]:
             nonlocal cursor
-            events = dg.evaluate_automation_conditions(
+            result = dg.evaluate_automation_conditions(
                 definitions, instance, dg.AssetSelection.assets(totals, second), cursor=cursor
             )
-            cursor = events.cursor
-            return {key for key in (totals.key, second.key) if events.get_num_requested(key)}
+            cursor = result.cursor
+            return {key for key in (totals.key, second.key) if result.get_num_requested(key)}
 
         def run(*assets: dg.AssetsDefinition) -> None:
             job = definitions.resolve_implicit_global_asset_job_def()
             keys = [asset.key for asset in assets]
             assert job.execute_in_process(instance=instance, run_config=QUIET, asset_selection=keys).success
 
-        assert requested() == set()
+        assert requested_assets() == set()
         run(orders, first)
         assert lake.latest_version() == 1
-        assert requested() == {totals.key, second.key}
+        assert requested_assets() == {totals.key, second.key}
         run(totals, second)
         assert lake.latest_version() == 2
-        assert requested() == set()
+        assert requested_assets() == set()

@@ -25,10 +25,10 @@ from trinitylake_ops.storage.options import COMMON_OPTIONS, OPTIONS_VARIABLE, St
 from trinitylake_ops.storage.registry import OWN_SCHEMES
 
 OPTIONS = {option.name for scheme in OWN_SCHEMES.values() for option in scheme.options}
-SECRETS = sorted(filter(is_secret, OPTIONS))
+SECRET_OPTIONS = sorted(filter(is_secret, OPTIONS))
 
 
-def test_configuration_has_a_field_for_every_storage_option() -> None:
+def test_configuration_has_field_for_each_storage_option() -> None:
     scheme_options = {f"{scheme.name}.{option.name}" for scheme in OWN_SCHEMES.values() for option in scheme.options}
     names = OPTIONS | scheme_options | {option.name for option in COMMON_OPTIONS}
     assert SecretVariables.names() == set(filter(is_secret, names))
@@ -91,34 +91,34 @@ def test_allowed_roots_reach_lakehouse(tmp_path: Path) -> None:
 def test_credentials_are_read_from_environment_when_lakehouse_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     variables = SecretVariables(access_key_id="MY_KEY", secret_access_key="MY_SECRET")
     resource = TrinityLakeResource(root="s3://bucket/lake", secret_options_from_env=variables)
-    opened: list[tuple[str, Any]] = []
-    monkeypatch.setattr(Lakehouse, "open", lambda *arguments: opened.append(arguments))
+    open_calls: list[tuple[str, Any]] = []
+    monkeypatch.setattr(Lakehouse, "open", lambda *arguments: open_calls.append(arguments))
     with pytest.raises(InvalidInputError, match="'access_key_id'"):
         resource.open()
     monkeypatch.setenv("MY_KEY", ACCESS_KEY_ID)
     monkeypatch.setenv("MY_SECRET", SECRET_ACCESS_KEY)
     resource.open()
-    assert opened == [("s3://bucket/lake", StorageOptions(RIGHT))]
-    assert leaks(f"{resource!r} {resource} {resource.model_dump_json()} {opened}") == []
+    assert open_calls == [("s3://bucket/lake", StorageOptions(RIGHT))]
+    assert leaks(f"{resource!r} {resource} {resource.model_dump_json()} {open_calls}") == []
 
 
 def test_options_of_other_schemes_have_scheme_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", ACCESS_KEY_ID)
     monkeypatch.setenv("MY_SECRET", SECRET_ACCESS_KEY)
-    text = {"fsync": "false", "s3.endpoint": "https://host:9000", "redis.cluster": "true"}
+    options = {"fsync": "false", "s3.endpoint": "https://host:9000", "redis.cluster": "true"}
     variables = {"s3.access_key_id": "MY_KEY", "s3.secret_access_key": "MY_SECRET"}
     resource = TrinityLakeResource(
         root=str(tmp_path),
-        storage_options=StorageSettings(**text),
+        storage_options=StorageSettings(**options),
         secret_options_from_env=SecretVariables(**variables),
     )
-    hidden = {f"s3.{name}": value for name, value in RIGHT.items()}
-    assert resource.open_or_create().storage_options == {**text, **hidden}
+    secrets = {f"s3.{name}": value for name, value in RIGHT.items()}
+    assert resource.open_or_create().storage_options == {**options, **secrets}
     assert leaks(f"{resource!r} {resource.model_dump_json()}") == []
 
 
 @pytest.mark.parametrize(
-    ("make", "config", "message"),
+    ("build", "config", "message"),
     [
         (StorageSettings, {"s3.endpoint": f"https://user:{SECRET_ACCESS_KEY}@host"}, "'endpoint' must be"),
         (StorageSettings, {"s3.secret_access_key": SECRET_ACCESS_KEY}, "'s3.secret_access_key' is a credential"),
@@ -128,38 +128,38 @@ def test_options_of_other_schemes_have_scheme_prefix(tmp_path: Path, monkeypatch
     ],
 )
 def test_invalid_options_of_other_schemes_are_rejected_without_their_values(
-    make: Callable[..., object], config: dict[str, str], message: str
+    build: Callable[..., object], config: dict[str, str], message: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=message) as raised:
-        make(**config)
-    assert leaks(everything_shown(raised.value)) == []
+        build(**config)
+    assert leaks(displayed_text(raised.value)) == []
 
 
-def test_options_of_other_schemes_come_from_environment_and_launchpad(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_other_schemes_are_read_from_environment_and_launchpad(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = StorageSettings(**{"s3.endpoint": dg.EnvVar("LAKE_ENDPOINT")})
-    resource = TrinityLakeResource(root="memory://never-made/", storage_options=settings)
+    resource = TrinityLakeResource(root="memory://missing/", storage_options=settings)
     monkeypatch.setenv("LAKE_ENDPOINT", f"https://user:{SECRET_ACCESS_KEY}@host")
-    config = {"root": "memory://never-made/", "storage_options": {"s3.region": "here", "gs.project": "mine"}}
+    config = {"root": "memory://missing/", "storage_options": {"s3.region": "here", "gs.project": "mine"}}
     with dg.instance_for_test() as instance:
-        output = failed_poll(instance, resource)
+        output = failed_run_output(instance, resource)
         assert "'endpoint' must be" in output
         assert leaks(output) == []
         monkeypatch.setenv("LAKE_ENDPOINT", "https://host")
-        assert "there is no lakehouse at memory://never-made/" in failed_poll(instance, resource)
-        assert "there is no lakehouse at memory://never-made/" in failed_poll(instance, resource, config)
+        assert "there is no lakehouse at memory://missing/" in failed_run_output(instance, resource)
+        assert "there is no lakehouse at memory://missing/" in failed_run_output(instance, resource, config)
 
 
 def test_documented_options_are_equal_in_code_and_yaml() -> None:
     page = (Path(__file__).parents[2] / "docs" / "dagster" / "resource.md").read_text()
     section = page.partition("## Options of the storage")[2]
-    code, written = (section.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("python", "yaml"))
-    by_code = eval(code)
-    component = TrinityLakeMaintenanceComponent(**yaml.safe_load(written))
-    assert component.settings().lakehouse == by_code
-    assert by_code.storage_options.explicit_options()["s3.region"] == "eu-1"
+    python_code, yaml_text = (section.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("python", "yaml"))
+    python_resource = eval(python_code)
+    component = TrinityLakeMaintenanceComponent(**yaml.safe_load(yaml_text))
+    assert component.settings().lakehouse == python_resource
+    assert python_resource.storage_options.explicit_options()["s3.region"] == "eu-1"
 
 
-@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("name", SECRET_OPTIONS)
 def test_credential_in_options_is_rejected_without_its_value(name: str) -> None:
     for value in (SECRET_ACCESS_KEY, dg.EnvVar("MY_SECRET")):
         with pytest.raises(InvalidInputError, match=f"'{name}' is a credential") as raised:
@@ -194,7 +194,7 @@ def test_credential_in_place_of_variable_name_is_not_repeated() -> None:
     assert leaks(str(raised.value)) == []
 
 
-def everything_shown(error: BaseException) -> str:
+def displayed_text(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)) + repr(error)
 
 
@@ -219,7 +219,7 @@ def everything_shown(error: BaseException) -> str:
 def test_invalid_root_is_rejected_when_definitions_load(root: str) -> None:
     with pytest.raises(InvalidInputError, match="'root'") as raised:
         TrinityLakeResource(root=root)
-    assert leaks(everything_shown(raised.value)) == []
+    assert leaks(displayed_text(raised.value)) == []
 
 
 @pytest.mark.parametrize(
@@ -235,13 +235,13 @@ def test_valid_root_is_not_modified(root: str) -> None:
 
 @pytest.mark.parametrize("endpoint", [f"https://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@host", SECRET_ACCESS_KEY])
 def test_endpoint_with_credentials_is_rejected_when_definitions_load(endpoint: str) -> None:
-    for make in (
+    for build in (
         lambda: StorageSettings(endpoint=endpoint),
         lambda: TrinityLakeResource(root="s3://bucket/", storage_options={"endpoint": endpoint}),  # type: ignore[arg-type]
     ):
         with pytest.raises(InvalidInputError, match="'endpoint'") as raised:
-            make()
-        assert leaks(everything_shown(raised.value)) == []
+            build()
+        assert leaks(displayed_text(raised.value)) == []
     assert StorageSettings(endpoint="https://host:9000").explicit_options() == {"endpoint": "https://host:9000"}
 
 
@@ -261,21 +261,21 @@ def test_endpoint_with_credentials_is_rejected_when_definitions_load(endpoint: s
     ],
 )
 def test_invalid_variable_name_is_rejected_when_definitions_load(value: str) -> None:
-    for name in SECRETS:
+    for name in SECRET_OPTIONS:
         with pytest.raises(InvalidInputError, match=f"'{name}' in secret_options_from_env is not the name") as raised:
             SecretVariables(**{name: value})
-        text = everything_shown(raised.value)
+        text = displayed_text(raised.value)
         assert leaks(text) == []
         assert not value or value not in text
 
 
 def test_value_of_variable_is_not_accepted_as_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAKE_KEY", "nobody_may_see_this")
+    monkeypatch.setenv("LAKE_KEY", "value_of_the_variable")
     with pytest.raises(InvalidInputError) as raised:
-        SecretVariables(secret_access_key="nobody_may_see_this")
-    assert "nobody_may_see_this" not in str(raised.value)
-    monkeypatch.setenv("NAMED", "NAMED")
-    assert SecretVariables(secret_access_key="NAMED").read() == {"secret_access_key": "NAMED"}
+        SecretVariables(secret_access_key="value_of_the_variable")
+    assert "value_of_the_variable" not in str(raised.value)
+    monkeypatch.setenv("SAME_NAME", "SAME_NAME")
+    assert SecretVariables(secret_access_key="SAME_NAME").read() == {"secret_access_key": "SAME_NAME"}
 
 
 @pytest.mark.parametrize("name", ["_", "my_secret", "V" * 64, "S" * 40, "AKIA_OF_THE_LAKE", "mySecret2"])
@@ -290,20 +290,20 @@ def open_lakehouse(lakehouse: TrinityLakeResource) -> None:
 
 @dg.job
 def open_job() -> None:
-    """A job of a user project. Unlike jobs of operations, its launchpad contains the configuration of the resource."""
+    """A job of a user project. Unlike that of an operation job, its launchpad accepts configuration of the resource."""
     open_lakehouse()
 
 
-def job_on(resource: TrinityLakeResource) -> dg.JobDefinition:
+def job_with_resource(resource: TrinityLakeResource) -> dg.JobDefinition:
     return dg.Definitions(jobs=[open_job], resources={"lakehouse": resource}).resolve_job_def("open_job")
 
 
-def failed_poll(
+def failed_run_output(
     instance: dg.DagsterInstance, resource: TrinityLakeResource, config: dict[str, Any] | None = None
 ) -> str:
-    """Return everything that is logged and displayed of the resource in a failed run that opens the lakehouse."""
+    """Open the lakehouse in a run that fails. Return the representation of the resource and the log of the run."""
     resources = {} if config is None else {"resources": {"lakehouse": {"config": config}}}
-    result = job_on(resource).execute_in_process(
+    result = job_with_resource(resource).execute_in_process(
         instance=instance, raise_on_error=False, run_config={**resources, **QUIET}
     )
     assert not result.success
@@ -316,17 +316,17 @@ def test_env_var_values_are_checked_when_run_resolves_them(monkeypatch: pytest.M
     monkeypatch.setenv("LAKE_ENDPOINT", "https://host")
     with dg.instance_for_test() as instance:
         monkeypatch.setenv("LAKE_ROOT", f"s3://{ACCESS_KEY_ID}:{SECRET_ACCESS_KEY}@bucket/lake")
-        output = failed_poll(instance, resource)
+        output = failed_run_output(instance, resource)
         assert "'root' is invalid" in output
         assert leaks(output) == []
         monkeypatch.setenv("LAKE_ROOT", "s3://bucket/lake")
         monkeypatch.setenv("LAKE_ENDPOINT", f"https://user:{SECRET_ACCESS_KEY}@host")
-        output = failed_poll(instance, resource)
+        output = failed_run_output(instance, resource)
         assert "'endpoint' must be" in output
         assert leaks(output) == []
-        monkeypatch.setenv("LAKE_ROOT", "memory://never-made/")
+        monkeypatch.setenv("LAKE_ROOT", "memory://missing/")
         monkeypatch.setenv("LAKE_ENDPOINT", "https://host")
-        assert "memory:// supports" in failed_poll(instance, resource), "the lakehouse must receive the values"
+        assert "memory:// supports" in failed_run_output(instance, resource), "the lakehouse must receive the values"
 
 
 @pytest.mark.parametrize(
@@ -339,8 +339,8 @@ def test_env_var_values_are_checked_when_run_resolves_them(monkeypatch: pytest.M
 )
 def test_invalid_launchpad_values_are_rejected_without_their_values(config: dict[str, Any], message: str) -> None:
     with dg.instance_for_test() as instance:
-        output = failed_poll(
-            instance, TrinityLakeResource(root="memory://never-made/"), {"root": "memory://never-made/", **config}
+        output = failed_run_output(
+            instance, TrinityLakeResource(root="memory://missing/"), {"root": "memory://missing/", **config}
         )
     assert message in output
     assert leaks(output) == []
@@ -348,18 +348,18 @@ def test_invalid_launchpad_values_are_rejected_without_their_values(config: dict
 
 @pytest.mark.parametrize("name", ["secret_access_key", "secret_key", "s3.secret_access_key"])
 def test_launchpad_rejects_credentials_before_run_is_recorded(name: str) -> None:
-    resource = TrinityLakeResource(root="memory://never-made/")
-    config = {"root": "memory://never-made/", "storage_options": {name: SECRET_ACCESS_KEY}}
+    resource = TrinityLakeResource(root="memory://missing/")
+    config = {"root": "memory://missing/", "storage_options": {name: SECRET_ACCESS_KEY}}
     with dg.instance_for_test() as instance:
         with pytest.raises(dg.DagsterInvalidConfigError, match=name) as raised:
-            job_on(resource).execute_in_process(
+            job_with_resource(resource).execute_in_process(
                 instance=instance, run_config={"resources": {"lakehouse": {"config": config}}, **QUIET}
             )
         assert instance.get_runs() == []
     assert leaks(str(raised.value)) == []
 
 
-def test_options_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_read_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert StorageSettings.from_environment().explicit_options() == {}
     monkeypatch.setenv(OPTIONS_VARIABLE, "endpoint=http://127.0.0.1:1,region=here")
     assert StorageSettings.from_environment().explicit_options() == {"endpoint": "http://127.0.0.1:1", "region": "here"}

@@ -1,4 +1,4 @@
-"""Test rollback, restore and drop jobs: their plans, links, the versions page, and the verification of changes."""
+"""Test rollback, restore and drop jobs: plans, links, the versions page, and the verification of applied changes."""
 
 from __future__ import annotations
 
@@ -64,23 +64,26 @@ def test_rollback_plan_lists_changed_and_lost_rows(jobs: Jobs) -> None:
         str(first), 6, 3,
     )  # fmt: skip
     assert "| ns.real | 6 | 3 | +0 -3 |" in outcome.metadata["proof"]
-    assert (outcome.materialized[0]["operation"], outcome.materialized[0]["approved_by"]) == ("rollback", APPROVER)
+    assert (outcome.materializations[0]["operation"], outcome.materializations[0]["approved_by"]) == (
+        "rollback",
+        APPROVER,
+    )
     assert jobs.plan("rollback", to={"version": first}, tables=["ns.real"])["is_empty"] is True
     check_lake(jobs.lake)
 
 
 def test_rollback_to_timestamp_applies_to_planned_version(jobs: Jobs) -> None:
     append_rows(jobs.lake, "ns.real")
-    moment = jobs.lake.snapshot(1).created_at.isoformat()
-    plan = jobs.plan("rollback", to={"timestamp": moment})
+    timestamp = jobs.lake.snapshot(1).created_at.isoformat()
+    plan = jobs.plan("rollback", to={"timestamp": timestamp})
     assert plan["configuration"]["to"] == {"version": 1}
-    jobs.must_run("export", name="between", level="minimal")
+    jobs.must_run("export", name="later", level="minimal")
     stale = jobs.apply(plan, "rollback")
     assert not stale.success
     assert stale.metadata["error_code"] == "plan-changed"
     assert f"on version {plan['base_version']}, and" in stale.error
     assert stale.error.endswith(f"on version {jobs.lake.latest_version()}; review the new plan")
-    assert jobs.must_apply("rollback", to={"timestamp": moment}).metadata["rolled_back_to"] == "1"
+    assert jobs.must_apply("rollback", to={"timestamp": timestamp}).metadata["rolled_back_to"] == "1"
     assert objects(jobs.lake.snapshot()) == objects(jobs.lake.snapshot(1))
 
 
@@ -107,27 +110,29 @@ def test_rollback_to_last_passed_fails_without_checks(jobs: Jobs) -> None:
 
 def test_exports_are_restored_and_dropped_with_plan(jobs: Jobs, tmp_path: Path) -> None:
     first = append_rows(jobs.lake, "ns.real")
-    jobs.must_run("export", name="here", level="minimal", version=first)
-    jobs.must_run("export", name="away", target=str(tmp_path / "backup"))
+    jobs.must_run("export", name="internal", level="minimal", version=first)
+    jobs.must_run("export", name="external", target=str(tmp_path / "backup"))
     append_rows(jobs.lake, "ns.real")
-    plan = jobs.plan("restore", name="here", tables=["ns.real"])
+    plan = jobs.plan("restore", name="internal", tables=["ns.real"])
     assert (plan["rows_going_away"], plan["objects"]) == (3, 1)
     assert jobs.apply(plan, "restore").metadata["rows_after"] == 3
     append_rows(jobs.lake, "ns.real")
-    plan = jobs.plan("restore", name="away")
+    plan = jobs.plan("restore", name="external")
     assert plan["files"] >= 1
     outcome = jobs.apply(plan, "restore")
-    assert (outcome.success, outcome.metadata["restored_from"], outcome.metadata["rows_after"]) == (True, "away", 3), (
-        outcome.error
-    )
+    assert (outcome.success, outcome.metadata["restored_from"], outcome.metadata["rows_after"]) == (
+        True,
+        "external",
+        3,
+    ), outcome.error
 
-    plan = jobs.plan("drop_export", name="away")
-    assert (plan["export"], plan["level"]) == ("away", "full")
+    plan = jobs.plan("drop_export", name="external")
+    assert (plan["export"], plan["level"]) == ("external", "full")
     assert "can expire" in plan["what_follows"]
-    assert [info.name for info in operations.list_exports(jobs.lake)] == ["away", "here"]
-    assert jobs.apply(plan, "drop_export").metadata["dropped"] == "away"
-    assert [info.name for info in operations.list_exports(jobs.lake)] == ["here"]
-    assert "export 'away' does not exist" in jobs.apply(plan, "drop_export").error
+    assert [info.name for info in operations.list_exports(jobs.lake)] == ["external", "internal"]
+    assert jobs.apply(plan, "drop_export").metadata["dropped"] == "external"
+    assert [info.name for info in operations.list_exports(jobs.lake)] == ["internal"]
+    assert "export 'external' does not exist" in jobs.apply(plan, "drop_export").error
     check_lake(jobs.lake)
 
 
@@ -135,10 +140,10 @@ def test_compact_and_reconcile_jobs_apply_plans(jobs: Jobs) -> None:
     plan = jobs.plan("compact")
     assert (plan["is_empty"], plan["nodes_before"]) == (True, 1)
     assert not {"digest", "configuration"} & set(plan), "there is nothing to approve"
-    assert jobs.must_run("compact", unattended=True).materialized == []
+    assert jobs.must_run("compact", unattended=True).materializations == []
     plan = jobs.plan("reconcile")
     assert (plan["is_empty"], plan["steps"]) == (True, "")
-    assert jobs.must_run("reconcile", unattended=True).materialized == []
+    assert jobs.must_run("reconcile", unattended=True).materializations == []
     with pytest.raises(InvalidInputError):
         operations.plan_reconcile(jobs.lake, acknowledge="1")
 
@@ -147,20 +152,20 @@ def test_log_history_and_diff_jobs_report_versions(jobs: Jobs) -> None:
     first = append_rows(jobs.lake, "ns.real")
     last = append_rows(jobs.lake, "ns.real")
     append_rows(jobs.lake, "ns.other")
-    logged = jobs.must_run("log", limit=3).metadata
-    assert logged["n_versions"] == 3
-    assert re.search(rf"\| {last} \| .* \| ns\.real \| \+3 -0 \| \+1 -0 \|", logged["versions"])
-    of_table = jobs.must_run("history", table="ns.real").metadata
-    assert (of_table["n_versions"], of_table["looked_back_to"]) == (3, 0), (
+    log_metadata = jobs.must_run("log", limit=3).metadata
+    assert log_metadata["n_versions"] == 3
+    assert re.search(rf"\| {last} \| .* \| ns\.real \| \+3 -0 \| \+1 -0 \|", log_metadata["versions"])
+    table_history = jobs.must_run("history", table="ns.real").metadata
+    assert (table_history["n_versions"], table_history["looked_back_to"]) == (3, 0), (
         "one version created the table and two appended to it"
     )
-    assert re.search(rf"\| {last} \| .* \| changed \| \+3 -0 \| \+1 -0 \|", of_table["versions"])
+    assert re.search(rf"\| {last} \| .* \| changed \| \+3 -0 \| \+1 -0 \|", table_history["versions"])
     diff = jobs.must_run("diff", before={"version": first}, after={"version": last}).metadata
     assert (diff["objects"], diff["rows_added"], diff["rows_removed"]) == (1, 3, 0)
     assert "| changed | ns.real | +3 -0 | 6 |" in diff["changes"]
 
 
-# Several operators
+# Concurrent operators
 
 
 def test_only_one_of_two_concurrent_rollbacks_applies(jobs: Jobs) -> None:
@@ -170,7 +175,7 @@ def test_only_one_of_two_concurrent_rollbacks_applies(jobs: Jobs) -> None:
     with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(lambda _: jobs.apply(plan, "rollback"), range(2)))
     (succeeded,), (rejected,) = [
-        [outcome for outcome in outcomes if outcome.success is is_done] for is_done in (True, False)
+        [outcome for outcome in outcomes if outcome.success is has_succeeded] for has_succeeded in (True, False)
     ]
     assert (succeeded.metadata["rows_before"], succeeded.metadata["rows_after"]) == (6, 3)
     assert "is out of date" in rejected.error, rejected.error
@@ -179,7 +184,7 @@ def test_only_one_of_two_concurrent_rollbacks_applies(jobs: Jobs) -> None:
 
 
 def test_publication_fails_when_base_was_rolled_back_after_staging(lakes: Lakes) -> None:
-    """A staged table is based on an undone version: its publication fails, and the undone rows do not come back."""
+    """The staged table is based on an undone version. Its publication fails, so that undone rows stay undone."""
     lake = lakes.local()
 
     def stage(day: str, number: int) -> StagedTable:
@@ -187,8 +192,8 @@ def test_publication_fails_when_base_was_rolled_back_after_staging(lakes: Lakes)
         return stage_arrow(lake, rows, "sales", "orders", mode="replace_partitions", partition_by=["day"])
 
     def days() -> list[tuple[str, int]]:
-        metadata = catalog_at(lake).load_table("sales.orders").scan().to_arrow().to_pylist()
-        return sorted((row["day"], row["n"]) for row in metadata)
+        table_rows = catalog_at(lake).load_table("sales.orders").scan().to_arrow().to_pylist()
+        return sorted((row["day"], row["n"]) for row in table_rows)
 
     for day in ("mon", "tue"):
         publish_once(lake, [stage(day, 1)], publication_id(day))
@@ -208,13 +213,13 @@ def test_publication_fails_when_base_was_rolled_back_after_staging(lakes: Lakes)
 def test_link_opens_launchpad_with_configuration() -> None:
     links = Links(ONLY, "__repository__@a b.py", frozenset({"rollback"}), "https://dagster.example.com/p")
     config = {"to": "a (b) | c", "tables": ["ns.\u2028t"], "approved_by": None}
-    link = links.launchpad("rollback", config, "go | back")
+    link = links.launchpad("rollback", config, "roll | back")
     assert link is not None
     assert link.url.startswith("https://dagster.example.com/p/locations/__repository__@a%20b.py/jobs/rollback/")
     assert not set("()| <>\"'[]") & set(link.url)
     (text,) = parse_qs(urlsplit(link.url).query, keep_blank_values=True)["config"]
     assert yaml.safe_load(text) == config
-    assert link.markdown == f"[go \\| back]({link.url})"
+    assert link.markdown == f"[roll \\| back]({link.url})"
     assert links.launchpad("purge", {}) is None, "this code location has no such job"
     assert links.launchpad("rollback", {"to": "x" * LONGEST_CONFIG_CHARS}) is None
     assert Links(ONLY).launchpad("rollback", {}) is None
@@ -233,7 +238,7 @@ def test_invalid_webserver_url_is_rejected(url: str) -> None:
 
 
 class Shop:
-    """The code location on one lakehouse, with one Dagster instance."""
+    """The code location on one lakehouse and one Dagster instance."""
 
     def __init__(self, lake: Lakehouse, source: Path, instance: dg.DagsterInstance):
         self.lake = lake
@@ -259,7 +264,7 @@ class Shop:
     def run(self, job: str, config: Mapping[str, Any] = QUIET) -> tuple[bool, dict[str, Any]]:
         """Run a job that the code location launches, and return whether it succeeded and its metadata."""
         result = execute_as_launched(
-            self.definitions, job, self.instance, file="shop.py", location_name="here", run_config=config
+            self.definitions, job, self.instance, file="shop.py", location_name="shop", run_config=config
         )
         metadata: dict[str, Any] = {}
         for event in result.all_events:
@@ -275,7 +280,7 @@ class Shop:
         return self.lake.latest_version()
 
     def page(self) -> str:
-        links = Links.at(self.repository, "__repository__@here", NAMES, "")
+        links = Links.at(self.repository, "__repository__@shop", NAMES, "")
         page = VersionsPage(self.instance, self.repository, NAMES, links)
         return "\n".join(part.value for part in page.lists(self.lake, self.lake.snapshot()).values())
 
@@ -301,14 +306,14 @@ def test_incident_is_detected_rolled_back_and_verified(shop: Shop) -> None:
     bad_version = shop.load(4, -5)
     page = shop.page()
     assert "; no_negative_amounts failed" in row(page, bad_version)
-    assert f"; 1 passed [roll back to {good_version}](/locations/__repository__@here/jobs/shop_rollback/" in row(
+    assert f"; 1 passed [roll back to {good_version}](/locations/__repository__@shop/jobs/shop_rollback/" in row(
         page, good_version
     )
     assert "; sales.orders +2 -3;" in row(page, bad_version)
-    newest = shop.instance.get_latest_materialization_event(NAMES.lakehouse_key)
-    assert newest is not None and newest.asset_materialization is not None
-    metadata = newest.asset_materialization.metadata
-    # A run's check may end after its publication, so the metadata contains only results that existed at that time.
+    event = shop.instance.get_latest_materialization_event(NAMES.lakehouse_key)
+    assert event is not None and event.asset_materialization is not None
+    metadata = event.asset_materialization.metadata
+    # A check may end after the publication of its run, so the metadata contains only results that existed at that time.
     assert "; 1 passed" in row(str(metadata["last_versions"].value), good_version)
     assert not {"objects", "publish_tables", "tables"} & metadata.keys(), "metrics are a separate observation"
     (observation_record, *_) = shop.instance.fetch_observations(NAMES.lakehouse_key, limit=1).records
@@ -355,13 +360,13 @@ def test_blocking_check_is_not_attributed_to_published_version(shop: Shop, monke
 
 
 def test_check_is_attributed_to_version_of_re_execution(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise dg.Failure("not now")
 
     good_version = shop.load(1, 2, 3)
     shop.source.write_text("4\n-5")
     with monkeypatch.context() as patch:
-        patch.setattr(publish_step, "publish_once", refuse)
+        patch.setattr(publish_step, "publish_once", fail)
         failed = shop.execute()
     assert failed.is_failure
     assert "; latest; 1 passed" in row(shop.page(), good_version)
@@ -374,7 +379,7 @@ def test_check_is_attributed_to_version_of_re_execution(shop: Shop, monkeypatch:
 
 def test_last_passed_version_excludes_undone_versions(shop: Shop) -> None:
     good_version, bad_version = shop.load(1, 2, 3), shop.load(4, 500)
-    assert "1 passed" in row(shop.page(), bad_version), "no check must detect the bad rows"
+    assert "1 passed" in row(shop.page(), bad_version), "the check does not detect these bad rows"
     operations.rollback(shop.lake, good_version)
     latest = shop.lake.latest_version()
     page = shop.page()

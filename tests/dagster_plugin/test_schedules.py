@@ -26,32 +26,32 @@ from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.operations.gc import purge
 from trinitylake_ops.operations.lease import lease
 
-GENEROUS = ApplyLimits(max_files=10_000, max_bytes=10**9, min_age=timedelta(0))
+LARGE_LIMITS = ApplyLimits(max_files=10_000, max_bytes=10**9, min_age=timedelta(0))
 SUNDAY = datetime(2026, 11, 22, tzinfo=UTC)
 NIGHT = BlackoutWindow(start=time(22), end=time(6), reason="the nightly load")
 
 
-# Two runs in threads of this process: Dagster's capture of their output would wait a minute when they overlap.
-NOTHING_CAPTURED = {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
+# Two runs overlap in threads of this process. Dagster's capture of their output would wait for a minute.
+NO_OUTPUT_CAPTURE = {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
 
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    overrides = {"concurrency": {"pools": {"default_limit": 1}}, "compute_logs": NOTHING_CAPTURED}
+    overrides = {"concurrency": {"pools": {"default_limit": 1}}, "compute_logs": NO_OUTPUT_CAPTURE}
     with dg.instance_for_test(overrides=overrides) as instance:
         yield instance
 
 
-class Scheduled:
+class ScheduledLake:
     """A local lakehouse with scheduled maintenance, one hour after its last commit."""
 
     def __init__(self, folder: Path, clock: LocalClock, instance: dg.DagsterInstance):
         self.clock = clock
         self.instance = instance
         self.lake = old_lake(folder, clock)
-        self.set()
+        self.configure()
 
-    def set(self, limits: ApplyLimits = GENEROUS, **options: Any) -> None:
+    def configure(self, limits: ApplyLimits = LARGE_LIMITS, **options: Any) -> None:
         resource = TrinityLakeResource(root=self.lake.root, storage_options=StorageSettings(fsync="false"))
         checks = build_lakehouse_checks()
         self.definitions = dg.Definitions(
@@ -91,11 +91,11 @@ class Scheduled:
 
 
 @pytest.fixture
-def scheduled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> Scheduled:
-    return Scheduled(tmp_path, LocalClock(monkeypatch), instance)
+def scheduled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> ScheduledLake:
+    return ScheduledLake(tmp_path, LocalClock(monkeypatch), instance)
 
 
-def test_each_schedule_launches_its_operation(scheduled: Scheduled) -> None:
+def test_each_schedule_launches_its_operation(scheduled: ScheduledLake) -> None:
     lake = scheduled.lake
     overwrite_rows(lake, "ns.a")
     scheduled.clock.forward()
@@ -103,12 +103,12 @@ def test_each_schedule_launches_its_operation(scheduled: Scheduled) -> None:
     lake.storage.write("_latest_hint.txt", b"garbage")
     assert scheduled.must_run("repair_hint").metadata["state"] == "garbage"
     outcome = scheduled.must_run("trim")
-    assert (outcome.metadata["snapshots_dropped"], outcome.materialized[0]["operation"]) == (4, "trim")
+    assert (outcome.metadata["snapshots_dropped"], outcome.materializations[0]["operation"]) == (4, "trim")
     scheduled.clock.forward()
     latest = lake.latest_version()
     outcome = scheduled.must_run("expire")
     assert outcome.metadata["versions"] == f"0-{latest - 1}"
-    assert outcome.materialized[0]["approved_by"] == "the limits of schedules"
+    assert outcome.materializations[0]["approved_by"] == "the limits of schedules"
     assert next(iter(lake.history(1))).approved_by == "the limits of schedules"
     scheduled.clock.forward()
     planned = operations.plan_purge(lake)
@@ -116,11 +116,11 @@ def test_each_schedule_launches_its_operation(scheduled: Scheduled) -> None:
     assert (outcome.metadata["files"], outcome.metadata["bytes"]) == (planned.files, planned.bytes)
     assert outcome.metadata["digest"].startswith(f"{planned.base_version}-")
     table_id = lake.snapshot().table("ns", "a").id
-    stray = f"tables/{table_id}/data/left-behind.parquet"
-    lake.storage.create(stray, b"x" * 99)
+    orphan = f"tables/{table_id}/data/orphan.parquet"
+    lake.storage.create(orphan, b"x" * 99)
     scheduled.clock.forward()
     scheduled.must_run("orphans")
-    assert not lake.storage.exists(stray)
+    assert not lake.storage.exists(orphan)
     scheduled.must_run("verify")
     scheduled.must_run("export")
     (export,) = operations.list_exports(lake)
@@ -130,43 +130,43 @@ def test_each_schedule_launches_its_operation(scheduled: Scheduled) -> None:
     check_lake(lake)
 
 
-def test_scheduled_run_with_nothing_to_do_succeeds_without_commit(scheduled: Scheduled) -> None:
-    scheduled.set(ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(days=1)))
+def test_scheduled_run_with_nothing_to_do_succeeds_without_commit(scheduled: ScheduledLake) -> None:
+    scheduled.configure(ApplyLimits(max_files=0, max_bytes=0, min_age=timedelta(days=1)))
     before = content(scheduled.lake)
     for name in ("trim", "expire", "purge", "orphans", "drop_overdue_clones"):
-        assert scheduled.must_run(name).materialized == []
+        assert scheduled.must_run(name).materializations == []
     assert content(scheduled.lake) == before
 
 
-def test_scheduled_run_above_limits_fails_and_deletes_nothing(scheduled: Scheduled) -> None:
+def test_scheduled_run_above_limits_fails_and_deletes_nothing(scheduled: ScheduledLake) -> None:
     lake = scheduled.lake
     files = sum(operations.plan_expiration(lake).files.values())
     for limits in (
         ApplyLimits(max_files=files - 1, max_bytes=10**9, min_age=timedelta(0)),
         ApplyLimits(max_files=files, max_bytes=9, min_age=timedelta(0)),
     ):
-        scheduled.set(limits)
+        scheduled.configure(limits)
         before = content(lake)
         outcome = scheduled.run("expire")
         assert not outcome.success
         assert outcome.error.startswith(f"this expire releases {files} files with ")
         assert "nothing was done; run expire to make a plan, then approve it" in outcome.error
-        assert (outcome.metadata["files"], outcome.metadata["versions"], outcome.materialized) == (files, "0-2", [])
+        assert (outcome.metadata["files"], outcome.metadata["versions"], outcome.materializations) == (files, "0-2", [])
         assert content(lake) == before
     scheduled.expire_all()
-    lake.storage.create("nodes-of-nobody", b"x")
+    lake.storage.create("nodes-orphan", b"x")
     before = content(lake)
     outcome = scheduled.run("purge")
     assert "this purge deletes" in outcome.error
     assert "| 0-2 | expired | now |" in outcome.metadata["plan"]
     assert content(lake) == before
-    scheduled.set(ApplyLimits(max_files=files, max_bytes=10**9, min_age=timedelta(0)))
+    scheduled.configure(ApplyLimits(max_files=files, max_bytes=10**9, min_age=timedelta(0)))
     assert scheduled.must_run("purge").metadata["files"] == files
 
 
-def test_scheduled_plan_excludes_files_younger_than_minimum_age(scheduled: Scheduled) -> None:
+def test_scheduled_plan_excludes_files_younger_than_minimum_age(scheduled: ScheduledLake) -> None:
     limits = ApplyLimits(max_files=10_000, max_bytes=10**9, min_age=timedelta(hours=3))
-    scheduled.set(limits)
+    scheduled.configure(limits)
     scheduled.lake.alter_definition(maximum_version_age_millis_overrides={1: 1})
     scheduled.clock.forward()
     assert scheduled.must_run("expire").metadata["versions"] == ""
@@ -183,26 +183,26 @@ def test_scheduled_plan_excludes_files_younger_than_minimum_age(scheduled: Sched
     [(21, "purge", False), (22, "purge", True), (5, "purge", True), (6, "purge", False), (23, "repair_hint", True)],
 )
 def test_tick_within_blackout_is_skipped_with_reason(
-    scheduled: Scheduled, hour: int, name: str, is_skipped: bool
+    scheduled: ScheduledLake, hour: int, name: str, is_skipped: bool
 ) -> None:
-    scheduled.set(blackouts=[NIGHT], timezone="Europe/Berlin")
-    ticked = scheduled.tick(name, datetime(2026, 11, 22, hour - 1, 30, tzinfo=UTC))
-    assert bool(ticked.run_requests) is not is_skipped
-    messages = f"Sunday {hour:02}:30 is within the blackout 22:00 to 06:00: the nightly load"
-    assert ticked.skip_message == (messages if is_skipped else None)
+    scheduled.configure(blackouts=[NIGHT], timezone="Europe/Berlin")
+    tick = scheduled.tick(name, datetime(2026, 11, 22, hour - 1, 30, tzinfo=UTC))
+    assert bool(tick.run_requests) is not is_skipped
+    message = f"Sunday {hour:02}:30 is within the blackout 22:00 to 06:00: the nightly load"
+    assert tick.skip_message == (message if is_skipped else None)
 
 
 def test_blackouts_apply_to_selected_and_whole_days() -> None:
-    weekend = BlackoutWindow(start=time(0), end=time(0), reason="nobody is there", days=("saturday", "sunday"))
+    weekend = BlackoutWindow(start=time(0), end=time(0), reason="no operator is available", days=("saturday", "sunday"))
     assert [weekend.covers(SUNDAY + timedelta(days=day, hours=23)) for day in range(-2, 2)] == [
         False,
         True,
         True,
         False,
     ]
-    late = BlackoutWindow(start=time(23), end=time(2), reason="load", days=("sunday",))
-    assert late.covers(SUNDAY + timedelta(days=1, hours=1))
-    assert not late.covers(SUNDAY + timedelta(hours=1))
+    late_sunday = BlackoutWindow(start=time(23), end=time(2), reason="load", days=("sunday",))
+    assert late_sunday.covers(SUNDAY + timedelta(days=1, hours=1))
+    assert not late_sunday.covers(SUNDAY + timedelta(hours=1))
     with pytest.raises(InvalidInputError, match="'funday'"):
         BlackoutWindow(start=time(1), end=time(2), reason="x", days=("funday",))
     with pytest.raises(InvalidInputError):
@@ -210,7 +210,7 @@ def test_blackouts_apply_to_selected_and_whole_days() -> None:
 
 
 @pytest.mark.parametrize("days", [-1, 2_000_000])
-def test_export_schedule_rejects_age_shorter_than_its_interval(days: int) -> None:
+def test_export_schedule_rejects_invalid_retention(days: int) -> None:
     with pytest.raises(InvalidInputError, match="export_retain"):
         build_maintenance_schedules(export_retain=timedelta(days=days))
 
@@ -237,24 +237,24 @@ def test_invalid_limits_are_rejected(invalid_limits: Mapping[str, Any]) -> None:
 
 
 class ConcurrentPurges:
-    """Run two purges in threads. The first one pauses in the middle until it is released."""
+    """Runs purges in threads. A purge pauses before it deletes files until the test lets it continue."""
 
-    def __init__(self, scheduled: Scheduled, patch: pytest.MonkeyPatch):
+    def __init__(self, scheduled: ScheduledLake, patch: pytest.MonkeyPatch):
         self.scheduled = scheduled
         self.has_paused, self.may_continue = threading.Event(), threading.Event()
-        self.at_once, self.most_at_once = 0, 0
+        self.n_running, self.max_running = 0, 0
         self.outcomes: dict[str, JobOutcome] = {}
         delete_unreached = purge.delete_unreached
 
-        def pause_first(*args: Any) -> Any:
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
+        def pause_before_deletion(*args: Any) -> Any:
+            self.n_running += 1
+            self.max_running = max(self.max_running, self.n_running)
             self.has_paused.set()
             assert self.may_continue.wait(60)
-            self.at_once -= 1
+            self.n_running -= 1
             return delete_unreached(*args)
 
-        patch.setattr(purge, "delete_unreached", pause_first)
+        patch.setattr(purge, "delete_unreached", pause_before_deletion)
 
     def start(self, name: str, instance: dg.DagsterInstance) -> threading.Thread:
         def run() -> None:
@@ -265,7 +265,7 @@ class ConcurrentPurges:
         return thread
 
 
-def test_second_purge_waits_in_pool(scheduled: Scheduled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_purge_waits_in_pool(scheduled: ScheduledLake, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduled.expire_all()
     purges = ConcurrentPurges(scheduled, monkeypatch)
     first = purges.start("first", scheduled.instance)
@@ -278,16 +278,16 @@ def test_second_purge_waits_in_pool(scheduled: Scheduled, monkeypatch: pytest.Mo
     second.join(60)
     assert [purges.outcomes[name].error for name in ("first", "second")] == ["", ""]
     assert purges.outcomes["first"].metadata["files"] > 0
-    assert (purges.outcomes["second"].metadata["files"], purges.most_at_once) == (0, 1)
+    assert (purges.outcomes["second"].metadata["files"], purges.max_running) == (0, 1)
     check_lake(scheduled.lake)
 
 
-def test_concurrent_purge_fails_and_warns_when_pool_has_no_limit(scheduled: Scheduled) -> None:
+def test_concurrent_purge_fails_and_warns_when_pool_has_no_limit(scheduled: ScheduledLake) -> None:
     scheduled.expire_all()
-    with dg.instance_for_test() as unlimited:
+    with dg.instance_for_test() as instance_without_limits:
         with lease(scheduled.lake.storage, "purge"):
-            outcome = scheduled.run("purge", unlimited)
+            outcome = scheduled.run("purge", instance_without_limits)
         assert outcome.error.startswith("purge is running; wait until it ends")
-        (run,) = unlimited.get_runs()
-        messages = [entry.user_message for entry in unlimited.all_logs(run.run_id)]
+        (run,) = instance_without_limits.get_runs()
+        messages = [entry.user_message for entry in instance_without_limits.all_logs(run.run_id)]
     assert any(f"dagster instance concurrency set {ONLY.pool} 1" in message for message in messages)

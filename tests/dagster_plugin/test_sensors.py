@@ -42,14 +42,14 @@ def consumer() -> None:
 
 @pytest.fixture(scope="module")
 def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as ticks:
-        yield ticks
+    with dg.instance_for_test() as test_instance:
+        yield test_instance
 
 
 class Ticks:
     """Run a sensor's ticks on a lakehouse and process the results like the daemon: events, then runs, then the cursor.
 
-    Of several requests with the same run key, one run is launched.
+    Requests with the same run key launch a single run.
     """
 
     def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance, **options: Any):
@@ -81,7 +81,7 @@ class Ticks:
             self.cursor = result.cursor
 
     def tables(self) -> Counter[tuple[str, ...]]:
-        """Return how often each table was reported as materialized."""
+        """Return the number of reported materializations of each table."""
         keys = [event.asset_key for event in self.events if isinstance(event, dg.AssetMaterialization)]
         return Counter(tuple(key.path) for key in keys if key != ONLY.lakehouse_key)
 
@@ -92,10 +92,10 @@ class Ticks:
             event for event in observations if event.asset_key == ONLY.lakehouse_key and "gap" not in event.metadata
         ]
 
-    def versions_run(self) -> list[str]:
+    def versions_of_runs(self) -> list[str]:
         return [request.tags["trinitylake/version"] for request in self.launched.values()]
 
-    def notes(self) -> list[str]:
+    def gap_descriptions(self) -> list[str]:
         return [event.description or "" for event in self.events if "gap" in event.metadata]
 
 
@@ -113,7 +113,7 @@ def test_external_commit_is_reported_once_with_one_run(ticks: Ticks) -> None:
     ticks.tick()
     ticks.tick()
     assert ticks.tables() == {("ns", "a"): 1}
-    assert ticks.versions_run() == [str(version)]
+    assert ticks.versions_of_runs() == [str(version)]
     assert ticks.log_messages[-1] == f"latest version: {version}; 0 versions remain"
     lakehouse = ticks.instance.get_latest_materialization_event(ONLY.lakehouse_key)
     assert lakehouse is not None
@@ -150,7 +150,7 @@ def test_sensor_reports_added_and_removed_tables(ticks: Ticks) -> None:
     assert (removed.asset_key.path, removed.metadata["change"].value) == (["ns", "b"], "removed")
 
 
-def test_killed_daemon_repeats_events_but_no_run(ticks: Ticks) -> None:
+def test_killed_daemon_repeats_events_but_not_runs(ticks: Ticks) -> None:
     alter(ticks.lake, "ns", "a")
     ticks.tick(is_killed=True)
     ticks.tick()
@@ -168,11 +168,11 @@ def test_sensor_ignores_commits_of_own_runs(ticks: Ticks) -> None:
     alter(ticks.lake, "ns", "b")
     with acting_for_run(own_run_id):
         alter(ticks.lake, "ns", "a")
-    with acting_for_run("11111111-2222-3333-4444-555555555555"):  # of another instance
+    with acting_for_run("11111111-2222-3333-4444-555555555555"):  # a run of another instance
         last = alter(ticks.lake, "ns", "b")
     ticks.tick()
     assert ticks.tables() == {("ns", "b"): 2}
-    assert ticks.versions_run() == [str(last)]
+    assert ticks.versions_of_runs() == [str(last)]
 
 
 @pytest.mark.parametrize("max_versions", [1000, 120])
@@ -187,22 +187,22 @@ def test_sensor_reports_burst_of_500_commits(lakes: Lakes, instance: dg.DagsterI
     for _ in range(n_ticks + 1):
         ticks.tick()
     assert ticks.tables() == {("ns", f"t{number}"): n_ticks for number in range(7)}
-    assert ticks.versions_run() == [str(lake.latest_version())]
-    observations = [event.metadata["lag_versions"].value for event in ticks.metrics()]
-    assert observations == list(range(500, 0, -max_versions))
+    assert ticks.versions_of_runs() == [str(lake.latest_version())]
+    lags = [event.metadata["lag_versions"].value for event in ticks.metrics()]
+    assert lags == list(range(500, 0, -max_versions))
 
 
 def test_tick_without_time_left_makes_progress(ticks: Ticks) -> None:
     for _ in range(3):
         alter(ticks.lake, "ns", "a")
-    slow = Ticks(ticks.lake, ticks.instance, max_seconds_per_tick=1e-9)
-    slow.cursor = ticks.cursor
+    slow_ticks = Ticks(ticks.lake, ticks.instance, max_seconds_per_tick=1e-9)
+    slow_ticks.cursor = ticks.cursor
     for _ in range(3):
-        slow.tick()
-    assert slow.tables() == {("ns", "a"): 3}
-    assert slow.cursor is not None
-    assert Cursor.decode(slow.cursor).version == ticks.lake.latest_version()
-    assert len(slow.launched) == 1
+        slow_ticks.tick()
+    assert slow_ticks.tables() == {("ns", "a"): 3}
+    assert slow_ticks.cursor is not None
+    assert Cursor.decode(slow_ticks.cursor).version == ticks.lake.latest_version()
+    assert len(slow_ticks.launched) == 1
 
 
 def test_large_commit_is_split_over_several_ticks(ticks: Ticks) -> None:
@@ -213,7 +213,7 @@ def test_large_commit_is_split_over_several_ticks(ticks: Ticks) -> None:
     for _ in range(4):
         small_ticks.tick()
     assert small_ticks.tables() == {("ns", "a"): 1} | {("many", f"t{number:02}"): 1 for number in range(24)}
-    assert small_ticks.versions_run() == [str(ticks.lake.latest_version())]
+    assert small_ticks.versions_of_runs() == [str(ticks.lake.latest_version())]
     assert small_ticks.cursor is not None
     assert Cursor.decode(small_ticks.cursor).until is None
 
@@ -226,14 +226,14 @@ def test_sensor_reports_gap_and_continues_when_cursor_expired(ticks: Ticks) -> N
     expire(ticks.lake, f"0-{latest - 1}")
     seal(ticks.lake, 1)
     ticks.tick()
-    assert ticks.notes() == [
+    assert ticks.gap_descriptions() == [
         f"version 1 can no longer be read; the changes of versions 2-{latest} are not reported",
     ]
     assert ticks.tables() == {("ns", "a"): 1}
-    assert ticks.versions_run() == [str(last + 1)]
+    assert ticks.versions_of_runs() == [str(last + 1)]
     alter(ticks.lake, "ns", "b")
     ticks.tick()
-    assert len(ticks.notes()) == 1
+    assert len(ticks.gap_descriptions()) == 1
 
 
 def test_changes_of_expired_versions_are_reported_with_the_next_readable_version(ticks: Ticks) -> None:
@@ -243,7 +243,7 @@ def test_changes_of_expired_versions_are_reported_with_the_next_readable_version
         alter(ticks.lake, "ns", "b")
     expire(ticks.lake, "2")
     ticks.tick()
-    assert ticks.notes() == []
+    assert ticks.gap_descriptions() == []
     assert set(ticks.tables()) == {("ns", "a"), ("ns", "b")}
 
 
@@ -258,15 +258,15 @@ def test_changes_of_expired_versions_are_reported_with_the_next_readable_version
         "9" * 5000,
         "[" * 9999,
     ],
-    ids=["text", "list", "empty", "no fields", "wrong kinds", "number", "nested"],
+    ids=["text", "list", "empty", "missing fields", "wrong types", "number", "nested"],
 )
 def test_sensor_continues_at_latest_version_when_cursor_is_unreadable(ticks: Ticks, cursor: str) -> None:
     latest = alter(ticks.lake, "ns", "a")
     ticks.cursor = cursor
     ticks.tick()
-    (note,) = ticks.notes()
-    assert note.startswith("the cursor cannot be read")
-    assert ticks.versions_run() == [str(latest)]
+    (description,) = ticks.gap_descriptions()
+    assert description.startswith("the cursor cannot be read")
+    assert ticks.versions_of_runs() == [str(latest)]
     alter(ticks.lake, "ns", "b")
     ticks.tick()
     assert ticks.tables() == {("ns", "b"): 1}
@@ -282,7 +282,7 @@ def test_sensor_continues_at_latest_version_when_cursor_has_invalid_values(
     ticks.cursor = json.dumps({**json.loads(ticks.cursor), **invalid_fields})
     latest = alter(ticks.lake, "ns", "a")
     ticks.tick()
-    assert ticks.notes() == [
+    assert ticks.gap_descriptions() == [
         "the cursor cannot be read because it contains invalid values; commits before version"
         f" {latest} may not be reported"
     ]
@@ -291,14 +291,14 @@ def test_sensor_continues_at_latest_version_when_cursor_has_invalid_values(
     assert ticks.tables() == {("ns", "b"): 1}
 
 
-@pytest.mark.parametrize("run_id", ["a\x00b", "x" * 2900, "run\n"], ids=["nul", "long", "line"])
+@pytest.mark.parametrize("run_id", ["a\x00b", "x" * 2900, "run\n"], ids=["nul", "long", "newline"])
 def test_sensor_does_not_query_malformed_run_ids(ticks: Ticks, monkeypatch: pytest.MonkeyPatch, run_id: str) -> None:
-    """Another program may write any text as a run id, and Postgres rejects queries with some of it."""
+    """Other programs can write arbitrary text as a run ID, and Postgres rejects queries with certain characters."""
 
-    def refuse(_instance: dg.DagsterInstance, run_id: str) -> None:
+    def reject_query(_instance: dg.DagsterInstance, run_id: str) -> None:
         raise ValueError("A string literal cannot contain NUL (0x00) characters.")
 
-    monkeypatch.setattr(dg.DagsterInstance, "get_run_by_id", refuse)
+    monkeypatch.setattr(dg.DagsterInstance, "get_run_by_id", reject_query)
     with acting_for_run(run_id):
         alter(ticks.lake, "ns", "a")
     ticks.tick()
@@ -326,14 +326,14 @@ def test_sensor_reports_replaced_lakehouse(ticks: Ticks) -> None:
     for cursor in (*invalid_cursors, replace(decoded, lakehouse_id="another")):
         ticks.cursor = cursor.encode()
         ticks.tick()
-        assert ticks.notes()[-1].startswith("the lakehouse was replaced: version ")
+        assert ticks.gap_descriptions()[-1].startswith("the lakehouse was replaced: version ")
         assert ticks.cursor is not None
         assert Cursor.decode(ticks.cursor).version == 1
     assert len(ticks.launched) == 1
 
 
 def test_sensor_skips_when_lakehouse_does_not_exist(instance: dg.DagsterInstance) -> None:
-    resource = TrinityLakeResource(root="memory://never-made/")
+    resource = TrinityLakeResource(root="memory://missing/")
     context = dg.build_sensor_context(instance=instance, resources={"lakehouse": resource})
     result = build_commit_sensor(job=consumer).evaluate_tick(context)
     assert "there is no lakehouse" in str(result.skip_message)
@@ -364,7 +364,7 @@ def test_tick_time_limit_is_below_daemon_timeout(monkeypatch: pytest.MonkeyPatch
 
 
 def test_alert_receives_failed_run_with_its_error(instance: dg.DagsterInstance) -> None:
-    resource = TrinityLakeResource(root="memory://never-made/")
+    resource = TrinityLakeResource(root="memory://missing/")
     definitions = dg.Definitions(jobs=build_jobs(), resources={"lakehouse": resource})
     job = definitions.resolve_job_def("verify")
     result = job.execute_in_process(instance=instance, raise_on_error=False)
@@ -376,7 +376,7 @@ def test_alert_receives_failed_run_with_its_error(instance: dg.DagsterInstance) 
         nonlocal calls
         calls += 1
         if calls == 1:
-            raise ConnectionError("no answer")
+            raise ConnectionError("no response")
         alerts.append(failed)
 
     sensor = build_failed_run_sensor(alert)
@@ -384,7 +384,7 @@ def test_alert_receives_failed_run_with_its_error(instance: dg.DagsterInstance) 
     sensor(context.for_run_failure())
     (failed,) = alerts
     assert (failed.run_id, failed.job, calls) == (result.run_id, "verify", 2)
-    assert failed.steps == {"run_verify": "there is no lakehouse at memory://never-made/; create one with init"}
+    assert failed.steps == {"run_verify": "there is no lakehouse at memory://missing/; create one with init"}
     assert json.loads(json.dumps(dict(failed.tags)))["dagster/max_retries"] == "0"
 
 

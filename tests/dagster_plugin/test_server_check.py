@@ -1,4 +1,4 @@
-"""Test the check of an Iceberg REST server that is ready, not ready, silent or stopped, and invalid URLs."""
+"""Test the check of an Iceberg REST server that is ready, not ready, unresponsive or stopped, and invalid URLs."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ __all__ = ["lakes"]
 
 def evaluate(check: dg.AssetChecksDefinition) -> Any:
     asset = dg.AssetSpec("lakehouse")
-    result = dg.Definitions(assets=[asset], asset_checks=[check], executor=dg.in_process_executor)
-    job = result.resolve_implicit_global_asset_job_def()
+    definitions = dg.Definitions(assets=[asset], asset_checks=[check], executor=dg.in_process_executor)
+    job = definitions.resolve_implicit_global_asset_job_def()
     (evaluation,) = job.execute_in_process(raise_on_error=True).get_asset_check_evaluations()
     return evaluation
 
 
 def test_check_passes_only_when_server_is_ready(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = lakes.local()
-    with serving(settings_for(lake)) as served:
-        ready = evaluate(build_server_check(served.url))
+    with serving(settings_for(lake)) as server:
+        ready = evaluate(build_server_check(server.url))
         assert ready.passed
         assert ready.metadata["answer"].value == "status 200"
-        assert ready.metadata["server"].value == served.url
-    with serving(settings_for(lake)) as served:
+        assert ready.metadata["server"].value == server.url
+    with serving(settings_for(lake)) as server:
         with monkeypatch.context() as patch:
             patch.setattr(Lakehouse, "latest_version", _unreachable)
-            failing = evaluate(build_server_check(served.url, name="again"))
+            failing = evaluate(build_server_check(server.url, name="second_check"))
         assert not failing.passed
         assert failing.metadata["answer"].value == "status 503"
-    assert evaluate(build_server_check(served.url)).metadata["answer"].value == "no response: ConnectionRefusedError"
+    assert evaluate(build_server_check(server.url)).metadata["answer"].value == "no response: ConnectionRefusedError"
 
 
 def _unreachable(_lake: Lakehouse) -> int:
@@ -46,8 +46,8 @@ def _unreachable(_lake: Lakehouse) -> int:
 
 
 def test_check_fails_when_server_does_not_respond() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        check = build_server_check(f"http://127.0.0.1:{silent.getsockname()[1]}", seconds=0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        check = build_server_check(f"http://127.0.0.1:{listener.getsockname()[1]}", seconds=0.1)
         assert evaluate(check).metadata["answer"].value == "no response: TimeoutError"
 
 
@@ -57,5 +57,5 @@ def test_invalid_urls_are_rejected() -> None:
             build_server_check(url)
     with pytest.raises(InvalidInputError):
         build_server_check("http://lake", seconds=0)
-    check_of_sales = build_server_check("https://lake:8181/", LakehouseNames("sales"))
-    assert [key.asset_key for key in check_of_sales.check_keys] == [LakehouseNames("sales").lakehouse_key]
+    sales_check = build_server_check("https://lake:8181/", LakehouseNames("sales"))
+    assert [key.asset_key for key in sales_check.check_keys] == [LakehouseNames("sales").lakehouse_key]

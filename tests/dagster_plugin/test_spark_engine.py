@@ -17,13 +17,13 @@ def test_resource_selects_engine_of_operations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
 ) -> None:
     spark_jobs: list[str] = []
-    run = executor_module.run_in_tasks
+    run_in_tasks = executor_module.run_in_tasks
 
-    def recorded(session: SparkSession, description: str, *arguments: Any) -> list[bytes]:
+    def record_and_run(session: SparkSession, description: str, *arguments: Any) -> list[bytes]:
         spark_jobs.append(description)
-        return run(session, description, *arguments)
+        return run_in_tasks(session, description, *arguments)
 
-    monkeypatch.setattr(executor_module, "run_in_tasks", recorded)
+    monkeypatch.setattr(executor_module, "run_in_tasks", record_and_run)
     monkeypatch.setattr(executor_module, "FEW", 0)
     jobs = Jobs(tmp_path, LocalClock(monkeypatch), engine="spark")
     assert jobs.must_run("verify").metadata["versions"] == jobs.lake.latest_version() + 1

@@ -1,4 +1,4 @@
-"""Test that changes of tables by operations and other engines are reported to the assets that contain the tables."""
+"""Test that table changes by operations and other engines are reported as events of the corresponding assets."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from trinitylake_ops.versions.history import diff_snapshots
 
 KEYS = MONTHS.get_partition_keys()
 #: The code location, as it appears in paths of the UI.
-PLACE = "__repository__@located"
+LOCATION_PATH = "__repository__@monthly"
 
 
-class Located:
-    """The code location on one lakehouse, with one Dagster instance."""
+class CodeLocation:
+    """The code location on one lakehouse and one Dagster instance."""
 
     def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance):
         self.lake = lake
@@ -50,7 +50,7 @@ class Located:
             job,
             self.instance,
             file="monthly_location.py",
-            location_name="located",
+            location_name="monthly",
             run_config=config,
             tags=tags,
         ).success
@@ -61,7 +61,7 @@ class Located:
             self.run("load_orders", partition=key)
 
     def tick(self) -> set[tuple[str, str | None]]:
-        """Evaluate automation once, and return what it requests."""
+        """Evaluate automation once, and return the requested assets with their partitions."""
         selection = dg.AssetSelection.assets(AFTER_ORDERS, AFTER_PRICES)
         result = dg.evaluate_automation_conditions(self.definitions, self.instance, selection, cursor=self._cursor)
         self._cursor = result.cursor
@@ -83,104 +83,108 @@ class Located:
         return [event for event in result.asset_events if event.asset_key != ONLY.lakehouse_key]
 
 
-def put(lake: Lakehouse, table: str, rows: dict[str, list[Any]], namespace: str = "sales") -> None:
-    """Append to a table like another engine."""
+def append(lake: Lakehouse, table: str, rows: dict[str, list[Any]], namespace: str = "sales") -> None:
+    """Append rows to a table like another engine."""
     staged = stage_arrow(lake, pa.table(rows), namespace, table, mode="append")
     publish_once(lake, [staged], publication_id(staged.metadata_location))
 
 
 @pytest.fixture
-def located(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Located]:
+def code_location(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> Iterator[CodeLocation]:
     lake = lakes.local()
     monkeypatch.setenv(ROOT, lake.root)
     with dg.instance_for_test() as instance:
-        yield Located(lake, instance)
+        yield CodeLocation(lake, instance)
 
 
-def test_rollback_job_reports_assets_of_changed_tables(located: Located) -> None:
-    located.load()
-    assert located.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
-    put(located.lake, "prices", {"n": [7]})
-    put(located.lake, "orders", {"year": [2020], "month": [3], "n": [7]})
-    assert located.tick() == set()
-    located.run("rollback", approved_rollback(located.lake, 3))
-    assert located.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
+def test_rollback_job_reports_assets_of_changed_tables(code_location: CodeLocation) -> None:
+    code_location.load()
+    assert code_location.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
+    append(code_location.lake, "prices", {"n": [7]})
+    append(code_location.lake, "orders", {"year": [2020], "month": [3], "n": [7]})
+    assert code_location.tick() == set()
+    code_location.run("rollback", approved_rollback(code_location.lake, 3))
+    assert code_location.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
     events = {}
     for key in (ORDERS, PRICES):
-        record = located.instance.get_latest_materialization_event(key)
+        record = code_location.instance.get_latest_materialization_event(key)
         assert record is not None and record.asset_materialization is not None
         events[key] = record.asset_materialization
     assert (events[ORDERS].partition, events[PRICES].partition) == (KEYS[2], None)
     assert {event.metadata["lakehouse_version"].value for event in events.values()} == {6}
     assert {event.metadata["operation"].value for event in events.values()} == {"rollback"}
-    assert catalog_at(located.lake).load_table("sales.orders").scan().to_arrow().num_rows == 2
+    assert catalog_at(code_location.lake).load_table("sales.orders").scan().to_arrow().num_rows == 2
 
 
-def test_sensor_reports_assets_of_tables_that_another_engine_changed(located: Located) -> None:
-    located.load()
-    assert located.tick_sensor() == []
-    assert located.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
-    assert located.tick() == set()
-    put(located.lake, "prices", {"n": [7]})
-    put(located.lake, "orders", {"year": [2020, 2020], "month": [1, 3], "n": [7, 8]})
-    put(located.lake, "nobodys", {"n": [7]})
-    put(located.lake, "observed", {"n": [7]}, "others")
-    reported = {(event.asset_key, event.partition) for event in located.tick_sensor()}
+def test_sensor_reports_assets_of_tables_that_another_engine_changed(code_location: CodeLocation) -> None:
+    code_location.load()
+    assert code_location.tick_sensor() == []
+    assert code_location.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
+    assert code_location.tick() == set()
+    append(code_location.lake, "prices", {"n": [7]})
+    append(code_location.lake, "orders", {"year": [2020, 2020], "month": [1, 3], "n": [7, 8]})
+    append(code_location.lake, "unassigned", {"n": [7]})
+    append(code_location.lake, "observed", {"n": [7]}, "others")
+    reported = {(event.asset_key, event.partition) for event in code_location.tick_sensor()}
     observed = dg.AssetKey(["others", "observed"])
     assert reported == {(PRICES, None), (ORDERS, KEYS[0]), (ORDERS, KEYS[2]), (observed, None)}
-    assert located.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
+    assert code_location.tick() == {("after_orders", KEYS[2]), ("after_prices", None)}
 
 
-def test_rewritten_or_removed_table_is_an_observation(located: Located) -> None:
-    repository = located.definitions.get_repository_def()
-    lakehouse = TrinityLakeResource(root=located.lake.root)
-    put(located.lake, "prices", {"n": [7]})
-    put(located.lake, "orders", {"year": [2020], "month": [3], "n": [7]})
-    head = located.lake.snapshot()
-    changes = diff_snapshots(located.lake.snapshot(0), head)
+def test_rewritten_or_removed_table_is_reported_as_observation(code_location: CodeLocation) -> None:
+    repository = code_location.definitions.get_repository_def()
+    lakehouse = TrinityLakeResource(root=code_location.lake.root)
+    append(code_location.lake, "prices", {"n": [7]})
+    append(code_location.lake, "orders", {"year": [2020], "month": [3], "n": [7]})
+    head = code_location.lake.snapshot()
+    changes = diff_snapshots(code_location.lake.snapshot(0), head)
 
     def events(kind: str, *, has_new_rows: bool = True, **options: Any) -> set[tuple[type, dg.AssetKey]]:
         assets = TableAssets(repository, ONLY, lakehouse, **options)
-        reported = TableChanges(located.lake, located.lake.snapshot(0), head, assets, located.instance)
+        table_changes = TableChanges(
+            code_location.lake, code_location.lake.snapshot(0), head, assets, code_location.instance
+        )
         changed = [dataclasses.replace(change, kind=kind) for change in changes]
-        return {(type(event), event.asset_key) for event in reported.events(changed, {}, has_new_rows=has_new_rows)}
+        return {
+            (type(event), event.asset_key) for event in table_changes.events(changed, {}, has_new_rows=has_new_rows)
+        }
 
     observations = {(dg.AssetObservation, ORDERS), (dg.AssetObservation, PRICES)}
     assert events("removed") == events("changed", has_new_rows=False) == observations
-    custom_key = dg.AssetKey(["mine"])
+    custom_key = dg.AssetKey(["custom"])
     assert events("changed", table_key=lambda _namespace, _table: custom_key) == {(dg.AssetMaterialization, custom_key)}
 
 
-def test_sensor_reports_commit_of_run_that_died(located: Located, monkeypatch: pytest.MonkeyPatch) -> None:
-    located.run("load_prices")
-    put(located.lake, "prices", {"n": [7]})
-    located.tick_sensor()
-    monkeypatch.setattr(jobs, "LISTENERS", [lambda *_: 1 / 0])  # as if the process was killed after the commit
+def test_sensor_reports_commit_of_killed_run(code_location: CodeLocation, monkeypatch: pytest.MonkeyPatch) -> None:
+    code_location.run("load_prices")
+    append(code_location.lake, "prices", {"n": [7]})
+    code_location.tick_sensor()
+    monkeypatch.setattr(jobs, "LISTENERS", [lambda *_: 1 / 0])  # as if the process had been killed after the commit
     with pytest.raises(AssertionError):
-        located.run("rollback", approved_rollback(located.lake, 1))
-    assert next(located.lake.history()).operation == "rollback"
-    (event,) = located.tick_sensor()
+        code_location.run("rollback", approved_rollback(code_location.lake, 1))
+    assert next(code_location.lake.history()).operation == "rollback"
+    (event,) = code_location.tick_sensor()
     assert (event.asset_key, event.metadata["dagster/row_count"].value) == (PRICES, 1)
-    assert located.tick_sensor() == []
+    assert code_location.tick_sensor() == []
 
 
-def test_sensor_checks_runs_in_progress_again(located: Located) -> None:
-    located.tick_sensor()
+def test_sensor_checks_runs_in_progress_again(code_location: CodeLocation) -> None:
+    code_location.tick_sensor()
 
     def commit(table: str, namespace: str) -> dg.DagsterRun:
-        """Return a run that is in progress and has committed a table."""
-        job = located.definitions.resolve_job_def("load_prices")
-        run = located.instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
-        staged = stage_arrow(located.lake, pa.table({"n": [7]}), namespace, table, mode="append")
-        publish_once(located.lake, [staged], publication_id(run.run_id), run_id=run.run_id)
+        """Commit a table in a run, and return the run, which is still in progress."""
+        job = code_location.definitions.resolve_job_def("load_prices")
+        run = code_location.instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+        staged = stage_arrow(code_location.lake, pa.table({"n": [7]}), namespace, table, mode="append")
+        publish_once(code_location.lake, [staged], publication_id(run.run_id), run_id=run.run_id)
         return run
 
     killed, finished = commit("prices", "sales"), commit("observed", "others")
-    assert [located.tick_sensor(), located.tick_sensor()] == [[], []], (
+    assert [code_location.tick_sensor(), code_location.tick_sensor()] == [[], []], (
         "runs in progress may still report their own commits"
     )
-    located.instance.report_run_failed(killed)
-    assert [event.asset_key for event in located.tick_sensor()] == [PRICES]
+    code_location.instance.report_run_failed(killed)
+    assert [event.asset_key for event in code_location.tick_sensor()] == [PRICES]
     success = dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, job_name=finished.job_name)
-    located.instance.report_dagster_event(success, run_id=finished.run_id)
-    assert [located.tick_sensor(), located.tick_sensor()] == [[], []]
+    code_location.instance.report_dagster_event(success, run_id=finished.run_id)
+    assert [code_location.tick_sensor(), code_location.tick_sensor()] == [[], []]

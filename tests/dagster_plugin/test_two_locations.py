@@ -28,13 +28,13 @@ REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
 
 
 class Location:
-    """A code location with its own table, and with its own asset for a table partitioned by region that both share."""
+    """A code location that writes a separate table, and a table partitioned by region that both locations write."""
 
     def __init__(self, name: str, lake: Lakehouse, instance: dg.DagsterInstance):
         self.name = name
         self.instance = instance
         self.names = LakehouseNames(name)
-        self.shared_key, self.own_key = dg.AssetKey([name, "sales", "orders"]), dg.AssetKey([name, "sales", name])
+        self.shared_key, self.separate_key = dg.AssetKey([name, "sales", "orders"]), dg.AssetKey([name, "sales", name])
         self.before_staging: Callable[[], object] = lambda: None
         self._cursor: str | None = None
         lakehouse = TrinityLakeResource(root=lake.root)
@@ -44,7 +44,7 @@ class Location:
                 assets=self._assets(),
                 jobs=[
                     dg.define_asset_job(
-                        "load", selection=[self.shared_key, self.own_key, dg.AssetKey([name, "publish"])]
+                        "load", selection=[self.shared_key, self.separate_key, dg.AssetKey([name, "publish"])]
                     )
                 ],
                 executor=dg.in_process_executor,
@@ -52,31 +52,34 @@ class Location:
         )
 
     def _assets(self) -> list[dg.AssetsDefinition]:
-        def build_asset(key: dg.AssetKey, after: list[dg.AssetKey]) -> dg.AssetsDefinition:
+        def build_asset(key: dg.AssetKey, upstream_keys: list[dg.AssetKey]) -> dg.AssetsDefinition:
             @dg.asset(
                 key=key,
-                deps=after,
+                deps=upstream_keys,
                 partitions_def=REGIONS,
                 io_manager_key=self.names.io_manager_key,
                 metadata=stored_as(partition_by=["region"]),
             )
             def table(context: dg.AssetExecutionContext) -> pa.Table:
-                if after:
+                if upstream_keys:
                     hook, self.before_staging = self.before_staging, lambda: None
                     hook()
                 return pa.table({"region": [context.partition_key], "by": [self.name]})
 
             return table
 
-        shared, own_asset = build_asset(self.shared_key, []), build_asset(self.own_key, [self.shared_key])
+        shared_asset, separate_asset = (
+            build_asset(self.shared_key, []),
+            build_asset(self.separate_key, [self.shared_key]),
+        )
         publish = build_publish_asset(
             key=[self.name, "publish"],
-            tables={"shared": shared, "own": own_asset},
+            tables={"shared": shared_asset, "separate": separate_asset},
             partitions_def=REGIONS,
             description="Both.",
             names=self.names,
         )
-        return [shared, own_asset, publish]
+        return [shared_asset, separate_asset, publish]
 
     def load(self, region: str) -> bool:
         """Load a region in a run that the code location launches, like the UI does."""
@@ -109,9 +112,9 @@ class Location:
 
 @pytest.fixture
 def lake(lakes: Lakes) -> Iterator[Lakehouse]:
-    build_asset = lakes.local()
-    yield build_asset
-    check_lake(build_asset)
+    lakehouse = lakes.local()
+    yield lakehouse
+    check_lake(lakehouse)
 
 
 @pytest.fixture
@@ -132,12 +135,12 @@ def test_two_locations_publish_concurrently(lake: Lakehouse, locations: tuple[Lo
     assert rows(lake, "orders") == [("eu", "north"), ("us", "south")]
     assert (rows(lake, "north"), rows(lake, "south")) == ([("eu", "north")], [("us", "south")])
     south.before_staging = lambda: north.load("us")
-    assert not south.load("us"), "the same partition of the same table"
+    assert not south.load("us"), "both runs replace the same partition of the shared table"
     assert rows(lake, "orders") == [("eu", "north"), ("us", "north")]
     assert rows(lake, "south") == [("us", "south")], "the failed run must not publish any of its tables"
 
 
-def test_sensor_of_each_location_reports_commits_of_the_other(locations: tuple[Location, Location]) -> None:
+def test_sensor_reports_commits_of_other_location(locations: tuple[Location, Location]) -> None:
     north, south = locations
     assert north.load("eu")
     assert (north.tick_sensor(), south.tick_sensor()) == (set(), set()), "the first tick only initializes the cursor"

@@ -18,7 +18,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return Jobs(tmp_path, LocalClock(monkeypatch))
 
 
-def test_verify_job_uses_record_and_limits(jobs: Jobs) -> None:
+def test_verify_job_uses_verification_record_and_limits(jobs: Jobs) -> None:
     first = jobs.must_run("verify", incremental=True, deep=True).metadata
     assert first["known_files"] == 0
     assert len(list(jobs.lake.storage.list(VERIFIED_PREFIX))) == 1
@@ -45,30 +45,32 @@ def test_repair_job_applies_plan(jobs: Jobs) -> None:
     create(jobs.lake, "more", "t")
     alter(jobs.lake, "more", "t")
     snapshot = jobs.lake.snapshot()
-    damaged = snapshot.entry(snapshot.keys.table_key("more", "t"))
-    assert damaged is not None
-    jobs.lake.storage.delete(damaged)
+    damaged_path = snapshot.entry(snapshot.keys.table_key("more", "t"))
+    assert damaged_path is not None
+    jobs.lake.storage.delete(damaged_path)
     jobs.lake.close()
     jobs.lake.storage.write(HINT_PATH, b"0")
     failed = jobs.run("verify")
     assert not failed.success
-    assert "1 error, the first: the definition of table more.t cannot be read" in failed.error  # not the hint
+    assert "1 error, the first: the definition of table more.t cannot be read" in failed.error  # not the stale hint
     plan = jobs.plan("repair")
     assert "| hint |" in plan["steps"]
-    assert f"| definition-unreadable | {damaged} |" in plan["left"]
+    assert f"| definition-unreadable | {damaged_path} |" in plan["left"]
     assert jobs.apply(plan, "repair").success
-    remaining = jobs.run("repair")
-    assert not remaining.success, "errors that repair cannot fix must fail the run"
-    assert "1 error remains that repair cannot fix; the remaining findings say what you can do" in remaining.error
+    outcome = jobs.run("repair")
+    assert not outcome.success, "errors that repair cannot fix must fail the run"
+    assert "1 error remains that repair cannot fix; the remaining findings say what you can do" in outcome.error
     plan = jobs.plan("repair", to_last_good=True)
     assert "| rollback | more.t |" in plan["steps"]
     outcome = jobs.apply(plan, "repair")
     assert outcome.success, outcome.error
     latest = jobs.lake.latest_version()
-    assert [(event["lakehouse_version"], event["operation"]) for event in outcome.materialized] == [(latest, "repair")]
-    remaining = jobs.run("repair", to_last_good=True)
-    assert not remaining.success, "version 5 must stay damaged"
-    assert remaining.metadata["is_empty"] is True
+    assert [(event["lakehouse_version"], event["operation"]) for event in outcome.materializations] == [
+        (latest, "repair")
+    ]
+    outcome = jobs.run("repair", to_last_good=True)
+    assert not outcome.success, "version 5 must stay damaged"
+    assert outcome.metadata["is_empty"] is True
     assert jobs.lake.snapshot().table("more", "t").properties == {}
     rejected = jobs.apply_digest("repair", plan["digest"], to_last_good=True)
     assert not rejected.success

@@ -28,12 +28,12 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 LAKE = LakehouseNames("lake")
 IO = LAKE.io_manager_key
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-06")
-OPTIONAL = pd.DataFrame | None
+OPTIONAL_DATAFRAME = pd.DataFrame | None
 BY_DAY = stored_as(partition_by=["day"])
 
 
 class Project:
-    """Assets of a test, on one lakehouse and one Dagster instance."""
+    """The assets of a test on one lakehouse and one Dagster instance."""
 
     def __init__(self, lake: Lakehouse, instance: dg.DagsterInstance, assets: Sequence[Any], **options: Any):
         self.lake, self.instance = lake, instance
@@ -51,11 +51,11 @@ class Project:
 
     def run(self, *keys: str, job: str = "", **options: Any) -> dg.ExecuteInProcessResult:
         if job:
-            resolved = self.definitions.resolve_job_def(job)
+            definition = self.definitions.resolve_job_def(job)
         else:
-            resolved = self.definitions.resolve_implicit_global_asset_job_def()
+            definition = self.definitions.resolve_implicit_global_asset_job_def()
             options["asset_selection"] = [dg.AssetKey(key.split("/")) for key in keys]
-        return resolved.execute_in_process(instance=self.instance, run_config=QUIET, raise_on_error=False, **options)
+        return definition.execute_in_process(instance=self.instance, run_config=QUIET, raise_on_error=False, **options)
 
     def rows(self, table: str) -> list[dict[str, Any]] | None:
         namespace, name = table.split(".")
@@ -149,50 +149,56 @@ def test_publication_fails_when_asset_returns_nothing(lake: Lakehouse, instance:
 
 
 def test_downstream_asset_waits_for_publication(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    fails = [True]
+    check_fails = [True]
 
     @dg.asset(ins={"orders": dg.AssetIn(orders.key, input_manager_key=IO)})
     def report(orders: pa.Table) -> int:
         return orders.num_rows
 
     @dg.asset_check(asset=orders, blocking=True)
-    def is_good(orders: pa.Table) -> dg.AssetCheckResult:
-        return dg.AssetCheckResult(passed=not fails[0] and orders.num_rows == 3)
+    def has_three_rows(orders: pa.Table) -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=not check_fails[0] and orders.num_rows == 3)
 
-    project = Project(lake, instance, [orders, publish(orders), report], asset_checks=[is_good])
+    project = Project(lake, instance, [orders, publish(orders), report], asset_checks=[has_three_rows])
     assert not project.run("shop/orders", "publish/shop", "report").success
     assert (project.event("report"), project.rows("shop.orders")) == (None, None)
-    fails[0] = False
+    check_fails[0] = False
     result = project.run("shop/orders", "publish/shop", "report")
     assert result.success
     assert result.output_for_node("report") == 3
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_published_together"),
-    [(pd.DataFrame, True), (pl.DataFrame, False), (pa.Table, False), (pa.RecordBatchReader, False), (OPTIONAL, False)],
+    ("input_type", "is_published_together"),
+    [
+        (pd.DataFrame, True),
+        (pl.DataFrame, False),
+        (pa.Table, False),
+        (pa.RecordBatchReader, False),
+        (OPTIONAL_DATAFRAME, False),
+    ],
 )
 def test_asset_reads_its_previous_partition_from_first_day(
-    lake: Lakehouse, instance: dg.DagsterInstance, kind: Any, is_published_together: bool
+    lake: Lakehouse, instance: dg.DagsterInstance, input_type: Any, is_published_together: bool
 ) -> None:
     inputs: list[Any] = []
 
     def total(context, previous):  # type: ignore[no-untyped-def]
         inputs.append(previous)
-        previous_table = previous.read_all() if kind is pa.RecordBatchReader else previous
+        previous_table = previous.read_all() if input_type is pa.RecordBatchReader else previous
         count = 0 if previous_table is None else len(previous_table)
         before = (
             0
             if count == 0
             else int(
                 previous_table["total"][0].as_py()
-                if kind is pa.Table or kind is pa.RecordBatchReader
+                if input_type is pa.Table or input_type is pa.RecordBatchReader
                 else previous_table["total"][0]
             )
         )
         return pa.table({"day": [context.partition_key], "total": [before + 1]})
 
-    total.__annotations__.update(context=dg.AssetExecutionContext, previous=kind)
+    total.__annotations__.update(context=dg.AssetExecutionContext, previous=input_type)
     mapping = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
     asset = dg.asset(
         key=["shop", "total"],
@@ -209,7 +215,7 @@ def test_asset_reads_its_previous_partition_from_first_day(
         assert result.success, failures(result)
     totals = {row["day"]: row["total"] for row in project.rows("shop.total") or []}
     assert totals == {"2026-01-01": 1, "2026-01-02": 2, "2026-01-04": 1}
-    assert (inputs[0] is None) == (kind == OPTIONAL)
+    assert (inputs[0] is None) == (input_type == OPTIONAL_DATAFRAME)
 
 
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
@@ -256,14 +262,14 @@ def test_data_version_and_tags_of_output_reach_materialization(
     lake: Lakehouse, instance: dg.DagsterInstance, is_published_together: bool
 ) -> None:
     @dg.asset(key=["shop", "a"], io_manager_key=IO)
-    def by_output() -> dg.Output[pa.Table]:
+    def asset_with_output() -> dg.Output[pa.Table]:
         return dg.Output(pa.table({"n": [1]}), data_version=dg.DataVersion("seven"), tags={"k": "v"})
 
     @dg.asset(key=["shop", "b"], io_manager_key=IO)
-    def by_result() -> dg.MaterializeResult[pa.Table]:
+    def asset_with_result() -> dg.MaterializeResult[pa.Table]:
         return dg.MaterializeResult(value=pa.table({"n": [1]}), data_version=dg.DataVersion("eight"), tags={"k": "v"})
 
-    assets = [by_output, by_result]
+    assets = [asset_with_output, asset_with_result]
     project = Project(lake, instance, [*assets, publish(*assets)] if is_published_together else assets)
     result = project.run("shop/a", "shop/b", *(["publish/shop"] if is_published_together else []))
     assert result.success, failures(result)
@@ -293,9 +299,9 @@ def test_no_asset_is_stale_after_successful_run(
             assert resolver.get_status(asset.key, key) == StaleStatus.FRESH
 
 
-@pytest.mark.parametrize("is_known_by_key", [False, True])
+@pytest.mark.parametrize("has_tables_by_key", [False, True])
 def test_automation_of_tables_requests_publish_asset(
-    lake: Lakehouse, instance: dg.DagsterInstance, is_known_by_key: bool
+    lake: Lakehouse, instance: dg.DagsterInstance, has_tables_by_key: bool
 ) -> None:
     eager = dg.AutomationCondition.eager()
 
@@ -315,14 +321,14 @@ def test_automation_of_tables_requests_publish_asset(
     def report(b: pa.Table) -> int:
         return b.num_rows
 
-    publisher = publish(a.key, b.key) if is_known_by_key else publish(a, b)
+    publisher = publish(a.key, b.key) if has_tables_by_key else publish(a, b)
     project = Project(lake, instance, [raw, a, b, publisher, report])
     cursor: Any = None
 
     def tick() -> list[str]:
         nonlocal cursor
-        every = dg.AssetSelection.all()
-        result = dg.evaluate_automation_conditions(project.definitions, instance, every, cursor=cursor)
+        all_assets = dg.AssetSelection.all()
+        result = dg.evaluate_automation_conditions(project.definitions, instance, all_assets, cursor=cursor)
         cursor = result.cursor
         keys = project.definitions.resolve_asset_graph().get_all_asset_keys()
         return sorted(key.to_user_string() for key in keys if result.get_num_requested(key))
@@ -349,10 +355,10 @@ def test_tables_that_no_run_publishes_are_rejected_when_definitions_load() -> No
             metadata=BY_DAY,
             automation_condition=condition,
         )
-        def stored() -> pa.Table:
+        def table_asset() -> pa.Table:
             return pa.table({"day": ["2026-01-01"]})
 
-        return stored
+        return table_asset
 
     weeks, eager = dg.WeeklyPartitionsDefinition("2026-01-01"), dg.AutomationCondition.eager()
     for asset, partitions in [
@@ -405,22 +411,22 @@ def test_graph_step_reads_output_of_earlier_step(
     lake: Lakehouse, instance: dg.DagsterInstance, is_published_together: bool
 ) -> None:
     keys = {name: dg.AssetKey(["shop", name]) for name in ("numbers", "repeated")}
-    together = build_publish_asset(key=["publish", "graph"], tables=keys, names=LAKE)
+    publisher = build_publish_asset(key=["publish", "graph"], tables=keys, names=LAKE)
 
     @dg.asset
     def other() -> int:  # Dagster needs the default IO manager for the outputs of a graph
         return 1
 
-    project = Project(lake, instance, [graph, other, *([together] if is_published_together else [])])
+    project = Project(lake, instance, [graph, other, *([publisher] if is_published_together else [])])
     for _ in range(2):
-        published = ["publish/graph"] if is_published_together else []
-        result = project.run("shop/numbers", "shop/repeated", "other", *published)
+        publish_keys = ["publish/graph"] if is_published_together else []
+        result = project.run("shop/numbers", "shop/repeated", "other", *publish_keys)
         assert failures(result) == []
         assert (project.rows("shop.numbers"), project.rows("shop.repeated")) == ([{"n": 1}], [{"n": 1}, {"n": 1}])
 
 
 @pytest.mark.parametrize("metadata", [BY_DAY, {}])
-def test_partitions_of_other_code_location_are_read_by_column_of_spec(
+def test_partitions_of_other_code_location_are_read_by_column_of_asset_spec(
     lake: Lakehouse, instance: dg.DagsterInstance, metadata: dict[str, Any]
 ) -> None:
     key = dg.AssetKey(["shop", "days"])
@@ -430,41 +436,45 @@ def test_partitions_of_other_code_location_are_read_by_column_of_spec(
         return pa.table({"day": [context.partition_key] * 2})
 
     @dg.asset(partitions_def=DAYS, ins={"days": dg.AssetIn(key, input_manager_key=IO)})
-    def of_one_day(days: pa.Table) -> int:
+    def count_of_day(days: pa.Table) -> int:
         return days.num_rows
 
     @dg.asset(ins={"days": dg.AssetIn(key, input_manager_key=IO)})
-    def of_all(days: pa.Table) -> int:
+    def count_of_all_days(days: pa.Table) -> int:
         return days.num_rows
 
     first_location = Project(lake, instance, [days])
     for day in ("2026-01-01", "2026-01-02"):
         assert first_location.run("shop/days", partition_key=day).success
     spec = dg.AssetSpec(key, partitions_def=DAYS, metadata=metadata)
-    other_location = Project(lake, instance, [spec, of_one_day, of_all])
-    result = other_location.run("of_one_day", partition_key="2026-01-02")
+    other_location = Project(lake, instance, [spec, count_of_day, count_of_all_days])
+    result = other_location.run("count_of_day", partition_key="2026-01-02")
     if metadata:
-        assert result.output_for_node("of_one_day") == 2
+        assert result.output_for_node("count_of_day") == 2
     else:
         assert not result.success
         assert "stored_as(partition_by=[COLUMN])" in failures(result)[0]
-    assert other_location.run("of_all").output_for_node("of_all") == 4
+    assert other_location.run("count_of_all_days").output_for_node("count_of_all_days") == 4
 
 
 def test_publish_asset_of_table_in_other_code_location_fails(lake: Lakehouse, instance: dg.DagsterInstance) -> None:
-    @dg.asset(key=["shop", "own"], io_manager_key=IO)
-    def own() -> pa.Table:
+    @dg.asset(key=["shop", "items"], io_manager_key=IO)
+    def items() -> pa.Table:
         return pa.table({"x": [1]})
 
     first_location = Project(lake, instance, [orders])
     spec = dg.AssetSpec(orders.key).with_io_manager_key(IO)
-    other_location = Project(lake, instance, [spec, own, publish(orders.key, own)])
-    assert first_location.run("shop/orders").success, "its own step must publish it"
-    for keys in (["publish/shop"], ["shop/own", "publish/shop"]):
+    other_location = Project(lake, instance, [spec, items, publish(orders.key, items)])
+    assert first_location.run("shop/orders").success, "the table must be published by its step"
+    for keys in (["publish/shop"], ["shop/items", "publish/shop"]):
         result = other_location.run(*keys)
         assert not result.success
         assert "build the publish asset in the code location of shop/orders" in failures(result)[0]
-    assert (len(first_location.rows("shop.orders") or []), first_location.rows("shop.own"), lake.latest_version()) == (
+    assert (
+        len(first_location.rows("shop.orders") or []),
+        first_location.rows("shop.items"),
+        lake.latest_version(),
+    ) == (
         3,
         None,
         1,

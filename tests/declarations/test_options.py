@@ -1,4 +1,4 @@
-"""The command, the job and the task of each operation have the options of its declaration."""
+"""Test that the command, job and task of each operation have the options of its declaration."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ REQUIRED: dict[str, Any] = {
     "namespace": "ns",
     "pattern": "nightly-*",
     "table": "ns.t",
-    "target": "memory://elsewhere/",
+    "target": "memory://target/",
     "to": {"version": 0},
     "version": 1,
     "versions": "1-2",
 }
-#: The same on the command line.
+#: The same values as arguments of commands.
 ARGUMENTS = {**REQUIRED, "to": "0"}
-#: What commands have besides the options of their operations.
-OF_COMMANDS = {
+#: Parameters of commands that are not options of their operations.
+COMMAND_ONLY = {
     "as_json", "digest", "engine", "html", "is_dry_run", "spark_master", "spark_remote", "spark_requests_per_second",
     "target_options", "yes",
 }  # fmt: skip
 COMMANDS = [operation for operation in ALL if INDEX[operation.job].command is not None]
 
 
-def by_job(operation: Operation[Any]) -> str:
+def job_name(operation: Operation[Any]) -> str:
     return operation.job
 
 
@@ -67,7 +67,7 @@ def required(operation: Operation[Any]) -> dict[str, Any]:
 
 
 def declared_defaults(operation: Operation[Any]) -> dict[str, Any]:
-    """Return all options of an operation of which only those are set that have no default."""
+    """Return all options of an operation, with only the required options set."""
     return {} if operation.options is None else operation.options(**required(operation)).model_dump()
 
 
@@ -77,7 +77,7 @@ def lake() -> Iterator[Lakehouse]:
     drop_memory_root(ROOT)
 
 
-def test_every_operation_has_texts() -> None:
+def test_each_operation_has_summary_and_example() -> None:
     assert INDEX.keys() == BY_NAME.keys()
     for operation in COMMANDS:
         entry = INDEX[operation.job]
@@ -86,54 +86,57 @@ def test_every_operation_has_texts() -> None:
         assert "Example: trinitylake " in entry.help
 
 
-@pytest.mark.parametrize("operation", COMMANDS, ids=by_job)
-def test_command_has_the_declared_options(operation: Operation[Any]) -> None:
+@pytest.mark.parametrize("operation", COMMANDS, ids=job_name)
+def test_command_has_declared_options(operation: Operation[Any]) -> None:
     command = trinitylake.commands[str(INDEX[operation.job].command)]
     expected: dict[str, Any] = {}
     for spec in specs_of(operation):
         if JOBS_ONLY in spec.marks or (spec.name in MODES and operation.plan_declaration is not None):
             continue
         expected[spec.name] = spec.default
-        if spec.is_one_of:  # the argument says the number or the name, and there are flags for the rest
-            others = [one.name for one in spec.members if one.name not in ("version", "export")]
-            expected |= dict.fromkeys(others) if "last_passed" not in others else {"timestamp": None}
-    own = {one.name: one for one in command.params if one.name not in OF_COMMANDS}
-    assert own.keys() == expected.keys()
+        if spec.is_one_of:  # the argument is a version or an export name, and the other members are flags
+            flags = [member.name for member in spec.members if member.name not in ("version", "export")]
+            expected |= dict.fromkeys(flags) if "last_passed" not in flags else {"timestamp": None}
+    parameters = {parameter.name: parameter for parameter in command.params if parameter.name not in COMMAND_ONLY}
+    assert parameters.keys() == expected.keys()
     for name, default in expected.items():
-        parameter = own[name]
-        known = parameter.get_default(click.Context(command, **trinitylake.context_settings))
-        given = known if isinstance(known, bool | int | float | str | list | tuple) else None
+        parameter = parameters[name]
+        click_default = parameter.get_default(click.Context(command, **trinitylake.context_settings))
+        actual = click_default if isinstance(click_default, bool | int | float | str | list | tuple) else None
         if isinstance(parameter, click.Option) and parameter.is_flag:
-            assert (given or False) == default, name
+            assert (actual or False) == default, name
         elif isinstance(default, list):
-            assert list(given or ()) == default, name
+            assert list(actual or ()) == default, name
             assert parameter.multiple or parameter.nargs == -1, name
         else:
-            assert given == default, name
+            assert actual == default, name
 
 
-@pytest.mark.parametrize("operation", COMMANDS, ids=by_job)
+@pytest.mark.parametrize("operation", COMMANDS, ids=job_name)
 def test_command_without_options_uses_defaults(
     operation: Operation[Any], lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[Options | None] = []
+    received_options: list[Options | None] = []
 
     def execute(run: Any, *_: Any) -> Any:
-        ran.append(run.options)
-        raise InvalidInputError("ran")
+        received_options.append(run.options)
+        raise InvalidInputError("executed")
 
-    planned = operation.plan_declaration
-    if planned is not None:
-        replaced = replace(planned, plan=execute, direct=None if planned.direct is None else execute).operation()
+    declaration = operation.plan_declaration
+    if declaration is not None:
+        direct = None if declaration.direct is None else execute
+        fake_operation = replace(declaration, plan=execute, direct=direct).operation()
     else:
-        replaced = replace(operation, execute=execute)
-    monkeypatch.setattr("trinitylake_ops.cli.generated.load_operation", lambda _job: replaced)
+        fake_operation = replace(operation, execute=execute)
+    monkeypatch.setattr("trinitylake_ops.cli.generated.load_operation", lambda _job: fake_operation)
     command = generated_command.__wrapped__(operation.job)
     monkeypatch.setitem(trinitylake.__dict__, "commands", {command.name: command})
-    values = [str(ARGUMENTS[one.name or ""]) for one in command.params if one.name in required(operation)]
-    with pytest.raises(InvalidInputError, match="ran"):
+    values = [
+        str(ARGUMENTS[parameter.name or ""]) for parameter in command.params if parameter.name in required(operation)
+    ]
+    with pytest.raises(InvalidInputError, match="executed"):
         trinitylake.main(["--root", lake.root, str(command.name), *values], standalone_mode=False)
-    (options,) = ran
+    (options,) = received_options
     assert ({} if options is None else options.model_dump()) == declared_defaults(operation)
 
 
@@ -143,8 +146,8 @@ def jobs() -> dict[str, dg.JobDefinition]:
     return {job.name: job for job in build_jobs(operations="all", limits=limits)}
 
 
-@pytest.mark.parametrize("operation", ALL, ids=by_job)
-def test_job_has_the_declared_options(operation: Operation[Any], jobs: dict[str, dg.JobDefinition]) -> None:
+@pytest.mark.parametrize("operation", ALL, ids=job_name)
+def test_job_has_declared_options(operation: Operation[Any], jobs: dict[str, dg.JobDefinition]) -> None:
     (op,) = jobs[operation.job].graph.node_defs
     assert isinstance(op, dg.OpDefinition)
     fields = getattr(op.config_schema.config_type, "fields", {})
@@ -157,23 +160,25 @@ def test_job_has_the_declared_options(operation: Operation[Any], jobs: dict[str,
             assert field.default_value == spec.default, spec.name
         if spec.members:
             inner = getattr(field.config_type, "inner_type", field.config_type)
-            assert list(inner.fields) == [one.name for one in spec.members]
+            assert list(inner.fields) == [member.name for member in spec.members]
 
 
-@pytest.mark.parametrize("operation", ALL, ids=by_job)
-def test_task_has_the_declared_options(operation: Operation[Any], lake: Lakehouse) -> None:
-    ran: list[Options | None] = []
+@pytest.mark.parametrize("operation", ALL, ids=job_name)
+def test_task_has_declared_options(operation: Operation[Any], lake: Lakehouse) -> None:
+    received_options: list[Options | None] = []
     settings = LakehouseSettings(root=lake.root)
-    watched = replace(operation, step=lambda run: ran.append(run.options))
-    carry_out(watched, required(operation), settings, "run", logging.getLogger())
-    (options,) = ran
+    recording_operation = replace(operation, step=lambda run: received_options.append(run.options))
+    carry_out(recording_operation, required(operation), settings, "run", logging.getLogger())
+    (options,) = received_options
     assert ({} if options is None else options.model_dump()) == declared_defaults(operation)
     if operation.options is not None:
         with pytest.raises(InvalidInputError):
-            carry_out(watched, {**required(operation), "no_option": 1}, settings, "run", logging.getLogger())
+            carry_out(
+                recording_operation, {**required(operation), "no_option": 1}, settings, "run", logging.getLogger()
+            )
 
 
-def test_reference_lists_every_option_with_its_default() -> None:
+def test_reference_lists_each_option_with_its_default() -> None:
     page = reference_page()
     for operation in ALL:
         section = page.partition(f"\n## {operation.job}\n")[2].partition("\n## ")[0]
@@ -181,7 +186,7 @@ def test_reference_lists_every_option_with_its_default() -> None:
         for spec in specs_of(operation):
             assert spec.description.replace("|", "\\|") in "|".join(rows[spec.name]), (operation.job, spec.name)
             assert ("required" in rows[spec.name][4]) == spec.is_required
-            assert {f"{spec.name}.{one.name}" for one in spec.members} <= rows.keys()
+            assert {f"{spec.name}.{member.name}" for member in spec.members} <= rows.keys()
 
 
 @pytest.mark.parametrize("text", ["30d", "12h", "90m", "45s", "0d", "36h", "1000000d"])
@@ -189,12 +194,12 @@ def test_duration_text_round_trips(text: str) -> None:
     assert duration_of(text) == duration_of(duration_text(duration_of(text)))
 
 
-def test_durations_use_the_largest_unit() -> None:
+def test_durations_use_largest_exact_unit() -> None:
     days = {timedelta(days=35): "35d", timedelta(hours=36): "36h", timedelta(minutes=90): "90m", timedelta(0): "0d"}
     assert {duration: duration_text(duration) for duration in days} == days
 
 
-class _Timed(Options):
+class _TimeOptions(Options):
     age: DurationText | None = None
     at: TimeText | None = None
 
@@ -202,10 +207,10 @@ class _Timed(Options):
 @pytest.mark.parametrize(
     "text", ["", "30", "d", "-1d", "1.5h", "1 d", "1D", "\u0663d", f"{MOST_DAYS + 1}d", "9" * 9 + "d"]
 )
-def test_invalid_durations_are_rejected_with_the_option_name(text: str) -> None:
-    with pytest.raises(InvalidInputError) as rejected:
-        _Timed(age=text)
-    assert str(rejected.value).startswith("age: ")
+def test_invalid_durations_are_rejected_with_option_name(text: str) -> None:
+    with pytest.raises(InvalidInputError) as raised:
+        _TimeOptions(age=text)
+    assert str(raised.value).startswith("age: ")
 
 
 def test_properties_are_parsed_by_name() -> None:
@@ -214,17 +219,17 @@ def test_properties_are_parsed_by_name() -> None:
 
 @pytest.mark.parametrize("texts", [["secret"], ["=secret"], [""], ["secret=1", "secret=2"]], ids=str)
 def test_invalid_property_is_rejected_without_its_text(texts: list[str]) -> None:
-    with pytest.raises(InvalidInputError) as rejected:
+    with pytest.raises(InvalidInputError) as raised:
         parse_properties(texts, "--option")
-    assert str(rejected.value).startswith("--option ")
-    assert "secret" not in str(rejected.value)
+    assert str(raised.value).startswith("--option ")
+    assert "secret" not in str(raised.value)
 
 
-def test_times_without_an_offset_are_utc() -> None:
+def test_times_without_offset_are_utc() -> None:
     assert time_of("2026-01-31T12:00") == datetime(2026, 1, 31, 12, tzinfo=UTC)
     assert time_of("2026-01-31T12:00+02:00") == datetime(2026, 1, 31, 10, tzinfo=UTC)
     assert time_of("1769860800000") == 1_769_860_800_000
-    for wrong in ("", "soon", "-5", "9" * 16, "2026-13-01"):
-        with pytest.raises(InvalidInputError) as rejected:
-            _Timed(at=wrong)
-        assert str(rejected.value).startswith("at: ")
+    for invalid in ("", "soon", "-5", "9" * 16, "2026-13-01"):
+        with pytest.raises(InvalidInputError) as raised:
+            _TimeOptions(at=invalid)
+        assert str(raised.value).startswith("at: ")

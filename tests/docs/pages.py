@@ -1,4 +1,4 @@
-"""Snippets of documentation pages, with their section, language and title."""
+"""Read the snippets of documentation pages, with their section, language and title."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FENCE = re.compile(
 
 @dataclass(frozen=True)
 class Snippet:
-    """A fenced code block of a page. ``title`` is its job or file name, or empty."""
+    """A fenced code block of a page. ``title`` is a job name, a file name or empty."""
 
     section: str
     language: str

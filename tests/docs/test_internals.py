@@ -1,4 +1,4 @@
-"""The walk-through pages of docs/internals quote the current code and name every file that runs."""
+"""Test that the walkthrough pages in docs/internals quote the current code and list each file that runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.docs.pages import DOCS, PROJECT, snippets
 from trinitylake_ops import Lakehouse
 
-#: The journey of scripts/metrics.py whose files each page lists.
+#: For each page, the journey of scripts/metrics.py whose files the page lists.
 JOURNEYS = {
     "internals/commit.md": "commit of a namespace",
     "internals/rollback.md": "rollback",
@@ -32,7 +32,7 @@ def traced_files() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("page", JOURNEYS)
-def test_quotes_are_the_current_code(page: str) -> None:
+def test_quotes_are_current_code(page: str) -> None:
     quotes = [snippet for snippet in snippets(DOCS / page) if snippet.title]
     assert quotes
     for quote in quotes:
@@ -42,14 +42,14 @@ def test_quotes_are_the_current_code(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", JOURNEYS)
-def test_listed_files_are_those_that_run(page: str, traced_files: dict[str, list[str]]) -> None:
+def test_listed_files_are_files_that_run(page: str, traced_files: dict[str, list[str]]) -> None:
     _, _, section = (DOCS / page).read_text().partition("\n## Files\n")
-    listed = re.findall(r"`([a-z_/]+\.py)`", section)
-    assert len(listed) == len(set(listed))
-    assert set(listed) == set(traced_files[JOURNEYS[page]])
+    listed_files = re.findall(r"`([a-z_/]+\.py)`", section)
+    assert len(listed_files) == len(set(listed_files))
+    assert set(listed_files) == set(traced_files[JOURNEYS[page]])
 
 
-def test_example_of_the_commit_page_runs(tmp_path: Path) -> None:
+def test_example_of_commit_page_runs(tmp_path: Path) -> None:
     (example,) = (
         snippet
         for snippet in snippets(DOCS / "internals/commit.md")

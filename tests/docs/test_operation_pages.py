@@ -1,4 +1,4 @@
-"""Run every snippet of docs/operations: commands, job configurations and Python, on the lakehouse of the pages."""
+"""Run each snippet of docs/operations on the lakehouse of the pages: commands, job configurations and Python."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ FOLDER = DOCS / "operations"
 GUIDES = {"README.md", "clones.md", "runbooks.md"}
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name not in GUIDES)
 SECTIONS = ["Command line", "Dagster", "Python", "Errors"]
-#: Sections that only one page has.
-MORE_SECTIONS = {"verify.md": ("Findings",)}
-#: The section of a page that comes first, whose snippets are files that its commands read.
+#: Sections that only some pages have.
+ADDITIONAL_SECTIONS = {"verify.md": ("Findings",)}
+#: An optional first section of a page, whose snippets are files that its commands read.
 FILES_SECTION = "Document"
 ROOT = "memory://data/lake"
 OTHER_ROOT = "memory://theirs/"
@@ -40,25 +40,25 @@ DESCRIBED_ON_OTHER_PAGES = {"completion", "serve"}
 
 
 def in_memory(text: str) -> str:
-    """Replace the roots in a snippet by roots in memory."""
+    """Replace the roots in a snippet with roots in memory."""
     return text.replace("/data/lake", ROOT).replace("s3://", "memory://")
 
 
 @pytest.fixture
-def calendar(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Give storages in memory a separate clock. Returns a function that advances it by ten days."""
+def advance_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Replace the clock of in-memory storages. Return a function that advances the clock by ten days."""
     now_ns, ticks = [1_800_000_000_000_000_000], count()
     replace_time_functions(monkeypatch, memory, time_ns=lambda: now_ns[0] + next(ticks) * 1_000_000)
 
-    def pass_days() -> int:
+    def advance() -> int:
         now_ns[0] += 10 * DAY_NS
         return now_ns[0]
 
-    return pass_days
+    return advance
 
 
 def _run_index_page() -> dict[str, Any]:
-    """Run the example of the index page, and create a table in another lakehouse. Returns the resulting names."""
+    """Run the example of the index page, and create a table in another lakehouse. Return the resulting names."""
     names: dict[str, Any] = {}
     (example,) = (snippet for snippet in snippets(FOLDER / "README.md") if snippet.language == "python")
     exec(compile(in_memory(example.text), "README.md", "exec"), names)
@@ -73,20 +73,22 @@ def _run_index_page() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def saved_state() -> tuple[dict[str, Any], dict[str, dict[str, tuple[bytes, int]]]]:
-    """Names and files after the example of the index page; filled by the first test."""
+    """The names and files that the example of the index page creates. The first test fills them."""
     return {}, {}
 
 
 @pytest.fixture
-def scope(calendar: Callable[[], int], saved_state: tuple[dict[str, Any], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The names after the example of the index page: the lakehouse and the imports."""
+def scope(
+    advance_clock: Callable[[], int], saved_state: tuple[dict[str, Any], dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """The names that the example of the index page defines: the lakehouse and the imports."""
     names, files = saved_state
     if not names:
         names.update(_run_index_page())
         files.update({name: dict(memory._files_by_name[name].by_key) for name in ("data", "theirs")})
     for name, by_key in files.items():
         memory._files_by_name[name].by_key = dict(by_key)
-    calendar()
+    advance_clock()
     yield {**names, "lake": Lakehouse.open(ROOT)}
     for root in ("memory://data/", OTHER_ROOT, "memory://bucket/", "memory://backup/", "memory://dev/"):
         drop_memory_root(root)
@@ -100,16 +102,16 @@ def section_snippets(page: Path, section: str) -> list[Snippet]:
 def test_page_has_expected_sections_and_snippets(page: Path) -> None:
     text = page.read_text()
     titles = re.findall(r"^## (.*)$", text, flags=re.MULTILINE)
-    assert titles[titles[0] == FILES_SECTION :] == [*SECTIONS, *MORE_SECTIONS.get(page.name, ())]
+    assert titles[titles[0] == FILES_SECTION :] == [*SECTIONS, *ADDITIONAL_SECTIONS.get(page.name, ())]
     languages = {FILES_SECTION: {"yaml"}, "Command line": {"sh", ""}, "Dagster": {"yaml"}, "Python": {"python"}}
     for snippet in snippets(page):
         assert snippet.language in languages[snippet.section]
-        assert bool(snippet.title) == (snippet.language == "yaml"), "a configuration names its job, a document its file"
+        assert bool(snippet.title) == (snippet.language == "yaml"), "the title is the job or the file"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_run(
-    page: Path, scope: dict[str, Any], calendar: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, scope: dict[str, Any], advance_clock: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for document in section_snippets(page, FILES_SECTION):
@@ -127,11 +129,11 @@ def test_commands_run(
             assert result.exit_code == 0, f"{line}\n{result.output}"
             match = re.search(r"--apply (\S+)$", result.output, flags=re.MULTILINE)
             digest = match[1] if match else ""
-            calendar()
+            advance_clock()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_python_runs(page: Path, scope: dict[str, Any], calendar: Callable[[], int]) -> None:
+def test_python_runs(page: Path, scope: dict[str, Any], advance_clock: Callable[[], int]) -> None:
     (snippet,) = section_snippets(page, "Python")
     exec(compile(in_memory(snippet.text), page.name, "exec"), scope)
 
@@ -154,22 +156,22 @@ def test_job_configurations_are_valid(page: Path, jobs: dict[str, dg.JobDefiniti
         assert dg.validate_run_config(jobs[name], config)
 
 
-def test_every_command_and_job_has_a_page(jobs: dict[str, dg.JobDefinition]) -> None:
+def test_each_command_and_job_has_page(jobs: dict[str, dg.JobDefinition]) -> None:
     text = "\n".join(page.read_text() for page in PAGES)
     command_snippets = [snippet for page in PAGES for snippet in section_snippets(page, "Command line")]
     lines = [line for snippet in command_snippets if snippet.language == "sh" for line in snippet.text.splitlines()]
-    run = {word for line in lines for word in shlex.split(line) if word in trinitylake.commands}
-    assert set(trinitylake.commands) - run == DESCRIBED_ON_OTHER_PAGES
-    named = set(re.findall(r"`([a-z_]+)`|title=\"([a-z_]+)\"", text))
-    assert jobs.keys() - {first or second for first, second in named} == set()
+    documented_commands = {word for line in lines for word in shlex.split(line) if word in trinitylake.commands}
+    assert set(trinitylake.commands) - documented_commands == DESCRIBED_ON_OTHER_PAGES
+    documented_names = set(re.findall(r"`([a-z_]+)`|title=\"([a-z_]+)\"", text))
+    assert jobs.keys() - {first or second for first, second in documented_names} == set()
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_jobs_run(
-    page: Path, scope: dict[str, Any], calendar: Callable[[], int], jobs: dict[str, dg.JobDefinition]
+    page: Path, scope: dict[str, Any], advance_clock: Callable[[], int], jobs: dict[str, dg.JobDefinition]
 ) -> None:
-    """Run them in the order of the page. An approval has the digest of the preceding plan."""
+    """Run the jobs in the order of the page. An approval contains the digest of the preceding plan."""
     resource = TrinityLakeResource(root=ROOT, allowed_roots=["memory://dev/feature-x", "memory://backup/lake"])
     digest = ""
     with dg.instance_for_test() as instance:
@@ -184,7 +186,7 @@ def test_jobs_run(
             result = job.execute_in_process(config, instance=instance, resources={"lakehouse": resource})
             assert result.success
             digest = _digest(result)
-            calendar()
+            advance_clock()
 
 
 def _digest(result: dg.ExecuteInProcessResult) -> str:

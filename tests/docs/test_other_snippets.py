@@ -1,4 +1,4 @@
-"""Every page with snippets has a test that runs them. This module tests pages without a separate test module."""
+"""Test that each page with snippets has a test that runs them, and run the snippets of pages without a test module."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from trinitylake_ops.storage.options import Kind, Option
 from trinitylake_ops.storage.registry import Scheme
 from trinitylake_ops.telemetry import spans
 
-#: The test that runs the snippets of each page. Blocks without a language are outputs.
-RUN_BY = {
+#: The test module that runs the snippets of each page. Blocks without a language are output.
+TEST_MODULES = {
     "comparison.md": "tests/test_snippets.py",
     "dagster/README.md": "tests/test_snippets.py",
     "dagster/automation.md": "tests/test_snippets.py",
@@ -52,29 +52,29 @@ RUN_BY = {
 }
 
 
-def test_every_page_with_snippets_has_a_test() -> None:
-    with_snippets = {
+def test_each_page_with_snippets_has_test() -> None:
+    pages_with_snippets = {
         path.relative_to(DOCS).as_posix()
         for path in DOCS.rglob("*.md")
         if any(snippet.language not in ("", "text") for snippet in snippets(path))
     }
     operation_pages = {f"operations/{page.name}" for page in test_operation_pages.PAGES} | {"operations/README.md"}
-    assert with_snippets - operation_pages == set(RUN_BY)
-    for page, test in RUN_BY.items():
+    assert pages_with_snippets - operation_pages == set(TEST_MODULES)
+    for page, test in TEST_MODULES.items():
         assert (PROJECT / test).is_file(), (page, test)
 
 
-def test_no_file_of_a_page_shadows_a_standard_module() -> None:
+def test_file_names_on_pages_do_not_shadow_standard_modules() -> None:
     """``python -m dagster`` imports from the current folder first, and Dagster imports the standard module ``code``."""
     for path in [*DOCS.rglob("*.md"), *(PROJECT / "examples").rglob("*.md"), PROJECT / "README.md"]:
         for name in re.findall(r"(?:`|-f |python |title=\")([a-z_]+)\.py\b", path.read_text()):
             assert name not in sys.stdlib_module_names, f"{path}: {name}.py"
 
 
-def snippet_with(page: str, language: str, part: str) -> str:
-    """Return the text of the only snippet of a page in this language that contains ``part``."""
+def snippet_with(page: str, language: str, substring: str) -> str:
+    """Return the text of the only snippet in a language on a page that contains ``substring``."""
     (text,) = (
-        snippet.text for snippet in snippets(DOCS / page) if snippet.language == language and part in snippet.text
+        snippet.text for snippet in snippets(DOCS / page) if snippet.language == language and substring in snippet.text
     )
     return text
 
@@ -95,7 +95,7 @@ def test_storage_scheme_snippet_runs() -> None:
 
 
 def test_two_storages_snippet_runs(tmp_path: Path) -> None:
-    """A storage in memory replaces Redis, and a folder replaces S3."""
+    """An in-memory storage replaces Redis, and a folder replaces S3."""
     export, init = snippet_with("storages/README.md", "bash", "TRINITYLAKE_STORAGE_OPTIONS").splitlines()
     assert re.fullmatch(r"export TRINITYLAKE_STORAGE_OPTIONS=s3\.endpoint=\S+,s3\.region=\S+", export)
     program, *arguments = shlex.split(init)
@@ -111,7 +111,7 @@ def test_two_storages_snippet_runs(tmp_path: Path) -> None:
 
 
 def test_metrics_file_snippet_runs(tmp_path: Path) -> None:
-    """A lakehouse in memory replaces S3."""
+    """An in-memory lakehouse replaces the one on S3."""
     root, metrics = "memory://metrics/", tmp_path / "trinitylake.prom"
     Lakehouse.create(root)
     program, *arguments = shlex.split(snippet_with("deploy/monitoring.md", "sh", "--metrics-file"))
@@ -126,7 +126,7 @@ def test_metrics_file_snippet_runs(tmp_path: Path) -> None:
 
 
 def test_span_exporter_snippet_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exporter in memory replaces the OTLP exporter."""
+    """An in-memory exporter replaces the OTLP exporter."""
     exporter = InMemorySpanExporter()
     providers: list[TracerProvider] = []
     monkeypatch.setattr(trace_exporter, "OTLPSpanExporter", lambda: exporter)
@@ -142,12 +142,12 @@ def test_span_exporter_snippet_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "language", "part"),
+    ("page", "language", "substring"),
     [("python.md", "sh", "make demo"), ("storages/README.md", "bash", "storage.contract")],
 )
-def test_commands_for_other_servers_are_valid(page: str, language: str, part: str) -> None:
-    """Other tests run such commands on emulators. This test checks that commands, modules and targets exist."""
-    for line in snippet_with(page, language, part).splitlines():
+def test_commands_for_other_servers_are_valid(page: str, language: str, substring: str) -> None:
+    """Other tests run similar commands on emulators. This test checks that commands, modules and targets exist."""
+    for line in snippet_with(page, language, substring).splitlines():
         program, *arguments = shlex.split(line, comments=True)
         if program == "trinitylake":
             assert CliRunner().invoke(trinitylake, [*arguments, "--help"]).exit_code == 0

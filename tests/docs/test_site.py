@@ -17,7 +17,7 @@ from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.dagster_plugin import build_jobs
 from trinitylake_ops.storage.registry import OWN_SCHEMES
 
-#: Folders whose pages are linked from an index page instead of the navigation.
+#: Folders with pages that are linked from an index page instead of the navigation.
 INDEXED = ("decisions/", "measurements/")
 
 
@@ -26,17 +26,17 @@ def generated_pages() -> dict[str, str]:
     return {**reference.pages(), **api.pages()}
 
 
-def in_nav(entries: list[Any]) -> Iterator[str]:
+def nav_paths(entries: list[Any]) -> Iterator[str]:
     for entry in entries:
         for value in entry.values():
             if isinstance(value, str):
                 yield value
             else:
-                yield from in_nav(value)
+                yield from nav_paths(value)
 
 
-def test_every_page_is_in_the_navigation_once(generated_pages: dict[str, str]) -> None:
-    nav = list(in_nav(tomllib.loads((PROJECT / "zensical.toml").read_text())["project"]["nav"]))
+def test_each_page_is_in_navigation_once(generated_pages: dict[str, str]) -> None:
+    nav = list(nav_paths(tomllib.loads((PROJECT / "zensical.toml").read_text())["project"]["nav"]))
     paths = {site_map.site_path(name) for name in site_map.sources() if name.endswith(".md")}
     expected = (
         {path for path in paths if not path.startswith(INDEXED)} | generated_pages.keys() | {"decisions/index.md"}
@@ -46,7 +46,7 @@ def test_every_page_is_in_the_navigation_once(generated_pages: dict[str, str]) -
 
 
 def test_links_of_pages_have_targets() -> None:
-    """tests/test_readme.py and the build of the site also check anchors."""
+    """Anchors are checked by tests/test_readme.py and by the build of the site."""
     for name in site_map.sources():
         if name.endswith(".md"):
             site_map.with_site_links(name, (PROJECT / name).read_text())
@@ -61,13 +61,13 @@ def test_fences_are_closed() -> None:
 
 @pytest.mark.parametrize("name", option_tables.PAGES)
 def test_storage_option_tables_are_current(name: str) -> None:
-    """``make docs`` writes them."""
+    """``make docs`` updates the tables."""
     text = (PROJECT / name).read_text()
     assert "<!-- options of " in text
     assert option_tables.updated(text) == text
 
 
-def test_every_scheme_with_options_has_a_table() -> None:
+def test_each_scheme_with_options_has_table() -> None:
     pages = "".join((PROJECT / name).read_text() for name in option_tables.PAGES)
     documented = [scheme.options for scheme in OWN_SCHEMES.values() if f"<!-- options of {scheme.name} -->" in pages]
     assert [scheme.name for scheme in OWN_SCHEMES.values() if scheme.options not in documented] == ["memory"]
@@ -85,11 +85,11 @@ def test_links_are_converted_to_site_paths() -> None:
         ("benchmarks/results/peers.md", "![a](peers.png)", "![a](peers.png)"),
     ):
         assert site_map.with_site_links(source, text) == converted
-    with pytest.raises(FileNotFoundError, match=r"links to nowhere\.md"):
-        site_map.with_site_links("docs/quickstart.md", "[a](nowhere.md)")
+    with pytest.raises(FileNotFoundError, match=r"links to missing\.md"):
+        site_map.with_site_links("docs/quickstart.md", "[a](missing.md)")
 
 
-def test_lists_get_empty_lines_and_indentation() -> None:
+def test_lists_are_converted_to_python_markdown() -> None:
     text = "Words:\n- a\n  more\n- b\n   - c\n     more\n1. d\n\nWords.\n```\nx\n- no item\n```\n"
     assert site_map.to_python_markdown(text) == (
         "Words:\n\n- a\n  more\n- b\n    - c\n     more\n1. d\n\nWords.\n```\nx\n- no item\n```\n"
@@ -101,13 +101,13 @@ def test_concept_images_are_current(name: str) -> None:
     assert (DOCS / "images" / name).read_text() == PICTURES[name](), "run: python -m scripts.draw_concepts"
 
 
-def test_every_image_is_on_a_page() -> None:
+def test_each_image_is_on_page() -> None:
     texts = [(PROJECT / name).read_text() for name in site_map.sources() if name.endswith(".md")]
     linked = {Path(link).name for text in texts for link in site_map.links(text)}
     assert {path.name for path in (DOCS / "images").iterdir()} - linked == set()
 
 
-def test_reference_has_every_command_job_option_and_error(generated_pages: dict[str, str]) -> None:
+def test_reference_lists_all_commands_jobs_options_and_errors(generated_pages: dict[str, str]) -> None:
     assert set(re.findall(r"^## (.*)$", generated_pages["reference/commands.md"], flags=re.MULTILINE)) == set(
         trinitylake.commands
     )
@@ -124,7 +124,7 @@ def test_reference_has_every_command_job_option_and_error(generated_pages: dict[
     )
 
 
-def test_reference_describes_every_entry(generated_pages: dict[str, str]) -> None:
+def test_reference_describes_each_entry(generated_pages: dict[str, str]) -> None:
     for name in ("reference/commands.md", "reference/errors.md"):
         undescribed = re.findall(r"^\|.*\|  \|$", generated_pages[name], flags=re.MULTILINE)
         assert undescribed == [], name

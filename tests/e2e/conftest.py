@@ -50,5 +50,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report: pytest.TestReport = yield
     pages = getattr(item, "funcargs", {}).get("pages")
     if report.failed and isinstance(pages, Pages):
-        report.sections.append(("the page in the browser", pages.record(item.name)))
+        report.sections.append(("the page in the browser", pages.save_failure(item.name)))
     return report

@@ -1,4 +1,4 @@
-"""A Dagster webserver, used through GraphQL like its pages use it."""
+"""Client of a Dagster webserver that sends GraphQL requests like its pages do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE_SECONDS = 240
+TIMEOUT_SECONDS = 240
 FINISHED = ("SUCCESS", "FAILURE", "CANCELED")
 
 METADATA = """metadataEntries { label description __typename
@@ -39,7 +39,7 @@ class Webserver(ABC):
 
     @property
     def viewer_url(self) -> str:
-        """The URL of the read-only webserver, if there is one."""
+        """The URL of the read-only webserver, by default that of the operator's webserver."""
         return self.url
 
     @abstractmethod
@@ -61,14 +61,14 @@ class Webserver(ABC):
             headers={"Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
                 body: dict[str, Any] = json.load(response)
         except urllib.error.HTTPError as error:
             body = json.load(error)
         return body
 
     def runs(self, **filters: Any) -> list[dict[str, Any]]:
-        """Return runs, newest first, with runId, jobName, status and tags."""
+        """Return runs, newest first, with their ID, job, status, configuration and tags."""
         data = self.graphql(
             """query ($filter: RunsFilter) { runsOrError(filter: $filter) { ... on Runs { results {
                  runId jobName status runConfigYaml tags { key value } } } } }""",
@@ -88,7 +88,7 @@ class Webserver(ABC):
         return self.status(run_id)
 
     def events(self, run_id: str) -> list[dict[str, Any]]:
-        """Return the events of a run as the run's page shows them."""
+        """Return the events of a run like the run's page shows them."""
         data = self.graphql(_EVENTS, id=run_id)["logsForRun"]
         events: list[dict[str, Any]] = data["events"]
         return events

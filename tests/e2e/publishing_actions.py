@@ -1,4 +1,4 @@
-"""Actions in Dagster that publish tables, with the rows and the outcome that each store is expected to show."""
+"""Actions in Dagster that publish tables, with the expected rows and the expected outcome for each store."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ERROR_PATTERNS = {
 }
 
 Rows = Mapping[str, list[tuple[str, ...]]]
-#: Statuses of the runs or backfills that should succeed, and the ids of all their runs.
+#: Statuses of the runs or backfills that should succeed, and the IDs of all their runs.
 Results = tuple[list[str], list[str]]
 
 
 @dataclass(frozen=True)
 class Click:
-    """Materialize with the button on a page, for all partitions if it opens a dialog.
+    """Materialize assets with the button on a page, for all partitions if the button opens a dialog.
 
     Attributes:
         page: Return the path of the page for a store.
@@ -40,7 +40,7 @@ class Click:
     is_backfill: bool = False
 
     def launch(self, deployment: Deployment, page: Page, store: str) -> str:
-        """Click, and return the id of the launched run or backfill."""
+        """Click the button, and return the ID of the launched run or backfill."""
         before = deployment.launched_ids()
         page.goto(f"{deployment.url}{self.page(store)}")
         button = page.get_by_role("button", name=re.compile(r"\bMaterialize")).first
@@ -55,7 +55,7 @@ class Click:
         (launched_id,) = deployment.launched_ids() - before
         return launched_id
 
-    def end(self, deployment: Deployment, launched_id: str) -> Results:
+    def wait(self, deployment: Deployment, launched_id: str) -> Results:
         return (
             wait_for_backfill(deployment, launched_id) if self.is_backfill else wait_for_runs(deployment, launched_id)
         )
@@ -66,7 +66,7 @@ def asset_page(table: str) -> Callable[[str], str]:
 
 
 def selection_page(*tables: str) -> Callable[[str], str]:
-    """Return the path of the lineage page for a selection that the user types."""
+    """Return the path of the lineage page for a selection that the user enters."""
 
     def path(store: str) -> str:
         selection = " or ".join(f'key:"{store}/{table}"' for table in existing_tables(store, *tables))
@@ -120,7 +120,7 @@ def materialize(*tables: str, partition: str | None = None, suffix: str = "") ->
     return perform
 
 
-def materialize_in_both(deployment: Deployment, store: str) -> Results:
+def materialize_in_both_locations(deployment: Deployment, store: str) -> Results:
     """Materialize a table, and then a downstream table in the other code location."""
     first_statuses, first_runs = materialize("eager_table", "publish_eager_table")(deployment, store)
     statuses, runs = materialize("downstream", "publish_downstream", suffix=SECOND)(deployment, store)
@@ -166,11 +166,11 @@ def interrupt(stop_run: Callable[[Deployment, str], None], status: str) -> Calla
     """Interrupt a run in the step of its last table, and re-execute it from failure."""
 
     def perform(deployment: Deployment, store: str) -> Results:
-        slow, waits = (deployment.folder / store / name for name in ("slow", "waits"))
-        waits.unlink(missing_ok=True)
+        slow, waiting = (deployment.folder / store / name for name in ("slow", "waiting"))
+        waiting.unlink(missing_ok=True)
         slow.touch()
         first_run = deployment.materialize(store, existing_tables(store, *INTERRUPTED))
-        deployment.wait_until(waits.exists, "the step that waits")
+        deployment.wait_until(waiting.exists, "the step that waits")
         stop_run(deployment, first_run)
         assert deployment.wait_for_run(first_run) == status
         slow.unlink()
@@ -184,7 +184,7 @@ def add_partition(deployment: Deployment, store: str) -> Results:
     return materialize("shops", "publish_shops", partition="berlin")(deployment, store)
 
 
-def launch_by_command(deployment: Deployment, store: str) -> Results:
+def launch_from_command_line(deployment: Deployment, store: str) -> Results:
     return [deployment.command_line(store, existing_tables(store, "orders", "totals", "publish_plain"))], []
 
 
@@ -226,7 +226,7 @@ ACTIONS = [
         plain_rows,
         (NOT_APPLICABLE, FAILS_NAMING_SELECTION, NOT_APPLICABLE, NOT_APPLICABLE),
     ),
-    UserAction("`dg launch` of a selection", launch_by_command, plain_rows),
+    UserAction("`dg launch` of a selection", launch_from_command_line, plain_rows),
     UserAction(
         "Backfill one table",
         Click(asset_page("day_orders"), is_backfill=True),
@@ -239,7 +239,7 @@ ACTIONS = [
         lambda v: {"day_orders": value_rows_by_day(v, 2, 2), "day_totals": value_rows_by_day(v, 2, 2)},
     ),
     UserAction(
-        "Backfill a group: the partition and the one before",
+        "Backfill a group: the same and the previous partition",
         backfill("day_orders", "two_days", "publish_days"),
         lambda v: {"day_orders": value_rows_by_day(v, 2, 2), "two_days": value_rows_by_day(v, 2, 4)},
     ),
@@ -264,7 +264,7 @@ ACTIONS = [
     ),
     UserAction("Materialize a dynamic partition", add_partition, lambda v: {"shops": value_rows(v, 2, "berlin")}),
     UserAction(
-        "A step that its retry policy repeats",
+        "A step that is retried by its retry policy",
         materialize("flaky", "publish_flaky"),
         lambda v: {"flaky": value_rows(v, 2)},
     ),
@@ -284,8 +284,8 @@ ACTIONS = [
         (VISIBLE, VISIBLE, VISIBLE, VISIBLE),
     ),
     UserAction(
-        "Materialize a table, and one of another code location that reads it",
-        materialize_in_both,
+        "Materialize a table, and a downstream table in another code location",
+        materialize_in_both_locations,
         lambda v: {"eager_table": value_rows(v, 2), "downstream": value_rows(v, 2)},
     ),
     UserAction(
@@ -311,7 +311,7 @@ AUTOMATED_ACTIONS = [
         lambda v: {"eager_day": value_rows(v, 2, DAYS[-1])},
     ),
     UserAction(
-        "Automation of a table that the publish asset has by its key",
+        "Automation of a table that the publish asset references by key",
         requested_runs("eager_by_key"),
         lambda v: {"eager_by_key": value_rows(v, 2)},
         (NOT_APPLICABLE, VISIBLE, NOT_APPLICABLE, NOT_APPLICABLE),
@@ -324,12 +324,12 @@ AUTOMATED_ACTIONS = [
     ),
     UserAction(
         "Automation of a publish asset, not of its table",
-        requested_runs("of_eager"),
-        lambda v: {"of_eager": value_rows(v, 2)},
+        requested_runs("eager_publisher"),
+        lambda v: {"eager_publisher": value_rows(v, 2)},
         (NOT_APPLICABLE, NOT_REQUESTED, NOT_APPLICABLE, NOT_APPLICABLE),
     ),
     UserAction(
-        "Automation of a table that reads one of another code location",
+        "Automation of a table downstream of another code location",
         requested_runs("downstream"),
         lambda v: {"downstream": value_rows(v, 2)},
     ),

@@ -66,9 +66,11 @@ class Deployment(Webserver):
         self.stores = tuple(stores)
         self.port = free_port()
         self.locations = {name: free_port() for store in stores for name in (store, f"{store}{SECOND}")}
-        inherited = {name: os.environ[name] for name in ("HOME", "LANG", "PATH", "TMPDIR", "TZ") if name in os.environ}
+        inherited_variables = {
+            name: os.environ[name] for name in ("HOME", "LANG", "PATH", "TMPDIR", "TZ") if name in os.environ
+        }
         self.environment = {
-            **inherited,
+            **inherited_variables,
             "DAGSTER_HOME": str(folder / "dagster"),
             "PUBLISHING_PROJECT": str(folder),
             "PYTHONPATH": str(REPOSITORY),
@@ -124,12 +126,12 @@ class Deployment(Webserver):
             )  # fmt: skip
         self._processes[name] = process
 
-        def end() -> None:
+        def stop() -> None:
             with suppress(ProcessLookupError):  # the process and its children have ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-        processes.callback(end)
+        processes.callback(stop)
 
     def _is_loaded(self) -> bool:
         query = "{ repositoriesOrError { ... on RepositoryConnection { nodes { location { name } } } } }"
@@ -146,13 +148,13 @@ class Deployment(Webserver):
                 if process.poll() is not None:
                     raise ServerStartError(f"{name} ended; its log:\n{log_tail(self.folder / f'{name}.log')}")
             if time.monotonic() > deadline:
-                raise ServerStartError(f"{condition} did not come within {_TIMEOUT_SECONDS} s")
+                raise ServerStartError(f"timed out after {_TIMEOUT_SECONDS} s while waiting for {condition}")
             time.sleep(_POLL_SECONDS)
 
     # Actions
 
     def materialize(self, location: str, tables: Iterable[str], partition: str | None = None) -> str:
-        """Launch a run of assets like the UI does. Return its id."""
+        """Launch a run of assets like the UI does. Return its ID."""
         tags = [] if partition is None else [{"key": "dagster/partition", "value": partition}]
         selector = {**_repository(location), "jobName": "__ASSET_JOB", "assetSelection": _keys(location, tables)}
         run: str = self._mutate(
@@ -168,7 +170,7 @@ class Deployment(Webserver):
         return run
 
     def backfill(self, store: str, tables: Iterable[str], partitions: Sequence[str]) -> str:
-        """Launch an asset backfill like the dialog does. Return its id."""
+        """Launch an asset backfill like the dialog does. Return its ID."""
         backfill: str = self._mutate(
             "mutation ($params: LaunchBackfillParams!) { done: launchPartitionBackfill(backfillParams: $params)"
             " { __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }",
@@ -177,7 +179,7 @@ class Deployment(Webserver):
         return backfill
 
     def re_execute(self, run_id: str) -> str:
-        """Re-execute a run from failure. Return the new run's id."""
+        """Re-execute a run from failure. Return the ID of the new run."""
         run: str = self._mutate(
             "mutation ($params: ReexecutionParams!) { done: launchRunReexecution(reexecutionParams: $params)"
             " { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }",
@@ -194,11 +196,11 @@ class Deployment(Webserver):
         )
 
     def kill(self, run_id: str) -> None:
-        """Kill the process of a run with all its descendants, as when its machine fails."""
-        (started,) = [text for text in self.messages(run_id) if text.startswith("Started process for run")]
-        root = int(started.partition("pid: ")[2].partition(")")[0])
+        """Kill the process of a run with all its descendants, like a failure of its machine."""
+        (message,) = [text for text in self.messages(run_id) if text.startswith("Started process for run")]
+        root_pid = int(message.partition("pid: ")[2].partition(")")[0])
         parents = _parents()
-        processes = [root]
+        processes = [root_pid]
         for process in processes:
             processes += [child for child, parent in parents.items() if parent == process]
         for process in processes:
@@ -240,16 +242,16 @@ class Deployment(Webserver):
     def start_automation(self) -> None:
         """Start the automation sensors, and wait until each has evaluated the current state."""
         for location in self.locations:
-            change = "mutation ($s: SensorSelector!) { done: startSensor(sensorSelector: $s) { __typename } }"
-            assert self.graphql(change, s=_sensor(location))["done"]["__typename"] == "Sensor"
+            mutation = "mutation ($s: SensorSelector!) { done: startSensor(sensorSelector: $s) { __typename } }"
+            assert self.graphql(mutation, s=_sensor(location))["done"]["__typename"] == "Sensor"
         self._wait_for_ticks()
 
     def stop_automation(self) -> None:
         """Stop the automation sensors."""
         for location in self.locations:
-            change = "mutation ($id: String!) { done: stopSensor(id: $id) { __typename } }"
+            mutation = "mutation ($id: String!) { done: stopSensor(id: $id) { __typename } }"
             sensor = self._sensor_state(location, "id")["id"]
-            assert self.graphql(change, id=sensor)["done"]["__typename"] == "StopSensorMutationResult"
+            assert self.graphql(mutation, id=sensor)["done"]["__typename"] == "StopSensorMutationResult"
 
     def wait_for_automation(self) -> None:
         """Wait until all requested runs have ended and no sensor requests more runs."""
@@ -261,7 +263,7 @@ class Deployment(Webserver):
             self._wait_for_ticks()
             if len(self.requested_runs()) == before:
                 return
-        raise AssertionError("automation goes on to request runs")
+        raise AssertionError("automation keeps requesting runs")
 
     def _wait_for_ticks(self) -> None:
         """Wait until each sensor has completed a tick that started after this call."""
@@ -292,7 +294,7 @@ class Deployment(Webserver):
     # Results
 
     def launched_ids(self) -> set[str]:
-        """Return the ids of backfills, and of runs outside of backfills."""
+        """Return the IDs of backfills, and of runs outside of backfills."""
         data = self.graphql(
             "{ result: partitionBackfillsOrError(limit: 1000) { ... on PartitionBackfills { results { id } } } }"
         )["result"]["results"]
@@ -310,13 +312,13 @@ class Deployment(Webserver):
         return status
 
     def runs_of(self, backfill: str) -> list[str]:
-        """Return the ids of a backfill's runs."""
+        """Return the IDs of a backfill's runs."""
         return [run["runId"] for run in self.runs(tags=[{"key": "dagster/backfill", "value": backfill}])]
 
     # Rows, read by a reader that is independent of the writer if possible
 
     def rows(self, store: str, table: str) -> list[tuple[str, ...]]:
-        """Return the published rows of a table as sorted text, or nothing if the table does not exist."""
+        """Return the published rows of a table as sorted tuples of text, or no rows if the table does not exist."""
         read_rows = {"iceberg": self._iceberg_rows, "files": self._file_rows}.get(store, self._lakehouse_rows)
         return sorted(tuple(str(value) for value in row.values()) for row in read_rows(store, table))
 

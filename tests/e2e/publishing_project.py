@@ -30,7 +30,7 @@ EAGER = dg.AutomationCondition.eager()
 
 IO = "tables"
 SENSOR = "automation"
-_PRELOADED = ["dagster", "pyarrow"]
+_PRELOADED_MODULES = ["dagster", "pyarrow"]
 
 
 def folder_of(store: str) -> Path:
@@ -50,7 +50,7 @@ def catalog_properties() -> dict[str, str]:
 
 
 class Store:
-    """How a project stores its tables."""
+    """A store of tables, with its kind of asset metadata and resources."""
 
     def __init__(self, name: str):
         self.name = name
@@ -67,7 +67,7 @@ class Store:
     def table(
         self, *inputs: str, columns: tuple[str, ...] = (), is_appended: bool = False, **options: Any
     ) -> Callable[[Callable[..., Any]], dg.AssetsDefinition]:
-        """Return a decorator that makes a table asset of a function of the context and its input tables.
+        """Return a decorator that builds a table asset from a function of the context and its input tables.
 
         Args:
             inputs: Names of the input tables.
@@ -112,7 +112,7 @@ class Store:
         return {}
 
     def publishing(self, name: str, *tables: dg.AssetsDefinition, **options: Any) -> list[dg.AssetsDefinition]:
-        """Return the tables, with a publish asset if the store has them."""
+        """Return the tables, with a publish asset if the store uses publish assets."""
         return [*tables, self.publish(name, *tables, **options)] if self.name == "publisher" else list(tables)
 
     def publish(self, name: str, *tables: dg.AssetsDefinition | dg.AssetKey, **options: Any) -> dg.AssetsDefinition:
@@ -138,7 +138,7 @@ class Store:
 
     def definitions(self, *assets: dg.AssetsDefinition | dg.AssetSpec) -> dg.Definitions:
         executor = dg.multiprocess_executor.configured(
-            {"max_concurrent": 2, "start_method": {"forkserver": {"preload_modules": _PRELOADED}}}
+            {"max_concurrent": 2, "start_method": {"forkserver": {"preload_modules": _PRELOADED_MODULES}}}
         )
         automation = dg.AutomationConditionSensorDefinition(
             SENSOR, target=dg.AssetSelection.all(), minimum_interval_seconds=5
@@ -156,9 +156,9 @@ class Store:
         return pa.table({**constants, "n": list(range(1, count + 1)), "value": [self.value()] * count})
 
     def wait(self) -> None:
-        """Wait while the file ``slow`` exists, at most for two minutes."""
+        """Wait while the file ``slow`` exists, for at most two minutes."""
         deadline = time.monotonic() + 120
-        (folder_of(self.name) / "waits").touch()
+        (folder_of(self.name) / "waiting").touch()
         while (folder_of(self.name) / "slow").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
 
@@ -197,13 +197,13 @@ def _plain(store: Store) -> list[dg.AssetsDefinition]:
         ins={"totals": dg.AssetIn(store.key("totals"), input_manager_key=IO)},
     )
     def report(context: dg.AssetExecutionContext, totals: pa.Table) -> None:
-        context.add_output_metadata({"seen": sorted(totals["value"].to_pylist())})
+        context.add_output_metadata({"values": sorted(totals["value"].to_pylist())})
 
     return [*store.publishing("publish_plain", orders, totals, group_name="plain"), report]
 
 
 def _interrupted(store: Store) -> list[dg.AssetsDefinition]:
-    """Return tables whose runs fail, wait or are retried. Rows of one table are appended."""
+    """Return tables whose steps fail, wait or are retried. One table is appended to."""
 
     @store.table(group_name="interrupted", is_appended=True)
     def events(context):  # type: ignore[no-untyped-def]
@@ -211,7 +211,7 @@ def _interrupted(store: Store) -> list[dg.AssetsDefinition]:
 
     @store.table("events", group_name="interrupted")
     def latest(context, events):  # type: ignore[no-untyped-def]
-        assert not (folder_of(store.name) / "broken").exists(), "the file says so"
+        assert not (folder_of(store.name) / "broken").exists(), "the file makes this step fail"
         store.wait()
         current = events.filter(pc.equal(events["value"], store.value()))
         return store.rows(count_rows(current))
@@ -228,7 +228,7 @@ def _interrupted(store: Store) -> list[dg.AssetsDefinition]:
 
 
 def _days(store: Store) -> list[dg.AssetsDefinition]:
-    """Return tables with partitions, with all kinds of mappings between them."""
+    """Return tables with partitions, with different partition mappings between them."""
     daily: dict[str, Any] = {"group_name": "days", "partitions_def": DAYS, "columns": ("day",)}
 
     @store.table(**daily)
@@ -244,7 +244,7 @@ def _days(store: Store) -> list[dg.AssetsDefinition]:
         return store.rows(count_rows(day_orders), day=day_of(context))
 
     @store.table("day_orders", mappings={"day_orders": LAST_DAY}, **daily)
-    def of_last_day(context, day_orders):  # type: ignore[no-untyped-def]
+    def last_day_orders(context, day_orders):  # type: ignore[no-untyped-def]
         return store.rows(count_rows(day_orders), day=day_of(context))
 
     @store.table("day_orders", group_name="days")
@@ -255,7 +255,7 @@ def _days(store: Store) -> list[dg.AssetsDefinition]:
     def running(context, running):  # type: ignore[no-untyped-def]
         return store.rows(count_rows(running) + 1, day=day_of(context))
 
-    published_together = (day_orders, day_totals, two_days, of_last_day, summary)
+    published_together = (day_orders, day_totals, two_days, last_day_orders, summary)
     tables = store.publishing("publish_days", *published_together, group_name="days", partitions_def=DAYS)
     published = [tables[-1].key] if store.name == "publisher" else []
     by_day = dg.MultiToSingleDimensionPartitionMapping("day")
@@ -320,7 +320,7 @@ def _automated_publishers(store: Store, raw: dg.AssetsDefinition) -> list[dg.Ass
         return store.rows(2)
 
     @store.table(deps=[raw], group_name="automated")
-    def of_eager(context):  # type: ignore[no-untyped-def]
+    def eager_publisher(context):  # type: ignore[no-untyped-def]
         return store.rows(2)
 
     @store.table(deps=[raw], group_name="automated", automation_condition=EAGER)
@@ -335,10 +335,10 @@ def _automated_publishers(store: Store, raw: dg.AssetsDefinition) -> list[dg.Ass
         store.publish(f"publish_{table.key.path[-1]}", table).map_asset_specs(
             lambda spec: spec.replace_attributes(automation_condition=EAGER)
         )
-        for table in (of_eager, both_eager)
+        for table in (eager_publisher, both_eager)
     ]
     by_key = store.publish("publish_eager_by_key", eager_by_key.key)
-    return [eager_by_key, by_key, of_eager, both_eager, *eager_publishers, remote]
+    return [eager_by_key, by_key, eager_publisher, both_eager, *eager_publishers, remote]
 
 
 def definitions_of(store: str) -> dg.Definitions:

@@ -1,8 +1,8 @@
 """Lakehouse roots on storages other than local folders and S3, with public options and secret environment variables.
 
 ``python -m tests.e2e.storage_locations BEFORE|AFTER EVENT_LOG_FOLDER`` uses Spark on all locations in the JSON on
-standard input. With BEFORE, their variables are set before Spark starts, with AFTER only in the driver process (except
-HDFS).
+standard input. With BEFORE, their variables are set before Spark starts. With AFTER, they are set later and only in the
+driver process, except the variable of HDFS.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.iceberg.catalog import catalog_at
 
 KINDS = ("redis_server", "azurite", "fake_gcs", "dynalite", "hdfs")
-#: Plus S3 and Valkey, for tests that need no separate environment.
+#: Including S3 and Valkey, for tests that need no separate environment.
 ALL_KINDS = (*KINDS, "valkey_server", "radosgw")
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
-MORE = pa.table({"id": pa.array([4], pa.int64())})
-DONE = "all was tried"
+MORE_ROWS = pa.table({"id": pa.array([4], pa.int64())})
+DONE = "all locations were used"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class StorageLocation:
 
 
 def location_on(server: Server, name: str = "lake") -> StorageLocation:
-    """Return an unused root on a server, configured like a user would."""
+    """Return an unused root on a server, with the options and variables that a user would set."""
     root = server.fresh_root(name)
     if isinstance(server, AzureServer):
         public_options = {"endpoint": server.endpoint, "account_name": server.account_name}
@@ -96,7 +96,7 @@ def location_on(server: Server, name: str = "lake") -> StorageLocation:
         )
     if isinstance(server, GcsServer):
         variables = {"STORAGE_EMULATOR_HOST": server.endpoint}
-        invalid_variables = {"STORAGE_EMULATOR_HOST": "", "GOOGLE_APPLICATION_CREDENTIALS": "/nobody"}
+        invalid_variables = {"STORAGE_EMULATOR_HOST": "", "GOOGLE_APPLICATION_CREDENTIALS": "/missing.json"}
         secret_options = {"credentials": "anonymous"}
         public_options = {"endpoint": server.endpoint}
         return StorageLocation(
@@ -120,14 +120,14 @@ def location_on(server: Server, name: str = "lake") -> StorageLocation:
         )
     if isinstance(server, HdfsServer):
         user = "HADOOP_USER_NAME"
-        return StorageLocation(root, {}, {user: SUPERUSER}, {}, {user: "stranger"}, "denied", "hdfs://127.0.0.1:9/x/")
+        return StorageLocation(root, {}, {user: SUPERUSER}, {}, {user: "other"}, "denied", "hdfs://127.0.0.1:9/x/")
     if isinstance(server, S3Server):
         public_options = {"endpoint": server.endpoint, "region": server.region}
         secret_options = {"access_key_id": server.access_key_id, "secret_access_key": server.secret_access_key}
         return StorageLocation(root, public_options, {}, secret_options, {}, "not allowed", "s3://nosuch/x/")
     public_options, invalid_variables = (
         {"durability": "always"},
-        {"REDIS_USERNAME": "nobody", "REDIS_PASSWORD": "nobody"},
+        {"REDIS_USERNAME": "unknown", "REDIS_PASSWORD": "wrong"},
     )
     missing_root = root.replace("/0/", "/99/")
     return StorageLocation(
@@ -137,7 +137,7 @@ def location_on(server: Server, name: str = "lake") -> StorageLocation:
 
 @contextmanager
 def with_variables(*locations: StorageLocation) -> Iterator[pytest.MonkeyPatch]:
-    """Set the variables of the locations while the block runs."""
+    """Set the variables of the locations during the block."""
     with pytest.MonkeyPatch.context() as patch:
         for location in locations:
             for name, value in location.variables.items():
@@ -152,19 +152,19 @@ def rows(lake: Lakehouse, version: int | str | None = None) -> list[int]:
 
 
 def use_tables(lake: Lakehouse) -> None:
-    """Create, append to, overwrite and read a table. It contains rows 1, 2, 3 and 4 in the end."""
+    """Create, append to, overwrite and read a table. At the end it contains rows 1, 2, 3 and 4."""
     with catalog_at(lake) as catalog:
         catalog.create_namespace("ns")
-        catalog.create_table("ns.t", ROWS.schema).append(MORE)
+        catalog.create_table("ns.t", ROWS.schema).append(MORE_ROWS)
         assert rows(lake) == [4]
         catalog.load_table("ns.t").overwrite(ROWS)
         assert rows(lake) == [1, 2, 3]
-        catalog.load_table("ns.t").append(MORE)
+        catalog.load_table("ns.t").append(MORE_ROWS)
     assert rows(lake) == [1, 2, 3, 4]
     assert operations.verify(lake, deep=True).findings == ()
 
 
-def _use_executor(spark: Any, location: StorageLocation, target: StorageLocation) -> None:
+def _use_spark_executor(spark: Any, location: StorageLocation, target: StorageLocation) -> None:
     """Stage, read and run operations in tasks. No option contains a credential."""
     from tests.operations.changes import overwrite_rows
     from trinitylake_ops.iceberg.write.staging import publish
@@ -189,40 +189,40 @@ def _use_executor(spark: Any, location: StorageLocation, target: StorageLocation
     assert read_table(spark, lake, "ns.t", "x").count() == 100
     operations.plan_compact_tables(lake).execute(write_groups_on(spark), run_id="once")
     assert operations.plan_orphan_removal(lake, executor=executor).is_empty
-    assert not executor.delete(lake.storage, ["nobody", "needs", "these"], None).failures
+    assert not executor.delete(lake.storage, ["unused-1", "unused-2", "unused-3"], None).failures
 
 
-def _use_source(spark: Any, location: StorageLocation) -> None:
-    """Read, write and stream with the data source, whose worker processes have Spark's environment at its start."""
+def _use_data_source(spark: Any, location: StorageLocation) -> None:
+    """Read, write and stream with the data source, whose workers have the environment in which Spark was started."""
 
-    def configured(builder: Any) -> Any:
+    def with_options(builder: Any) -> Any:
         builder = builder.format("trinitylake").option("root", location.root)
         for name, value in location.public_options.items():
             builder = builder.option(f"storage.{name}", value)
         return builder
 
     for table in ("versions", "objects", "files", "changes", "exports"):
-        configured(spark.read).load(table).collect()
-    assert configured(spark.read).option("row_filter", "id < 10").load("ns.t").count() == 10
-    configured(spark.range(5).write).mode("append").save("ns.w")
-    stream = configured(configured(spark.readStream).load("ns.w").writeStream).option("stream_id", "copy")
+        with_options(spark.read).load(table).collect()
+    assert with_options(spark.read).option("row_filter", "id < 10").load("ns.t").count() == 10
+    with_options(spark.range(5).write).mode("append").save("ns.w")
+    stream = with_options(with_options(spark.readStream).load("ns.w").writeStream).option("stream_id", "copy")
     with tempfile.TemporaryDirectory() as folder:
         query = stream.option("checkpointLocation", folder).trigger(availableNow=True).start("ns.c")
         query.awaitTermination()
-    frame = configured(spark.read).load("ns.c")
+    frame = with_options(spark.read).load("ns.c")
     frame.explain("extended")
     assert frame.count() == 5
 
 
-def main(when: str, event_logs: str) -> None:
+def main(timing: str, event_logs: str) -> None:
     from trinitylake_ops.spark import executor as executor_module
     from trinitylake_ops.spark.session import session_scope
 
-    executor_module.FEW = 0  # run everything in tasks, however few elements there are
+    executor_module.FEW = 0  # run all work in tasks, even for few elements
     location_fields: list[Mapping[str, Any]] = json.load(sys.stdin)
     locations = [StorageLocation(**fields) for fields in location_fields]
     # no storage option sets the HDFS user, so it is not sent to tasks
-    configured_before_start = [location for location in locations if when == "BEFORE" or location.scheme == "hdfs"]
+    configured_before_start = [location for location in locations if timing == "BEFORE" or location.scheme == "hdfs"]
     os.environ.update(
         {name: value for location in configured_before_start for name, value in location.variables.items()}
     )
@@ -236,16 +236,16 @@ def main(when: str, event_logs: str) -> None:
         os.environ.update({name: value for location in locations for name, value in location.variables.items()})
         for number, location in enumerate(locations):
             # With AFTER, the tables of each lakehouse are on the storage of the next one.
-            target = location if when == "BEFORE" else locations[(number + 1) % len(locations)]
-            _use_executor(spark, location, target)
-            if when == "BEFORE":
-                _use_source(spark, location)
+            target = location if timing == "BEFORE" else locations[(number + 1) % len(locations)]
+            _use_spark_executor(spark, location, target)
+            if timing == "BEFORE":
+                _use_data_source(spark, location)
             print(location.scheme, "done")
         print(DONE)
 
 
 def as_json(locations: list[StorageLocation]) -> str:
-    """Return the locations as the program's input."""
+    """Return the locations as input of this program."""
     return json.dumps([asdict(location) for location in locations])
 
 

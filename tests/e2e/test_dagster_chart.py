@@ -1,7 +1,7 @@
 """Test the values for Dagster's Helm chart: render them with Helm, validate them with schemas, and run processes.
 
-The chart is not part of this project: ``DAGSTER_CHART`` names its archive or folder. Without it these tests are not
-selected, but a release requires them: docs/release.md.
+The chart is not part of this project: ``DAGSTER_CHART`` names its archive or folder. Without this variable, the tests
+are deselected, but a release requires them (docs/release.md).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ pytestmark = [
     pytest.mark.dagster_chart,
 ]
 SUBCHART = "dagster-user-deployments"
-PASSWORD = "of-tests"
+PASSWORD = "test-password"
 POSTGRES_SECRET = "dagster-postgresql-secret"
-IMAGE = {"DAGSTER_HOME": "/dagster"}
+IMAGE_ENVIRONMENT = {"DAGSTER_HOME": "/dagster"}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with tarfile.open(CHART) as archive:
             archive.extractall(folder.parent)
     for schema in folder.rglob("values.schema.json"):
-        schema.rename(schema.with_name("schema.aside"))
+        schema.rename(schema.with_name("schema.renamed"))
     return folder
 
 
@@ -81,12 +81,12 @@ def _are_dicts(default: Any, override: Any) -> bool:
 
 def test_values_match_schema_of_chart(chart: Path, values: dict[str, Any]) -> None:
     schemas = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
-    newest = f"v{kubernetes_validate.latest_version()}-local"
-    definitions = json.loads((schemas / newest / "_definitions.json").read_text())["$defs"]
+    latest = f"v{kubernetes_validate.latest_version()}-local"
+    definitions = json.loads((schemas / latest / "_definitions.json").read_text())["$defs"]
     document = DRAFT7.create_resource({"definitions": definitions, "$defs": definitions})
     registry: Any = referencing.Registry(retrieve=lambda _: document)  # type: ignore[call-arg]
     for folder, overrides in ((chart, values), (chart / "charts" / SUBCHART, values[SUBCHART])):
-        schema = json.loads((folder / "schema.aside").read_text())
+        schema = json.loads((folder / "schema.renamed").read_text())
         all_values = merge_values(yaml.safe_load((folder / "values.yaml").read_text()), overrides)
         errors = jsonschema.Draft7Validator(schema, registry=registry).iter_errors(all_values)
         assert [f"{list(error.path)}: {error.message[:200]}" for error in errors] == []
@@ -112,8 +112,12 @@ def test_rendered_objects_are_valid_and_restricted(objects: list[dict[str, Any]]
 
 def files_of(objects: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
     """Return the contents of ConfigMaps and of the manually created Secrets."""
-    maps = {item["metadata"]["name"]: item.get("data") or {} for item in of_kind(objects, "ConfigMap")}
-    return {**maps, POSTGRES_SECRET: {"postgresql-password": PASSWORD}, "lake-credentials": {"AWS_ACCESS_KEY_ID": "k"}}
+    config_maps = {item["metadata"]["name"]: item.get("data") or {} for item in of_kind(objects, "ConfigMap")}
+    return {
+        **config_maps,
+        POSTGRES_SECRET: {"postgresql-password": PASSWORD},
+        "lake-credentials": {"AWS_ACCESS_KEY_ID": "k"},
+    }
 
 
 def test_pool_exists_before_first_run(
@@ -124,7 +128,7 @@ def test_pool_exists_before_first_run(
     port = settings["service"]["port"]
     database = Postgres(port, settings["postgresqlDatabase"], settings["postgresqlUsername"], PASSWORD)
     ((_, pod),) = pods([item for item in of_kind(objects, "Job") if item["metadata"]["name"] == "lake-pools"])
-    container = Container(pod, tmp_path / "pod", files_of(objects), IMAGE)
+    container = Container(pod, tmp_path / "pod", files_of(objects), IMAGE_ENVIRONMENT)
     with postgres(database, ["postgres", "-p", str(port)], tmp_path / "postgres.log"):
         assert container.run() == 0, container.output()
         monkeypatch.setenv("DAGSTER_PG_PASSWORD", PASSWORD)
@@ -135,12 +139,12 @@ def test_pool_exists_before_first_run(
             assert (pools.default_pool_limit, str(pools.pool_granularity)) == (1, "PoolGranularity.RUN")
 
 
-def test_code_location_answers_probes(objects: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_code_location_passes_probes(objects: list[dict[str, Any]], tmp_path: Path) -> None:
     ((_, pod),) = pods(
         [item for item in of_kind(objects, "Deployment") if "user-deployments" in item["metadata"]["name"]]
     )
     pod["containers"][0]["volumeMounts"].sort(key=lambda mount: mount["mountPath"])
-    container = Container(pod, tmp_path / "pod", files_of(objects), IMAGE)
+    container = Container(pod, tmp_path / "pod", files_of(objects), IMAGE_ENVIRONMENT)
     container.environment["TRINITYLAKE_ROOT"] = str(tmp_path / "lake")
     arguments = container.spec["args"]
     arguments[:] = [

@@ -1,7 +1,8 @@
 """Run jobs and steps as pods: dagster-k8s with its own launcher and executor, on a fake Kubernetes cluster.
 
-A run worker is the container that the launcher requests, and a step is one that the executor requests. Here they are
-processes with only the variables of the pod. Not tested: images, nodes, volumes, memory limits and eviction.
+The launcher requests a container for each run worker, and the executor one for each step. In these tests, containers
+are processes that have only the environment variables of the pod. Not tested: images, nodes, volumes, memory limits
+and eviction.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ REPOSITORY = Path(__file__).parents[2]
 DEFINITIONS = Path(__file__).with_name("pods_definitions.py")
 IMAGE = "registry.example.com/lake:1"
 SECRET = "lake-secrets"
-PATIENCE_SECONDS = 900
+TIMEOUT_SECONDS = 900
 LAUNCH = """
 mutation($run: ExecutionParams!) {
   launchRun(executionParams: $run) { __typename ... on LaunchRunSuccess { run { runId } }
@@ -60,13 +61,13 @@ class Deployment:
         assert not response.errors, response.errors
         assert response.data["launchRun"]["__typename"] == "LaunchRunSuccess", response.data
         run_id = response.data["launchRun"]["run"]["runId"]
-        end_s = time.monotonic() + PATIENCE_SECONDS
+        deadline_s = time.monotonic() + TIMEOUT_SECONDS
         while True:
             run = self.instance.get_run_by_id(run_id)
             assert run is not None
             if run.is_finished:
                 return run
-            assert time.monotonic() < end_s, self.cluster.log()
+            assert time.monotonic() < deadline_s, self.cluster.log()
             time.sleep(1)
 
     def must_run(self, job: str, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def deployment(shop: Lakehouse, tmp_path_factory: pytest.TempPathFactory) -> Ite
         kubeconfig = cluster.kubeconfig(url)
         config_maps["dagster-instance"]["dagster.yaml"] = settings(home, kubeconfig)
         (home / "dagster.yaml").write_text(settings(home, kubeconfig))
-        # The process of the code location reads the definitions, so it needs the variables.
+        # The process of the code location loads the definitions, so it needs the variables.
         for name, value in {"KUBECONFIG": str(kubeconfig), ROOT: root, "PYTHONPATH": str(REPOSITORY)}.items():
             patch.setenv(name, value)
         target = PythonFileTarget(
@@ -140,8 +141,8 @@ def test_pods_publish_and_roll_back_tables(deployment: Deployment, shop: Lakehou
     assert (good_version, bad_version) == (1, 2)
     plan = deployment.must_run(NAMES.of("rollback"), {"to": {"version": good_version}})
     assert (plan["rows_coming_back"], plan["rows_going_away"]) == (3, 2)
-    approved = {"to": {"version": good_version}, "approval": {"digest": plan["digest"], "approved_by": "Ada"}}
-    proof = deployment.must_run(NAMES.of("rollback"), approved)
+    config = {"to": {"version": good_version}, "approval": {"digest": plan["digest"], "approved_by": "Ada"}}
+    proof = deployment.must_run(NAMES.of("rollback"), config)
     assert (proof["rows_before"], proof["rows_after"], proof["checks_failed"]) == (2, 3, 0)
     rows = catalog_at(shop).load_table("sales.orders").scan().to_arrow()["amount"].to_pylist()
     assert rows == [1, 2, 3]
@@ -160,7 +161,7 @@ def test_purge_uses_pool_in_pods(deployment: Deployment, shop: Lakehouse) -> Non
 
 
 def test_pods_have_settings_and_no_secrets(deployment: Deployment, shop: Lakehouse) -> None:
-    """Check all pods of the other tests. Must run last."""
+    """Check the pods of all other tests. Must be the last test."""
     pods, root = deployment.cluster.pods, shop.root.removeprefix("file://").rstrip("/")
     kinds = {pod.body["metadata"]["labels"]["app.kubernetes.io/component"] for pod in pods.values()}
     assert (deployment.cluster.refused, kinds) == ([], {"run_worker", "step_worker"})
@@ -171,6 +172,6 @@ def test_pods_have_settings_and_no_secrets(deployment: Deployment, shop: Lakehou
         assert container["resources"]["requests"] == {"cpu": "500m", "memory": "512Mi"}, name
         is_step = pod.body["metadata"]["labels"]["app.kubernetes.io/component"] == "step_worker"
         assert container["resources"]["limits"] == {"memory": "1Gi" if is_step else "2Gi"}, name
-        assert pod.environment[ROOT] == root, "by the Secret"
-        assert root not in str(pod.body), "and nowhere else"
-        assert pod.body["spec"]["backoffLimit"] == 0, "Kubernetes itself repeats nothing"
+        assert pod.environment[ROOT] == root, "the Secret must set the root"
+        assert root not in str(pod.body), "only the Secret may contain the root"
+        assert pod.body["spec"]["backoffLimit"] == 0, "Kubernetes must not retry pods"

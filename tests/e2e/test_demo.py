@@ -1,6 +1,6 @@
 """Run the demo on real data, and open the Dagster UI with its runs.
 
-`make soak` runs it for a year and as a separate process.
+`make soak` runs it in a separate process, with a year of data.
 """
 
 import contextlib
@@ -37,17 +37,19 @@ from trinitylake_ops._lazy import cached_attribute
 from trinitylake_ops.demo.assets import INITIAL_JOB, MONTHLY_JOB
 from trinitylake_ops.demo.walkthrough import main
 
-# The soak has one test with a year of data; a test run uses a month.
+# The soak tests use a year of data, and other test runs use a month.
 pytestmark = pytest.mark.timeout(900)
 
 REPOSITORY = Path(__file__).parents[2]
-OTHER_RUNS = 1 + 2 + 5  # in addition to one run for each month
+N_OTHER_RUNS = 1 + 2 + 5  # in addition to one run for each month
 
 
 class FinishedDemo:
+    """The demo with its settings, and its output once it has run."""
+
     def __init__(self, folder: Path, months: int, environment: Mapping[str, str] | None = None):
         self.months = months
-        self.runs = months + OTHER_RUNS
+        self.n_runs = months + N_OTHER_RUNS
         self.root = str(folder / "lakehouse")
         self.home = folder / "dagster_home"
         self.home.mkdir()
@@ -105,9 +107,9 @@ def test_demo_succeeds_and_counts_rows_of_source(demo: FinishedDemo, flights_csv
     assert months.total() == 336_776
     rows = sum(months[str(month)] for month in range(1, demo.months + 1))
     assert f"{rows:,} flights in the lakehouse, {rows:,} in the source" in demo.output
-    early, late = (row_counts(demo.output, column) for column in (1, 2))
-    assert (early["facts.flights"], late["facts.flights"]) == (months["1"], rows)
-    assert early["reference.airlines"] == late["reference.airlines"] == 16
+    counts_before, counts_after = (row_counts(demo.output, column) for column in (1, 2))
+    assert (counts_before["facts.flights"], counts_after["facts.flights"]) == (months["1"], rows)
+    assert counts_before["reference.airlines"] == counts_after["reference.airlines"] == 16
     assert re.search(r"publish 2013-01 .*version 2: 5 tables, [\d,]{6,} rows, [\d.]+ [kM]B written\n", demo.output)
     files = [path for path in Path(demo.root).rglob("*") if path.is_file()]
     assert f"{len(files):,} files, {decimal(sum(path.stat().st_size for path in files))}, at" in demo.output
@@ -121,21 +123,21 @@ def row_counts(output: str, column: int) -> dict[str, int]:
 
 def test_bad_month_is_blocked_without_version(demo: FinishedDemo) -> None:
     lines = {int(match[1]): line for line in demo.output.splitlines() if (match := re.match(r"\[ ?(\d+)/", line))}
-    last = 1 + demo.months
-    assert lines[last + 1].endswith("stopped by known_carriers, positive_distance; nothing published")
-    assert f"version {last}:" in lines[last]
-    assert f"version {last + 1}:" in lines[last + 2]
+    last_version = 1 + demo.months
+    assert lines[last_version + 1].endswith("stopped by known_carriers, positive_distance; nothing published")
+    assert f"version {last_version}:" in lines[last_version]
+    assert f"version {last_version + 1}:" in lines[last_version + 2]
 
 
-def test_every_version_names_its_run(demo: FinishedDemo) -> None:
+def test_each_version_has_its_run_id(demo: FinishedDemo) -> None:
     with dg.DagsterInstance.from_config(str(demo.home)) as instance:
         runs = {run.run_id: run for run in instance.get_runs()}
-    assert len(runs) == demo.runs
+    assert len(runs) == demo.n_runs
     log = demo.log
     assert [entry["operation"] for entry in log[-2:]] == ["publish", "init"]
     assert all(entry["operation"] and entry["message"] for entry in log)
-    made_by = {entry["version"]: runs[entry["run_id"]].job_name for entry in log}
-    assert [made_by[version] for version in (0, 1, 2, demo.months + 1)] == [
+    job_names = {entry["version"]: runs[entry["run_id"]].job_name for entry in log}
+    assert [job_names[version] for version in (0, 1, 2, demo.months + 1)] == [
         INITIAL_JOB,
         INITIAL_JOB,
         MONTHLY_JOB,
@@ -144,7 +146,7 @@ def test_every_version_names_its_run(demo: FinishedDemo) -> None:
     publishing = [run for run in runs.values() if run.job_name in (INITIAL_JOB, MONTHLY_JOB)]
     failed = [run for run in publishing if run.status == dg.DagsterRunStatus.FAILURE]
     assert len(failed) == 1
-    # Each publishing run commits one version, and the blocked one none.
+    # Each publishing run commits one version, and the blocked run commits none.
     versions = Counter(entry["run_id"] for entry in log if entry["operation"] == "publish")
     assert versions == Counter({run.run_id: 1 for run in publishing if run not in failed})
 
@@ -152,11 +154,14 @@ def test_every_version_names_its_run(demo: FinishedDemo) -> None:
 def test_rollback_undoes_bad_month(demo: FinishedDemo) -> None:
     log = {entry["version"]: entry for entry in demo.log}
     (rollback,) = [entry for entry in log.values() if entry["operation"] == "rollback"]
-    bad = rollback["rollback_from"]
-    marked = [line for line in demo.output.splitlines() if f" undone by {rollback['version']} " in line]
-    assert [int(line.strip("│ ").split()[0]) for line in marked] == [bad]
-    assert demo.trinitylake("diff", str(bad - 1), str(rollback["version"])) == []
-    changed = {(change["namespace"], change["table"]) for change in demo.trinitylake("diff", str(bad - 1), str(bad))}
+    bad_version = rollback["rollback_from"]
+    undone_lines = [line for line in demo.output.splitlines() if f" undone by {rollback['version']} " in line]
+    assert [int(line.strip("│ ").split()[0]) for line in undone_lines] == [bad_version]
+    assert demo.trinitylake("diff", str(bad_version - 1), str(rollback["version"])) == []
+    changed = {
+        (change["namespace"], change["table"])
+        for change in demo.trinitylake("diff", str(bad_version - 1), str(bad_version))
+    }
     assert ("facts", "flights") in changed
 
 
@@ -207,10 +212,10 @@ def test_ui_shows_all_runs(demo: FinishedDemo) -> None:
         response = DagsterGraphQLClient("127.0.0.1", port_number=port)._execute(_UI_QUERY)
     with dg.DagsterInstance.from_config(str(demo.home)) as instance:
         runs = {run.run_id: run.job_name for run in instance.get_runs()}
-    shown_runs = response["runsOrError"]["results"]
-    assert {run["runId"]: run["jobName"] for run in shown_runs} == runs
+    listed_runs = response["runsOrError"]["results"]
+    assert {run["runId"]: run["jobName"] for run in listed_runs} == runs
     # The home page omits runs without an origin.
-    assert {tuple(run["repositoryOrigin"].values()) for run in shown_runs} == {("__repository__", "definitions.py")}
+    assert {tuple(run["repositoryOrigin"].values()) for run in listed_runs} == {("__repository__", "definitions.py")}
     (location,) = response["workspaceOrError"]["locationEntries"]
     (repository,) = location["locationOrLoadError"]["repositories"]
     assert {"monthly_load", "initial_load", "rollback", "verify"} <= {job["name"] for job in repository["jobs"]}
@@ -218,7 +223,7 @@ def test_ui_shows_all_runs(demo: FinishedDemo) -> None:
 
 @pytest.mark.soak
 def test_home_page_has_row_for_each_job(demo: FinishedDemo) -> None:
-    """Check the page that docs/python.md shows as a picture."""
+    """Check the page that docs/python.md shows in a screenshot."""
     with ui_of(demo) as port, opened_page() as page:
         page.goto(f"http://127.0.0.1:{port}/")
         for job in (INITIAL_JOB, MONTHLY_JOB, "export", "repair_hint", "rollback", "verify"):
@@ -248,6 +253,6 @@ def _is_up(port: int) -> bool:
 
 def test_output_is_plain_and_complete(demo: FinishedDemo) -> None:
     numbers = re.findall(r"^\[ ?(\d+)/", demo.output, flags=re.MULTILINE)
-    assert [int(number) for number in numbers] == list(range(1, demo.runs + 1))
+    assert [int(number) for number in numbers] == list(range(1, demo.n_runs + 1))
     assert "\x1b" not in demo.output
     assert "Traceback" not in demo.output + demo.errors

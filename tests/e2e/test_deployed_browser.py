@@ -1,4 +1,4 @@
-"""Use Dagster's pages like an operator, in a real browser, with the deployment of ``deploy/``.
+"""Use the pages of Dagster like an operator, in a real browser, with the deployment of ``deploy/``.
 
 ``python -m scripts.make_dagster_pictures`` runs these tests and copies their screenshots into the documentation.
 """
@@ -40,20 +40,20 @@ def pages(topology: Topology, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def sales(topology: Topology) -> Iterator[Lakehouse]:
-    """A lakehouse in a folder, with versions that are weeks old."""
+    """A lakehouse in a folder, with versions that are several weeks old."""
     lake = aged_lakehouse(topology.volume / "sales", n_versions=8, n_tables=3, is_expired=False)
     yield lake
     check_lake(lake)
 
 
 def test_asset_graph_shows_lakehouse_exports_and_published_tables(pages: Pages) -> None:
-    above_exports = quote('+key:"exports"')  # includes all assets of definitions.py
-    pages.open(f"/asset-groups~{above_exports}")
+    upstream_of_exports = quote('+key:"exports"')  # includes all assets of definitions.py
+    pages.open(f"/asset-groups~{upstream_of_exports}")
     expect(pages.page.get_by_text("publish", exact=True).first).to_be_visible()
     pages.page.keyboard.press("Alt+e")  # expands all groups
     for name in ("lakehouse", "exports", "month", "reference_tables", "airlines", "flights", "weather", "planes"):
         expect(pages.page.get_by_text(name, exact=True).last).to_be_visible()
-    pages.picture("dagster-asset-graph")
+    pages.screenshot("dagster-asset-graph")
 
 
 def run_config(topology: Topology, run_id: str) -> Any:
@@ -78,15 +78,15 @@ def test_launchpad_rejects_invalid_config_without_run(pages: Pages, topology: To
     assert topology.runs() == before
 
 
-def test_export_and_rollback_are_launched_and_shown(pages: Pages, topology: Topology, lake: Lakehouse) -> None:
+def test_export_and_rollback_are_launched_and_displayed(pages: Pages, topology: Topology, lake: Lakehouse) -> None:
     append_rows(lake, "facts.flights")
     exported = lake.latest_version()
     before = objects(lake.snapshot())
 
     config = {"name": "before-migration", "level": "full", "retain_for": "30d", "version": exported}
-    run_id = pages.launch("export", config, picture="dagster-launchpad")
+    run_id = pages.launch("export", config, screenshot="dagster-launchpad")
     assert run_config(topology, run_id) == config
-    assert (pages.text("name"), pages.text("version")) == ("before-migration", str(exported))
+    assert (pages.metadata_text("name"), pages.metadata_text("version")) == ("before-migration", str(exported))
     (export,) = operations.list_exports(lake)
     assert (export.name, export.level, export.version) == ("before-migration", "full", exported)
     assert operations.verify_export(lake, "before-migration").is_clean
@@ -96,7 +96,7 @@ def test_export_and_rollback_are_launched_and_shown(pages: Pages, topology: Topo
     changed = objects(lake.snapshot())
     config = {"to": {"export": "before-migration"}, "namespaces": ["facts"]}
     pages.launch("rollback", config)
-    digest = pages.text("digest")
+    digest = pages.metadata_text("digest")
     config["approval"] = {"digest": digest, "approved_by": APPROVER}
     run_id = pages.launch("rollback", config)
     assert run_config(topology, run_id) == config
@@ -104,14 +104,14 @@ def test_export_and_rollback_are_launched_and_shown(pages: Pages, topology: Topo
         assert table(element)[1:] == [["changed", "facts", ""], ["changed", "facts", "flights"]]
     after = objects(lake.snapshot())
     assert after == {**changed, ("facts", "flights"): before["facts", "flights"]}
-    assert (newest := next(lake.history())).run_id == run_id
+    assert (latest := next(lake.history())).run_id == run_id
 
     pages.open("/assets/lakehouse")
-    assert pages.text("lakehouse_version").endswith(str(newest.version))
-    expect(pages.value("last_versions")).to_contain_text("facts.flights +0 -3; latest")
+    assert pages.metadata_text("lakehouse_version").endswith(str(latest.version))
+    expect(pages.metadata_row("last_versions")).to_contain_text("facts.flights +0 -3; latest")
     pages.page.get_by_role("button", name="Plots").click()
     pages.wait_for_plots()
-    pages.picture("dagster-asset-plots")
+    pages.screenshot("dagster-asset-plots")
     pages.open("/assets/exports?view=partitions")
     expect(pages.page.get_by_text("before-migration").first).to_be_visible()
 
@@ -124,40 +124,40 @@ def test_failed_check_names_repair_job(pages: Pages, topology: Topology, sales: 
         expect(pages.page.get_by_text(check, exact=True).first).to_be_visible()
     pages.page.get_by_text("retention_kept", exact=True).first.click()
     expect(pages.page.get_by_text("10 versions should have expired")).to_be_visible()
-    assert pages.text("repaired_by") == "sales_expire"
+    assert pages.metadata_text("repaired_by") == "sales_expire"
     pages.wait_for_plots()
-    pages.picture("dagster-checks")
+    pages.screenshot("dagster-checks")
 
 
 @pytest.mark.soak
 def test_expiry_requires_digest_of_current_plan(pages: Pages, topology: Topology, sales: Lakehouse) -> None:
-    rules = {"keep_last": 3}
+    options = {"keep_last": 3}
     kept_versions, expired_versions = live_versions(sales)[-3:], live_versions(sales)[:-3]
-    pages.launch("sales_expire", rules)
+    pages.launch("sales_expire", options)
     message = pages.full_message()
-    digest = pages.text("digest", message)
-    assert pages.text("versions", message) == f"{expired_versions[0]}-{expired_versions[-1]}"
+    digest = pages.metadata_text("digest", message)
+    assert pages.metadata_text("versions", message) == f"{expired_versions[0]}-{expired_versions[-1]}"
     with pages.markdown("timeline", message) as element:
-        picture = element.get_by_role("img", name="The versions of the lakehouse")
-        assert picture.evaluate("picture => picture.decode().then(() => picture.naturalWidth)") > 0
+        image = element.get_by_role("img", name="The versions of the lakehouse")
+        assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
     with pages.markdown("plan", message) as element:
-        verdicts = {int(version): verdict for version, verdict, _why in table(element)[1:]}
+        verdicts = {int(version): verdict for version, verdict, _reason in table(element)[1:]}
         assert verdicts == {**dict.fromkeys(expired_versions, "expires"), **dict.fromkeys(kept_versions, "kept")}
-        pages.picture("dagster-expire-plan")
+        pages.screenshot("dagster-expire-plan")
     assert states(sales) == []
 
-    # A commit changes the rules in the meantime, so the approved plan is out of date.
+    # Another commit changes the retention settings, so the approved plan is out of date.
     maximum_ms = sales.snapshot().definition.maximum_version_age_millis
     sales.alter_definition(maximum_version_age_millis=1_000 * DAY_MS)
-    approved = {**rules, "approval": {"digest": digest, "approved_by": APPROVER}}
-    stale = pages.launch("sales_expire", approved, "Failure")
+    approved_config = {**options, "approval": {"digest": digest, "approved_by": APPROVER}}
+    stale_run_id = pages.launch("sales_expire", approved_config, "Failure")
     expect(pages.page.get_by_text("review the new plan").first).to_be_visible()
     assert states(sales) == []
-    assert run_config(topology, stale) == approved
+    assert run_config(topology, stale_run_id) == approved_config
 
     sales.alter_definition(maximum_version_age_millis=maximum_ms)
-    run_id = pages.launch("sales_expire", approved)
-    assert pages.text("approved_by") == APPROVER
+    run_id = pages.launch("sales_expire", approved_config)
+    assert pages.metadata_text("approved_by") == APPROVER
     assert states(sales) == [("EXPIRED", f"{expired_versions[0]}-{expired_versions[-1]}")]
     expired = next(info for info in sales.history() if info.operation == "expire")
     assert (expired.run_id, expired.approved_by) == (run_id, APPROVER)
@@ -177,10 +177,10 @@ def test_read_only_webserver_rejects_launch(pages: Pages, topology: Topology, la
 
 @pytest.mark.soak
 def test_pages_show_no_secret(pages: Pages, topology: Topology) -> None:
-    """Search all pages that the tests of this module opened. Must run last."""
+    """Search all pages that the tests of this module opened. Must be the last test."""
     pages.read()
-    assert [(address, secrets) for address, text in pages.seen if (secrets := secrets_in(text))] == []
-    # Verify the search: it covers the visited pages and finds a secret.
-    assert any("before-migration" in text for _, text in pages.seen)
+    assert [(url, secrets) for url, text in pages.visited_texts if (secrets := secrets_in(text))] == []
+    # Verify that the search covers the visited pages and finds secrets.
+    assert any("before-migration" in text for _, text in pages.visited_texts)
     pages.edit("rollback", {"to": SECRET_ACCESS_KEY})
     assert secrets_in(pages.read()) != []

@@ -1,4 +1,4 @@
-"""Test the running deployment of ``deploy/``: its services, and its daemon, including when processes are killed."""
+"""Test the services and the daemon of the running deployment of ``deploy/``, also when processes are killed."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ pytestmark = [pytest.mark.usefixtures("radosgw"), pytest.mark.timeout(900)]
 SENSOR = "quick_commits"
 EXPIRY = "expiring_expire_schedule"
 BURST = 500
-#: Within this time after a tick, its state is saved and a tick that was about to start has started.
-SETTLES_WITHIN_S = 10
+#: Time after a tick in which its state is saved and a pending tick starts.
+TICK_SETTLE_TIME_S = 10
 NOT_STARTED = ("QUEUED", "NOT_STARTED", "STARTING")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def expiring(topology: Topology) -> Iterator[Lakehouse]:
-    """A lakehouse with scheduled expiry. It is started first, so that the minute passes during other tests."""
+    """A lakehouse with scheduled expiry. The schedule is started first, so that it is due during other tests."""
     lake = aged_lakehouse(topology.volume / "expiring", n_versions=5, is_expired=False)
     result = topology.graphql(
         "mutation ($selector: ScheduleSelector!) { startSchedule(scheduleSelector: $selector) { __typename } }",
@@ -73,11 +73,11 @@ def test_viewer_rejects_changes(topology: Topology) -> None:
     assert len(topology.runs()) == before
 
 
-# The commit sensor
+# Commit sensor
 
 
 class CommitSensor:
-    """A sensor of the code location, controlled like on its page."""
+    """A sensor of the code location, controlled like from its page."""
 
     def __init__(self, topology: Topology, name: str):
         self.topology = topology
@@ -90,15 +90,16 @@ class CommitSensor:
     def stop(self) -> None:
         """Stop the sensor after its current tick has saved the cursor.
 
-        Dagster changes a sensor's state by a read and a write. If a stop and the end of a tick interleave, the tick's
-        cursor is lost or the sensor keeps running. Then this method waits for another tick and stops it again.
+        Dagster changes a sensor's state with a read and a write. If a stop and the end of a tick interleave, the tick's
+        cursor is lost or the sensor keeps running. In that case, this method waits for another tick and stops the
+        sensor again.
         """
         while not self._try_stop():
             self.start()
-            self.wait_for_tick()
+            self.wait_for_ticks()
 
     def _try_stop(self) -> bool:
-        """Stop the sensor. Return whether it is stopped with the cursor of its last tick."""
+        """Stop the sensor. Return whether it stopped with the cursor of its last tick."""
         result = self.topology.graphql(
             "mutation ($id: String!) { stopSensor(id: $id) { ... on StopSensorMutationResult { instigationState"
             " { status } } } }",
@@ -106,7 +107,7 @@ class CommitSensor:
         )["stopSensor"]
         assert result["instigationState"]["status"] == "STOPPED", result
         self.topology.wait_until(lambda: self.ticks()[0]["status"] != "STARTED", "the end of the tick")
-        time.sleep(SETTLES_WITHIN_S)
+        time.sleep(TICK_SETTLE_TIME_S)
         return self._is_stopped()
 
     def _is_stopped(self) -> bool:
@@ -117,17 +118,17 @@ class CommitSensor:
         cursor: str = data["lastCursor"]
         return cursor
 
-    def set_cursor(self, text: str) -> None:
+    def set_cursor(self, cursor: str) -> None:
         result = self._change(
-            "setSensorCursor(sensorSelector: $selector, cursor: $cursor)", "... on Sensor { name }", text
+            "setSensorCursor(sensorSelector: $selector, cursor: $cursor)", "... on Sensor { name }", cursor
         )
         assert "name" in result, result
 
     def _change(self, call: str, fields: str, cursor: str | None = None) -> dict[str, Any]:
         name = call.partition("(")[0]
-        declared = "$selector: SensorSelector!" + (", $cursor: String" if cursor is not None else "")
+        declarations = "$selector: SensorSelector!" + (", $cursor: String" if cursor is not None else "")
         variables = {} if cursor is None else {"cursor": cursor}
-        query = f"mutation ({declared}) {{ {name}: {call} {{ __typename {fields} }} }}"
+        query = f"mutation ({declarations}) {{ {name}: {call} {{ __typename {fields} }} }}"
         result: dict[str, Any] = self.topology.graphql(query, selector=self.selector, **variables)[name]
         return result
 
@@ -141,22 +142,22 @@ class CommitSensor:
         return state
 
     def ticks(self) -> list[dict[str, Any]]:
-        """Return the ticks, newest first."""
+        """Return the ticks, latest first."""
         ticks: list[dict[str, Any]] = self._state("ticks(limit: 500) { tickId status skipReason runIds cursor }")[
             "ticks"
         ]
         return ticks
 
-    def wait_for_tick(self, times: int = 1) -> None:
-        """Wait until this many more ticks have ended."""
-        before = self._ended()
-        self.topology.wait_until(lambda: self._ended() >= before + times, "a tick of the sensor")
+    def wait_for_ticks(self, n_ticks: int = 1) -> None:
+        """Wait until ``n_ticks`` more ticks have ended."""
+        before = self._n_ended_ticks()
+        self.topology.wait_until(lambda: self._n_ended_ticks() >= before + n_ticks, "a tick of the sensor")
 
-    def _ended(self) -> int:
+    def _n_ended_ticks(self) -> int:
         return sum(tick["status"] != "STARTED" for tick in self.ticks())
 
-    def requested(self) -> list[int]:
-        """Return the versions for which the sensor requested a run, in order."""
+    def requested_versions(self) -> list[int]:
+        """Return the versions for which the sensor requested runs, in ascending order."""
         runs = self.topology.runs(tags=[{"key": "dagster/sensor_name", "value": self.selector["sensorName"]}])
         return sorted(int(run["tags"][VERSION_TAG]) for run in runs)
 
@@ -165,19 +166,19 @@ class CommitSensor:
 
         Also wait for the tick that requested it, because the tick reports events after requesting runs.
         """
-        self.topology.wait_until(lambda: versions[-1] in self.requested(), f"a run for version {versions[-1]}")
-        self.wait_for_tick()
-        assert self.requested() == list(versions)
+        self.topology.wait_until(lambda: versions[-1] in self.requested_versions(), f"a run for version {versions[-1]}")
+        self.wait_for_ticks()
+        assert self.requested_versions() == list(versions)
 
 
 def events(topology: Topology, *path: str, kind: str = "assetMaterializations") -> list[dict[str, Any]]:
-    """Return the metadata of the events of an asset, newest first."""
+    """Return the metadata of the events of an asset, latest first."""
     query = (
         "query ($key: AssetKeyInput!) { assetOrError(assetKey: $key)"
         f" {{ ... on Asset {{ events: {kind}(limit: 1000) {{ {METADATA} }} }} }} }}"
     )
-    metadata = topology.graphql(query, key={"path": list(path)})["assetOrError"].get("events", [])
-    return [values(event) for event in metadata]
+    asset_events = topology.graphql(query, key={"path": list(path)})["assetOrError"].get("events", [])
+    return [values(event) for event in asset_events]
 
 
 def values(event: dict[str, Any]) -> dict[str, Any]:
@@ -191,8 +192,8 @@ def values(event: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def blocked_cursor_updates(topology: Topology, version: int) -> Iterator[Any]:
-    """Block updates of sensor states after a run for a version is created. Yield a function that returns if one is
-    blocked.
+    """Block updates of sensor states after a run for a version is created. Yield a function that returns
+    whether one is blocked.
     """
     with closing(topology.database.connect()) as connection:
         connection.autocommit = True
@@ -205,16 +206,16 @@ def blocked_cursor_updates(topology: Topology, version: int) -> Iterator[Any]:
         cursor.execute(
             "CREATE TRIGGER block_update BEFORE UPDATE ON instigators FOR EACH ROW EXECUTE FUNCTION block_update()"
         )
-        waiting = "FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+        blocked_updates = "FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
 
         def is_blocked() -> bool:
-            cursor.execute(f"SELECT count(*) {waiting}")
+            cursor.execute(f"SELECT count(*) {blocked_updates}")
             return bool(cursor.fetchone()[0])
 
         try:
             yield is_blocked
         finally:
-            cursor.execute(f"SELECT pg_terminate_backend(pid) {waiting}")  # cancels the blocked update
+            cursor.execute(f"SELECT pg_terminate_backend(pid) {blocked_updates}")  # cancels the blocked update
             cursor.execute("DROP FUNCTION block_update CASCADE")
 
 
@@ -222,7 +223,7 @@ def blocked_cursor_updates(topology: Topology, version: int) -> Iterator[Any]:
 def sensor(topology: Topology, lake: Lakehouse) -> Iterator[CommitSensor]:
     commit_sensor = CommitSensor(topology, SENSOR)
     commit_sensor.start()
-    commit_sensor.wait_for_tick()
+    commit_sensor.wait_for_ticks()
     yield commit_sensor
     commit_sensor.stop()
 
@@ -232,70 +233,70 @@ def test_commit_requests_one_run_when_daemon_is_killed_before_saving_cursor(
     topology: Topology, lake: Lakehouse, sensor: CommitSensor
 ) -> None:
     """The daemon is killed after it requested the run and before it saved the cursor; 500 commits follow."""
-    assert sensor.requested() == []
+    assert sensor.requested_versions() == []
     ticks_before = len(sensor.ticks())
     with blocked_cursor_updates(topology, lake.latest_version() + 1) as is_blocked:
         first = alter(lake, "ns", "a")
         topology.wait_until(is_blocked, "the end of the tick")
         assert len(sensor.ticks()) <= ticks_before + 2
-        # A run that the daemon was about to start would count as starting until its timeout.
+        # If the daemon were killed while it starts a run, the run would be in the status STARTING until its timeout.
         topology.wait_until(lambda: not topology.runs(statuses=list(NOT_STARTED)), "the start of all runs")
         topology.services["daemon"].kill()
-    assert sensor.requested() == [first]
+    assert sensor.requested_versions() == [first]
     before = len(events(topology, "ns", "b"))
     for number in range(BURST - 1):
         alter(lake, "ns", "a" if number % 2 else "b")
-    newest = alter(lake, "ns", "b")
+    latest = alter(lake, "ns", "b")
     topology.services["daemon"].start()
-    sensor.wait_for_request(first, newest)
-    burst = events(topology, "ns", "b")
-    assert (before, len(burst)) == (0, 1)
-    # Events that the killed daemon had reported are reported again with the rest: at least once.
+    sensor.wait_for_request(first, latest)
+    burst_events = events(topology, "ns", "b")
+    assert (before, len(burst_events)) == (0, 1)
+    # Events are reported at least once, so those of the killed daemon are reported again with the remaining ones.
     reported = [event["versions"] for event in events(topology, "ns", "a")]
-    assert reported == [f"{first}-{newest}", f"{first}"]
+    assert reported == [f"{first}-{latest}", f"{first}"]
     assert events(topology, "ns", "still") == []
 
 
 @pytest.mark.soak
-def test_sensor_reports_versions_that_expired_unseen_and_continues(
+def test_sensor_reports_gap_of_expired_versions_and_continues(
     topology: Topology, lake: Lakehouse, sensor: CommitSensor
 ) -> None:
-    before = sensor.requested()
+    before = sensor.requested_versions()
     sensor.stop()
-    last_seen = lake.latest_version()
-    lost = alter(lake, "ns", "a")
-    first_live = alter(lake, "ns", "b")
-    expire(lake, f"{last_seen}-{lost}")
-    newest = lake.latest_version()
+    last_reported = lake.latest_version()
+    expired_version = alter(lake, "ns", "a")
+    first_readable = alter(lake, "ns", "b")
+    expire(lake, f"{last_reported}-{expired_version}")
+    latest = lake.latest_version()
     sensor.start()
-    sensor.wait_for_request(*before, newest)
+    sensor.wait_for_request(*before, latest)
     gap = events(topology, "lakehouse", kind="assetObservations")[0]["gap"]
     assert (
-        gap
-        == f"version {last_seen} can no longer be read; the changes of versions {lost}-{first_live} are not reported"
+        gap == f"version {last_reported} can no longer be read;"
+        f" the changes of versions {expired_version}-{first_readable} are not reported"
     )
 
 
 @pytest.mark.soak
 def test_sensor_reports_corrupt_cursor_and_continues(topology: Topology, lake: Lakehouse, sensor: CommitSensor) -> None:
-    before = sensor.requested()
+    before = sensor.requested_versions()
     sensor.stop()
-    newest = alter(lake, "ns", "a")
+    latest = alter(lake, "ns", "a")
     sensor.set_cursor('{"format": 1, "version": ')
     sensor.start()
-    sensor.wait_for_request(*before, newest)
+    sensor.wait_for_request(*before, latest)
     gap = events(topology, "lakehouse", kind="assetObservations")[0]["gap"]
-    assert f"commits before version {newest} " in gap
+    assert f"commits before version {latest} " in gap
 
 
-# A schedule
+# Schedule
 
 
 def test_schedule_expires_old_versions_within_limits(topology: Topology, expiring: Lakehouse) -> None:
-    by_schedule = {"tags": [{"key": "dagster/schedule_name", "value": EXPIRY}], "statuses": list(FINISHED)}
-    topology.wait_until(lambda: bool(topology.runs(**by_schedule)), "a run of the schedule")
+    schedule_filter = {"tags": [{"key": "dagster/schedule_name", "value": EXPIRY}], "statuses": list(FINISHED)}
+    topology.wait_until(lambda: bool(topology.runs(**schedule_filter)), "a run of the schedule")
     stop_schedule(topology)
-    first = topology.runs(**by_schedule)[-1]
+    first = topology.runs(**schedule_filter)[-1]
     assert (first["jobName"], first["status"]) == ("expiring_expire", "SUCCESS"), topology.messages(first["runId"])
     committed = {info.run_id: info for info in expiring.history() if info.operation == "expire"}
     assert list(committed) == [first["runId"]]
@@ -320,19 +321,19 @@ def stop_schedule(topology: Topology) -> None:
 
 @pytest.fixture
 def purged_folder(topology: Topology) -> Path:
-    """The emptied folder of the lakehouse that the purged_... jobs use; its pool has a limit."""
-    limited = topology.graphql(
+    """The empty folder of the lakehouse that the ``purged_...`` jobs use, whose pool has a limit."""
+    result = topology.graphql(
         "mutation ($pool: String!) { setConcurrencyLimit(concurrencyKey: $pool, limit: 1) }",
         pool=LakehouseNames("purged").pool,
     )
-    assert limited == {"setConcurrencyLimit": True}
+    assert result == {"setConcurrencyLimit": True}
     folder = topology.volume / "purged"
     shutil.rmtree(folder, ignore_errors=True)
     return folder
 
 
 def run_times(topology: Topology, run_id: str) -> tuple[float, float]:
-    """Return when a run started and ended."""
+    """Return the start and end time of a run."""
     data = topology.graphql(
         "query ($id: ID!) { runOrError(runId: $id) { ... on Run { startTime endTime } } }", id=run_id
     )
@@ -365,31 +366,31 @@ def test_queued_purge_completes_killed_purge(topology: Topology, purged_folder: 
     assert plan.files > LocalStorage.delete_batch_size
     before = files_of(lake)
     approval = {"digest": plan.digest, "approved_by": "an operator"}
-    approved = {"approval": approval, "requests_per_second": 0.01}
-    killed = topology.launch("purged_purge", approved)
-    topology.wait_for_run(killed, "STARTED")
-    waiting = topology.launch("purged_purge", {"unattended": True})
+    config = {"approval": approval, "requests_per_second": 0.01}
+    killed_run = topology.launch("purged_purge", config)
+    topology.wait_for_run(killed_run, "STARTED")
+    queued_run = topology.launch("purged_purge", {"unattended": True})
     topology.wait_until(lambda: len(before - files_of(lake)) >= LocalStorage.delete_batch_size, "the first deletions")
-    assert topology.status(waiting) == "QUEUED"
-    (pid,) = re.findall(r"Started process for run \(pid: (\d+)\)", "\n".join(topology.messages(killed)))
+    assert topology.status(queued_run) == "QUEUED"
+    (pid,) = re.findall(r"Started process for run \(pid: (\d+)\)", "\n".join(topology.messages(killed_run)))
     os.kill(int(pid), signal.SIGKILL)
     topology.wait_until(lambda: not Path(f"/proc/{pid}/exe").exists(), "the end of the killed process")
     assert 0 < len(files_of(lake) & before) < len(before)
-    # The next run waits for the lease. A copy preserves the current state for as long as the command takes.
-    copy = copy_of(lake, tmp_path / "left")
+    # The next run waits for the lease. The command verifies a copy, because the run continues when the lease ends.
+    copy = copy_of(lake, tmp_path / "copy")
     end_lease(lake)
     end_lease(copy)
     assert trinitylake_verify(copy) == ["lease-stale", "purge-unfinished"]
-    assert topology.wait_for_run(killed) == "FAILURE"
-    assert topology.wait_for_run(waiting) == "SUCCESS", topology.messages(waiting)
+    assert topology.wait_for_run(killed_run) == "FAILURE"
+    assert topology.wait_for_run(queued_run) == "SUCCESS", topology.messages(queued_run)
     assert operations.plan_purge(lake).is_empty
     assert operations.verify(lake).findings == ()
-    assert [run["status"] for run in topology.runs(tags=[{"key": "dagster/parent_run_id", "value": killed}])] == []
+    assert [run["status"] for run in topology.runs(tags=[{"key": "dagster/parent_run_id", "value": killed_run}])] == []
     check_lake(lake)
 
 
 def files_of(lake: Lakehouse) -> set[str]:
-    """Return the files that a purge may delete, and some others."""
+    """Return the files of a lakehouse, including all files that a purge may delete."""
     return {info.path for info in lake.storage.list() if not info.path.startswith("_")}
 
 
@@ -400,14 +401,14 @@ def copy_of(lake: Lakehouse, folder: Path) -> Lakehouse:
 
 
 def trinitylake_verify(lake: Lakehouse) -> list[str]:
-    """Return the codes of the warnings of `trinitylake verify`, which fails if it finds errors."""
+    """Return the codes of the findings of ``trinitylake verify``, which fails if there are errors."""
     command = [sys.executable, "-m", "trinitylake_ops.cli", "--root", lake.root, "verify", "--json"]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     return sorted({finding["code"] for finding in json.loads(output)["findings"]})
 
 
 def end_lease(lake: Lakehouse) -> None:
-    """End the lease of a killed process, instead of waiting for it."""
+    """End the lease of a killed process immediately."""
     (lease,) = lake.storage.list("_ops/lease-")
     lease_record = without_seals(json.loads(lake.storage.read(lease.path)))
     assert lease_record["expires_at_ms"] > lake.storage.now_ms()
@@ -419,10 +420,10 @@ def end_lease(lake: Lakehouse) -> None:
 
 @pytest.mark.soak
 def test_no_secret_in_logs_events_and_database(topology: Topology, sensor: CommitSensor) -> None:
-    """Search everything that the tests of this module produced. Must run last."""
+    """Search everything that the tests of this module produced. Must run after all other tests of this module."""
     topology.wait_until(lambda: all(run["status"] in FINISHED for run in topology.runs()), "the end of all runs")
     runs = topology.runs()
-    assert {run["status"] for run in runs if run["jobName"] == "repair_hint"} == {"SUCCESS"}  # started by the sensor
+    assert {run["status"] for run in runs if run["jobName"] == "repair_hint"} == {"SUCCESS"}  # launched by the sensor
     texts = {
         "runs": json.dumps(runs),
         "ticks": json.dumps(sensor.ticks()),
@@ -432,17 +433,17 @@ def test_no_secret_in_logs_events_and_database(topology: Topology, sensor: Commi
         "dump": topology.database.dump(),
     }
     assert {name: secrets for name, text in texts.items() if (secrets := secrets_in(text))} == {}
-    # Verify the search: text that is not secret is found.
+    # Verify that the search covers these texts.
     expected_texts = {"dump": ONLY.pool, "daemon.log": SENSOR, "code.log": "repair_hint", "ticks": "SUCCESS"}
     assert [name for name, text in expected_texts.items() if text not in texts[name]] == []
 
 
 @pytest.mark.soak
 def test_planted_secret_is_found(topology: Topology) -> None:
-    shipped = CommitSensor(topology, "commits")  # disabled, like all shipped sensors
+    default_sensor = CommitSensor(topology, "commits")  # disabled, like all sensors of definitions.py
     for secret in (SECRET_ACCESS_KEY, POSTGRES_PASSWORD):
-        shipped.set_cursor(f"planted {secret}")
+        default_sensor.set_cursor(f"planted {secret}")
         assert secrets_in(topology.database.dump())
-        assert secrets_in(shipped.cursor())
-    shipped.set_cursor("")
+        assert secrets_in(default_sensor.cursor())
+    default_sensor.set_cursor("")
     assert secrets_in(topology.database.dump()) == []

@@ -1,6 +1,6 @@
-"""Handle incidents in a real browser with page loads and clicks, from the first page to the proof, without pasted text.
+"""Handle incidents in a real browser by page loads and clicks, from the first page to the verified result.
 
-The tests count clicks and report seconds; docs/dagster/README.md lists the times of an idle machine.
+The tests report the number of clicks and the duration; docs/dagster/README.md lists the times of an idle machine.
 """
 
 from __future__ import annotations
@@ -39,58 +39,58 @@ def pages(topology: Topology, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield browser_pages
 
 
-class Walk:
-    """The actions of an operator: opened pages, clicks and typed names. Nothing is pasted."""
+class OperatorSession:
+    """The actions of an operator: page loads, clicks and typed names, but no pasted text."""
 
     def __init__(self, pages: Pages, name: str, record: Callable[[str, object], None]):
         self.pages = pages
         self._record = record
         self.name = name
-        self.clicks = 0
-        self.loads = 0
+        self.n_clicks = 0
+        self.n_page_loads = 0
         self._started_s = 0.0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._started_s = time.monotonic()
 
-    def end(self, max_clicks: int = 8) -> None:
-        """Report the number of actions and the duration, and assert that there were few actions."""
+    def finish(self, max_clicks: int = 8) -> None:
+        """Report the number of actions and the duration, and assert an upper bound on the number of clicks."""
         seconds = time.monotonic() - self._started_s
-        text = f"{self.name}: {self.clicks} clicks, {self.loads} addresses, {seconds:.0f} s"
+        text = f"{self.name}: {self.n_clicks} clicks, {self.n_page_loads} page loads, {seconds:.0f} s"
         self._record(SUMMARY_PROPERTY, text)
-        assert self.clicks <= max_clicks, text
+        assert self.n_clicks <= max_clicks, text
 
-    def note(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Report a measurement."""
         self._record(SUMMARY_PROPERTY, text)
 
     def open(self, path: str) -> None:
-        self.loads += 1
+        self.n_page_loads += 1
         self.pages.open(path)
 
     def click(self, element: Locator) -> None:
-        self.clicks += 1
+        self.n_clicks += 1
         element.click()
 
     def markdown(self, label: str) -> Locator:
         """Show a Markdown metadata value of the newest event."""
-        expect(self.pages.value(label)).to_be_visible()
+        expect(self.pages.metadata_row(label)).to_be_visible()
         dialog = self.pages.page.get_by_role("dialog")
-        if self.pages.value(label).get_by_text("[Show Markdown]").count():
-            self.click(self.pages.value(label).get_by_text("[Show Markdown]"))
+        if self.pages.metadata_row(label).get_by_text("[Show Markdown]").count():
+            self.click(self.pages.metadata_row(label).get_by_text("[Show Markdown]"))
             expect(dialog.last).to_be_visible()
             return dialog.last
-        return self.pages.value(label)
+        return self.pages.metadata_row(label)
 
     def follow(self, link: Locator) -> None:
-        """Follow a link to a prefilled launchpad in the same tab. A new tab would be another browser page."""
+        """Follow a link to a prefilled launchpad in the same tab. The tests do not handle new tabs."""
         link.evaluate("link => link.removeAttribute('target')")
         self.click(link)
         self.pages.page.wait_for_url(re.compile("/playground"))
         expect(self.pages.page.locator(".CodeMirror-code")).to_be_visible()
 
     def type_after(self, option: str, text: str) -> None:
-        """Type the value of an option that is left empty."""
+        """Type the value of an option that is empty in the configuration."""
         line = self.pages.page.locator(".CodeMirror-line", has_text=f"{option}:")
         self.click(line)
         self.pages.page.keyboard.press("End")
@@ -113,8 +113,10 @@ class Walk:
 
 
 @pytest.fixture
-def walk(pages: Pages, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Walk:
-    return Walk(pages, request.node.name.removeprefix("test_").replace("_", " "), record_property)
+def session(
+    pages: Pages, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> OperatorSession:
+    return OperatorSession(pages, request.node.name.removeprefix("test_").replace("_", " "), record_property)
 
 
 @pytest.fixture
@@ -135,95 +137,96 @@ def rows(lake: Lakehouse) -> list[int]:
     return amounts
 
 
-def test_bad_publication_is_rolled_back(walk: Walk, shop: Lakehouse) -> None:
-    pages, bad_version = walk.pages, shop.latest_version()
-    walk.begin()
-    walk.open("/assets/shop/sales/orders?view=checks")
+def test_bad_publication_is_rolled_back(session: OperatorSession, shop: Lakehouse) -> None:
+    pages, bad_version = session.pages, shop.latest_version()
+    session.start()
+    session.open("/assets/shop/sales/orders?view=checks")
     expect(pages.page.get_by_text("no_negative_amounts").first).to_be_visible()
     expect(pages.page.get_by_text("Failed").first).to_be_visible()
-    walk.open("/assets/shop/lakehouse")
-    versions = walk.markdown("last_versions")
-    listed = {text.split()[0]: text for text in versions.get_by_role("listitem").all_inner_texts()}
-    assert "; sales.orders +2 -3;" in listed[str(bad_version)]
-    assert "; 1 passed" in listed[str(bad_version - 1)]
-    walk.note(
-        f"the page of the lakehouse with 3 versions: {pages.height('lakehouse_version', 'last_versions'):.0f} pixels"
-    )
+    session.open("/assets/shop/lakehouse")
+    versions = session.markdown("last_versions")
+    texts_by_version = {text.split()[0]: text for text in versions.get_by_role("listitem").all_inner_texts()}
+    assert "; sales.orders +2 -3;" in texts_by_version[str(bad_version)]
+    assert "; 1 passed" in texts_by_version[str(bad_version - 1)]
+    height = pages.metadata_height("lakehouse_version", "last_versions")
+    session.report(f"the page of the lakehouse with 3 versions: {height:.0f} pixels")
     pages.page.set_viewport_size({"width": WIDTH, "height": 1500})
-    pages.picture("dagster-incident-1-versions")
+    pages.screenshot("dagster-incident-1-versions")
     pages.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
-    walk.follow(pages.value("go_back").get_by_role("link"))
-    walk.launch()
-    plan = walk.markdown("plan")
+    session.follow(pages.metadata_row("go_back").get_by_role("link"))
+    session.launch()
+    plan = session.markdown("plan")
     assert table(plan)[1][:3] == ["changed", "sales.orders", "2 -> 3"]
-    pages.picture("dagster-incident-2-plan")
-    walk.follow(pages.value("apply").get_by_role("link").first)
-    walk.type_after("approved_by", APPROVER)
-    pages.picture("dagster-incident-3-approval")
-    walk.launch()
-    assert (pages.text("rows_before"), pages.text("rows_after")) == ("2", "3")
-    assert (pages.text("checks_passed"), pages.text("checks_failed")) == ("1", "0")
-    pages.picture("dagster-incident-4-proof")
-    walk.end()
+    pages.screenshot("dagster-incident-2-plan")
+    session.follow(pages.metadata_row("apply").get_by_role("link").first)
+    session.type_after("approved_by", APPROVER)
+    pages.screenshot("dagster-incident-3-approval")
+    session.launch()
+    assert (pages.metadata_text("rows_before"), pages.metadata_text("rows_after")) == ("2", "3")
+    assert (pages.metadata_text("checks_passed"), pages.metadata_text("checks_failed")) == ("1", "0")
+    pages.screenshot("dagster-incident-4-proof")
+    session.finish()
     assert rows(shop) == [1, 2, 3]
     assert next(shop.history()).approved_by == APPROVER
 
 
-def test_page_of_ten_versions_fits_one_screen(walk: Walk, topology: Topology, shop: Lakehouse) -> None:
+def test_page_with_ten_versions_fits_one_screen(session: OperatorSession, topology: Topology, shop: Lakehouse) -> None:
     for amount in range(10 - shop.latest_version()):
         (topology.volume / SOURCE).write_text(f"{amount}\n7")
         topology.must_run(LOAD)
-    walk.open("/assets/shop/lakehouse")
-    listed = walk.markdown("last_versions").get_by_role("listitem").all_inner_texts()
-    assert listed[0].split()[0] == "10"
-    height = walk.pages.height("lakehouse_version", "last_versions")
-    walk.note(f"the page of the lakehouse with 10 versions: {height:.0f} pixels")
+    session.open("/assets/shop/lakehouse")
+    texts = session.markdown("last_versions").get_by_role("listitem").all_inner_texts()
+    assert texts[0].split()[0] == "10"
+    height = session.pages.metadata_height("lakehouse_version", "last_versions")
+    session.report(f"the page of the lakehouse with 10 versions: {height:.0f} pixels")
     assert height <= MAX_PIXELS
 
 
 def restart_webserver(topology: Topology) -> None:
-    """Kill the webserver with all its children, and restart it."""
+    """Kill the webserver with all its child processes, and restart it."""
     webserver = topology.services["webserver"]
     webserver.kill()
     webserver.start()
     topology.wait_until(topology.is_loaded, "the webserver")
 
 
-def test_incident_continues_after_webserver_is_killed(walk: Walk, topology: Topology, shop: Lakehouse) -> None:
-    """The webserver is killed after the plan and during two launches; the operator launches again from the plan."""
+def test_incident_continues_after_webserver_is_killed(
+    session: OperatorSession, topology: Topology, shop: Lakehouse
+) -> None:
+    """The webserver is killed after the plan and during two launches. The operator launches again from the plan."""
     bad_version, before = shop.latest_version(), {run["runId"] for run in topology.runs()}
-    walk.open("/assets/shop/lakehouse")
-    walk.follow(walk.pages.value("go_back").get_by_role("link"))
-    plan_run = walk.launch()
+    session.open("/assets/shop/lakehouse")
+    session.follow(session.pages.metadata_row("go_back").get_by_role("link"))
+    plan_run = session.launch()
 
     def approve() -> None:
-        walk.open(f"/runs/{plan_run}")
-        walk.follow(walk.pages.value("apply").get_by_role("link").first)
-        walk.type_after("approved_by", APPROVER)
+        session.open(f"/runs/{plan_run}")
+        session.follow(session.pages.metadata_row("apply").get_by_role("link").first)
+        session.type_after("approved_by", APPROVER)
 
     for _launch in range(2):
         restart_webserver(topology)
         approve()
-        walk.click(walk.pages.launch_button)
+        session.click(session.pages.launch_button)
     restart_webserver(topology)
     topology.wait_until(lambda: all(run["status"] in FINISHED for run in topology.runs()), "the runs")
-    launched = [run["status"] for run in topology.runs() if run["runId"] not in {*before, plan_run}]
-    if "SUCCESS" not in launched:  # the webserver was killed before it received a launch
+    statuses = [run["status"] for run in topology.runs() if run["runId"] not in {*before, plan_run}]
+    if "SUCCESS" not in statuses:  # the webserver was killed before it received a launch
         approve()
-        walk.launch()
-    assert launched.count("SUCCESS") <= 1
+        session.launch()
+    assert statuses.count("SUCCESS") <= 1
     assert (shop.latest_version(), rows(shop)) == (bad_version + 1, [1, 2, 3])
 
 
-def test_version_is_exported_before_migration(walk: Walk, shop: Lakehouse) -> None:
+def test_version_is_exported_before_migration(session: OperatorSession, shop: Lakehouse) -> None:
     version = shop.latest_version()
-    walk.begin()
-    walk.open("/assets/shop/lakehouse")
-    walk.follow(walk.markdown("last_versions").get_by_role("link", name="export"))
-    walk.type_after("name", "before-migration")
-    walk.launch()
-    walk.end()
-    walk.pages.picture("dagster-export-before-migration")
+    session.start()
+    session.open("/assets/shop/lakehouse")
+    session.follow(session.markdown("last_versions").get_by_role("link", name="export"))
+    session.type_after("name", "before-migration")
+    session.launch()
+    session.finish()
+    session.pages.screenshot("dagster-export-before-migration")
     (export,) = operations.list_exports(shop)
     assert (export.name, export.version, export.state) == ("before-migration", version, "complete")
 
@@ -244,43 +247,43 @@ def delete_export_root(lake: Lakehouse) -> None:
     lake.storage.delete(export.location)
 
 
-def launch_repair(walk: Walk, check: str, job: str) -> None:
+def launch_repair_job(session: OperatorSession, check: str, job: str) -> None:
     """Launch the repair job that a failed check links to."""
-    walk.open("/assets/purged/lakehouse?view=checks")
-    walk.click(walk.pages.page.get_by_text(check, exact=True).first)
-    walk.follow(walk.markdown(f"open {job}").get_by_role("link"))
-    walk.launch()
+    session.open("/assets/purged/lakehouse?view=checks")
+    session.click(session.pages.page.get_by_text(check, exact=True).first)
+    session.follow(session.markdown(f"open {job}").get_by_role("link"))
+    session.launch()
 
 
-def test_expiry_is_approved(walk: Walk, topology: Topology) -> None:
+def test_expiry_is_approved(session: OperatorSession, topology: Topology) -> None:
     lake = damaged_lakehouse(topology)
-    walk.begin()
-    launch_repair(walk, "retention_kept", "purged_expire")
-    walk.follow(walk.pages.value("apply").get_by_role("link").first)
-    walk.type_after("approved_by", APPROVER)
-    walk.launch()
-    walk.end()
-    walk.pages.picture("dagster-expiry-approved")
+    session.start()
+    launch_repair_job(session, "retention_kept", "purged_expire")
+    session.follow(session.pages.metadata_row("apply").get_by_role("link").first)
+    session.type_after("approved_by", APPROVER)
+    session.launch()
+    session.finish()
+    session.pages.screenshot("dagster-expiry-approved")
     assert [state for state, _ in states(lake)] == ["EXPIRED"]
 
 
-def test_hint_is_repaired(walk: Walk, topology: Topology) -> None:
+def test_hint_is_repaired(session: OperatorSession, topology: Topology) -> None:
     lake = damaged_lakehouse(topology, lambda lake: lake.storage.write(HINT_PATH, b"0"))
-    walk.begin()
-    launch_repair(walk, "hint_right", "purged_repair_hint")
-    walk.end()
-    walk.pages.picture("dagster-hint-repaired")
+    session.start()
+    launch_repair_job(session, "hint_right", "purged_repair_hint")
+    session.finish()
+    session.pages.screenshot("dagster-hint-repaired")
     assert lake.storage.read(HINT_PATH) == str(lake.latest_version()).encode()
 
 
-def test_findings_of_verify_are_repaired(walk: Walk, topology: Topology) -> None:
+def test_findings_of_verify_are_repaired(session: OperatorSession, topology: Topology) -> None:
     lake = damaged_lakehouse(topology, delete_export_root)
-    walk.begin()
-    launch_repair(walk, "verify_clean", "purged_repair")
-    walk.follow(walk.pages.value("apply").get_by_role("link").first)
-    walk.type_after("approved_by", APPROVER)
-    walk.launch()
-    walk.end()
-    walk.pages.picture("dagster-repaired")
+    session.start()
+    launch_repair_job(session, "verify_clean", "purged_repair")
+    session.follow(session.pages.metadata_row("apply").get_by_role("link").first)
+    session.type_after("approved_by", APPROVER)
+    session.launch()
+    session.finish()
+    session.pages.screenshot("dagster-repaired")
     assert operations.list_exports(lake) == []
     check_lake(lake)

@@ -1,4 +1,4 @@
-"""Test the documentation site built by `make docs`, in a browser that only reaches the server of the test."""
+"""Test the documentation site built by `make docs`, in a browser that may send requests only to the test server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.e2e.browser import opened_page
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 
-class _Quiet(SimpleHTTPRequestHandler):
+class _SilentHandler(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
@@ -39,8 +39,8 @@ def site_folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(site_folder: Path) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site_folder))) as server:
+def site_url(site_folder: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_SilentHandler, directory=str(site_folder))) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -68,7 +68,7 @@ def test_links_of_built_pages_have_targets(site_folder: Path, record_property: p
     for path in sorted(site_folder.rglob("*.html")):
         parsers[path] = _PageParser()
         parsers[path].feed(path.read_text())
-    dead, n_links = [], 0
+    dead_links, n_links = [], 0
     for path, page in parsers.items():
         for link in page.links:
             if re.match(r"[a-z]+:|/", link) or path.name == "404.html":
@@ -77,9 +77,9 @@ def test_links_of_built_pages_have_targets(site_folder: Path, record_property: p
             name, _, anchor = link.partition("#")
             target = (path.parent / name).resolve() if name else path
             if not target.exists() or (anchor and target in parsers and anchor not in parsers[target].anchors):
-                dead.append(f"{path.relative_to(site_folder)}: {link}")
-    record_property(SUMMARY_PROPERTY, f"{len(parsers)} pages, {n_links:,} links, {len(dead)} dead")
-    assert dead == []
+                dead_links.append(f"{path.relative_to(site_folder)}: {link}")
+    record_property(SUMMARY_PROPERTY, f"{len(parsers)} pages, {n_links:,} links, {len(dead_links)} dead")
+    assert dead_links == []
 
 
 def test_lists_and_tables_are_rendered(site_folder: Path) -> None:
@@ -91,36 +91,36 @@ def test_lists_and_tables_are_rendered(site_folder: Path) -> None:
 
 
 @pytest.fixture
-def page(address: str) -> Iterator[Page]:
+def page(site_url: str) -> Iterator[Page]:
     external_requests: list[str] = []
     page_errors: list[str] = []
-    with opened_page() as opened:
+    with opened_page() as browser_page:
 
-        def note(request: Request) -> None:
-            if not request.url.startswith((address, "data:", "blob:")):
+        def record_external(request: Request) -> None:
+            if not request.url.startswith((site_url, "data:", "blob:")):
                 external_requests.append(request.url)
 
-        opened.on("request", note)
-        opened.on("pageerror", lambda error: page_errors.append(str(error)))
-        yield opened
+        browser_page.on("request", record_external)
+        browser_page.on("pageerror", lambda error: page_errors.append(str(error)))
+        yield browser_page
     assert (external_requests, page_errors) == ([], [])
 
 
-def test_start_page_leads_to_concepts(page: Page, address: str) -> None:
-    page.goto(address)
+def test_start_page_leads_to_concepts(page: Page, site_url: str) -> None:
+    page.goto(site_url)
     expect(page.get_by_role("heading", level=1)).to_contain_text("Documentation")
     page.locator("article").get_by_role("link", name="Concepts", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Concepts")
-    picture = page.locator("article img").first
-    assert picture.evaluate("image => image.complete && image.naturalWidth") == 900
-    page.goto(f"{address}operations/rollback.html")
+    image = page.locator("article img").first
+    assert image.evaluate("image => image.complete && image.naturalWidth") == 900
+    page.goto(f"{site_url}operations/rollback.html")
     expect(page.locator("article table").first).to_contain_text("What to do")
-    page.goto(f"{address}api/operations.html#trinitylake_ops.operations.plan_rollback")
+    page.goto(f"{site_url}api/operations.html#trinitylake_ops.operations.plan_rollback")
     expect(page.locator("article")).to_contain_text("plan_rollback")
 
 
-def test_search_finds_an_operation(page: Page, address: str) -> None:
-    page.goto(address)
+def test_search_finds_an_operation(page: Page, site_url: str) -> None:
+    page.goto(site_url)
     page.keyboard.press("/")
     page.keyboard.type("undelete")
     expect(page.get_by_role("option", name="Expire", exact=True).first).to_be_visible(timeout=60_000)

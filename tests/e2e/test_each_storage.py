@@ -1,6 +1,6 @@
 """Use each storage like a user: tables, exports to other storages, commands, Dagster, Spark and the demo.
 
-`make test` runs the two fastest storages, and the soak runs all of them and all pairs.
+`make test` uses the two fastest storages, and the soak tests use all storages and all pairs of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.e2e.storage_locations import (
     ALL_KINDS,
     DONE,
     KINDS,
-    MORE,
+    MORE_ROWS,
     StorageLocation,
     as_json,
     location_on,
@@ -48,30 +48,30 @@ from trinitylake_ops.storage.options import is_secret
 pytestmark = [pytest.mark.debian_packages, pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).parents[2]
-CHEAP = KINDS[:2]
+FAST_KINDS = KINDS[:2]
 
 
 def kinds_with_soak(*always: str) -> list[Any]:
-    """Return all kinds as parameters. Those in ``always`` run in each test run, the others only in the soak."""
+    """Return all kinds as parameters. Kinds other than ``always`` run only in soak tests."""
     return [kind if kind in always else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
 
 
 PAIRS = [
-    pytest.param(kind, other, marks=[] if {kind, other} == {*CHEAP} else pytest.mark.soak)
+    pytest.param(kind, other_kind, marks=[] if {kind, other_kind} == {*FAST_KINDS} else pytest.mark.soak)
     for kind in ALL_KINDS
-    for other in ALL_KINDS
+    for other_kind in ALL_KINDS
 ]
 
 
 @pytest.fixture
 def server_for(request: pytest.FixtureRequest) -> Any:
-    """Return a function that returns the server of a kind."""
+    """Return the function that starts the server of a kind."""
     return request.getfixturevalue
 
 
-@pytest.mark.parametrize(("kind", "other"), PAIRS)
-def test_exports_work_between_any_two_storages(kind: str, other: str, server_for: Any) -> None:
-    source, target = location_on(server_for(kind)), location_on(server_for(other), "target")
+@pytest.mark.parametrize(("kind", "other_kind"), PAIRS)
+def test_exports_work_between_any_two_storages(kind: str, other_kind: str, server_for: Any) -> None:
+    source, target = location_on(server_for(kind)), location_on(server_for(other_kind), "target")
     options = {**source.named_options, **target.named_options}
     with with_variables(*(location for location in (source, target) if location.scheme == "hdfs")):
         lake = Lakehouse.create(source.root, options, order=4)
@@ -83,7 +83,7 @@ def test_exports_work_between_any_two_storages(kind: str, other: str, server_for
             assert operations.verify_export(lake, level, deep=True).is_clean
             copy = Lakehouse.open(root, options)
             assert rows(copy) == [1, 2, 3, 4]
-            catalog_at(copy).load_table("ns.t").append(MORE)
+            catalog_at(copy).load_table("ns.t").append(MORE_ROWS)
             assert rows(copy) == [1, 2, 3, 4, 4]
             assert operations.verify(copy).findings == ()
         with lake.transaction() as txn:
@@ -92,14 +92,14 @@ def test_exports_work_between_any_two_storages(kind: str, other: str, server_for
         assert rows(lake) == [1, 2, 3, 4]
         server_for(kind).delete_all(source.root)
         assert rows(Lakehouse.open(f"{target.root}full/", target.named_options)) == [1, 2, 3, 4, 4], (
-            "it needs no source"
+            "the export must not depend on its source"
         )
-        server_for(other).delete_all(target.root)
+        server_for(other_kind).delete_all(target.root)
 
 
-@pytest.mark.parametrize(("kind", "other"), [pair for pair in PAIRS if pair.values[0] != pair.values[1]])
-def test_table_root_is_on_another_storage(kind: str, other: str, server_for: Any) -> None:
-    source, target = location_on(server_for(kind)), location_on(server_for(other), "tables")
+@pytest.mark.parametrize(("kind", "other_kind"), [pair for pair in PAIRS if pair.values[0] != pair.values[1]])
+def test_table_root_can_be_on_another_storage(kind: str, other_kind: str, server_for: Any) -> None:
+    source, target = location_on(server_for(kind)), location_on(server_for(other_kind), "tables")
     options = {**source.named_options, **target.named_options}
     with with_variables(*(location for location in (source, target) if location.scheme == "hdfs")):
         lake = Lakehouse.create(source.root, options, table_root=target.root)
@@ -108,13 +108,13 @@ def test_table_root_is_on_another_storage(kind: str, other: str, server_for: Any
         assert operations.plan_relocation(lake).is_empty
         copy_root = f"{source.root.removesuffix('/')}-copy/"
         operations.plan_export(lake, "copy", "full", target=copy_root).execute()
-        server_for(other).delete_all(target.root)
+        server_for(other_kind).delete_all(target.root)
         assert rows(Lakehouse.open(copy_root, source.named_options)) == [1, 2, 3, 4]
         server_for(kind).delete_all(source.root)
 
 
 def create_populated_lakehouse(location: StorageLocation) -> None:
-    """Create a lakehouse that all commands can run on."""
+    """Create a lakehouse on which all commands can run."""
     lake = Lakehouse.create(location.root, location.named_options)
     create(lake, "ns")
     append_rows(lake)
@@ -143,8 +143,8 @@ def test_all_commands_run(kind: str, server_for: Any) -> None:
     server_for(kind).delete_all(location.root)
 
 
-@pytest.mark.parametrize("kind", kinds_with_soak(*CHEAP))
-def test_wrong_root_or_credentials_are_one_line(kind: str, server_for: Any) -> None:
+@pytest.mark.parametrize("kind", kinds_with_soak(*FAST_KINDS))
+def test_wrong_root_or_credentials_are_reported_in_one_line(kind: str, server_for: Any) -> None:
     location = location_on(server_for(kind))
     command = run_program if location.scheme == "hdfs" else run
     assert_one_line(command("log", **location.environment), 4, f"there is no lakehouse at {location.root}")
@@ -157,8 +157,8 @@ def test_wrong_root_or_credentials_are_one_line(kind: str, server_for: Any) -> N
         5,
         location.expected_error,
     )
-    mistyped = {**location.environment, "TRINITYLAKE_STORAGE_OPTIONS": f"{location.scheme}.color=red"}
-    assert_one_line(command("log", **mistyped), 2, "unknown storage option 'color'")
+    unknown_option = {**location.environment, "TRINITYLAKE_STORAGE_OPTIONS": f"{location.scheme}.color=red"}
+    assert_one_line(command("log", **unknown_option), 2, "unknown storage option 'color'")
 
 
 @pytest.mark.parametrize("kind", kinds_with_soak("redis_server"))
@@ -203,24 +203,24 @@ def test_expired_space_is_reclaimed(kind: str, server_for: Any) -> None:
         append_rows(aging.lake)
         for _ in range(3):
             with catalog_at(aging.lake) as catalog:
-                catalog.load_table("ns.t").overwrite(MORE)
+                catalog.load_table("ns.t").overwrite(MORE_ROWS)
         aging.later()
         expired = aging.expire()
         aging.later()
         purged = aging.purge()
         assert (purged.files, purged.is_complete) == (expired.files, True)
-        aging.lake.storage.create("0101/left-over.binpb", b"x")
+        aging.lake.storage.create("0101/orphan.binpb", b"x")
         assert operations.verify(aging.lake, deep=True).findings == ()
         server_for(kind).delete_all(location.root)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("when", ["BEFORE", "AFTER"])
-def test_spark_tasks_reach_each_storage(when: str, server_for: Any, tmp_path: Path) -> None:
-    """Credentials that are only in the driver's environment work, and appear in no plan, log or output."""
+@pytest.mark.parametrize("timing", ["BEFORE", "AFTER"])
+def test_spark_tasks_reach_each_storage(timing: str, server_for: Any, tmp_path: Path) -> None:
+    """Credentials that are only in the driver's environment are accepted, and appear in no plan, log or output."""
     locations = [location_on(server_for(kind)) for kind in KINDS]
     process = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.storage_locations", when, str(tmp_path)],
+        [sys.executable, "-m", "tests.e2e.storage_locations", timing, str(tmp_path)],
         input=as_json(locations),
         capture_output=True,
         text=True,
@@ -230,8 +230,8 @@ def test_spark_tasks_reach_each_storage(when: str, server_for: Any, tmp_path: Pa
     )
     assert process.returncode == 0, process.stdout + process.stderr
     assert DONE in process.stdout
-    logged = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert b"SparkListenerTaskEnd" in logged
+    log = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"SparkListenerTaskEnd" in log
     secrets = {
         value
         for location in locations
@@ -239,7 +239,7 @@ def test_spark_tasks_reach_each_storage(when: str, server_for: Any, tmp_path: Pa
         if is_secret(name) and value != "anonymous"
     }
     assert len(secrets) == 3
-    assert not any(value in process.stdout + process.stderr or value.encode() in logged for value in secrets)
+    assert not any(value in process.stdout + process.stderr or value.encode() in log for value in secrets)
 
 
 @pytest.mark.soak

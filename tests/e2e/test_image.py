@@ -1,7 +1,7 @@
 """Build the image of ``deploy/`` from its Dockerfile with buildah, without Docker and without an image registry.
 
-The base image is built here: Debian by debootstrap, with Python 3.11 where the official image has it. The rest is built
-like a user would: the Dockerfile, the ignored files, and the packages of ``constraints.txt``.
+The base image is built by debootstrap, with Python 3.11 at the path of the official image. Everything else is built as
+by a user: with the Dockerfile, its ignore file, and the packages in ``constraints.txt``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout
 DEBIAN = "bookworm"
 BASE, IMAGE = "docker.io/library/python:3.11-slim", "localhost/trinitylake"
 PACKAGES = ("ca-certificates", "python3", "python3-pip", "python3-venv")
-#: Settings of this machine: the package index for pip and trusted certificates.
+#: Settings of this machine: pip's package index and trusted certificates.
 PIP_FILES = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt", str(Path.home() / ".config" / "pip"))
 PIP_VARIABLES = ("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
 
 
 class Builder:
-    """buildah with a separate store, in the namespaces of this user."""
+    """Runs buildah with a separate store."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -50,8 +50,8 @@ def run(command: Sequence[str]) -> str:
     return process.stdout.strip()
 
 
-def debian(folder: Path) -> Path:
-    """Create the root of a Debian system like the official Python image: with python and pip for the whole system."""
+def create_debian_root(folder: Path) -> Path:
+    """Create the root of a Debian system with Python and pip installed like in the official Python image."""
     root = folder / "debian"
     site = run(["apt-get", "indextargets", "--format", "$(SITE)", f"Codename: {DEBIAN}", "Created-By: Packages"])
     command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", DEBIAN, str(root)]
@@ -67,29 +67,29 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
     """Buildah with the base image."""
     folder = tmp_path_factory.mktemp("image")
     buildah = Builder(folder)
-    signed = ("--signature-policy", buildah.policy)
+    signature_policy = ("--signature-policy", buildah.policy)
     container = buildah("from", "scratch")
-    buildah("copy", "-q", container, debian(folder), "/")
+    buildah("copy", "-q", container, create_debian_root(folder), "/")
     path = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
     buildah("config", "--env", f"PATH={path}", container)
-    buildah("commit", "-q", *signed, container, BASE)
+    buildah("commit", "-q", *signature_policy, container, BASE)
     yield buildah
     buildah("rm", "--all")
     buildah("rmi", "--all", "--force")
 
 
 def build(buildah: Builder, image: str, *target: str) -> str:
-    """Build an image, by default the last stage of the Dockerfile. Return a container of it."""
-    signed = ("--signature-policy", buildah.policy)
-    volumes = [part for file in PIP_FILES if Path(file).exists() for part in ("-v", f"{file}:{file}:ro")]
+    """Build an image, by default of the last stage of the Dockerfile, and return a container of the image."""
+    signature_policy = ("--signature-policy", buildah.policy)
+    volumes = [option for file in PIP_FILES if Path(file).exists() for option in ("-v", f"{file}:{file}:ro")]
     variables = [
-        part for name in PIP_VARIABLES if name in os.environ for part in ("--env", f"{name}={os.environ[name]}")
+        option for name in PIP_VARIABLES if name in os.environ for option in ("--env", f"{name}={os.environ[name]}")
     ]
-    ignored = ("--ignorefile", DEPLOY / "Dockerfile.dockerignore")
+    ignore_file = ("--ignorefile", DEPLOY / "Dockerfile.dockerignore")
     dockerfile = (*target, "-f", DEPLOY / "Dockerfile", "-t", image, ".")
-    flags = ("--isolation", "chroot", "--network", "host", *signed, "--pull-never")
-    buildah("bud", *flags, *volumes, *variables, *ignored, *dockerfile)
-    return buildah("from", *signed, "--pull-never", image)
+    flags = ("--isolation", "chroot", "--network", "host", *signature_policy, "--pull-never")
+    buildah("bud", *flags, *volumes, *variables, *ignore_file, *dockerfile)
+    return buildah("from", *signature_policy, "--pull-never", image)
 
 
 def run_inside(buildah: Builder, container: str, command: str) -> str:
@@ -103,8 +103,8 @@ def size_row(buildah: Builder, container: str, name: str) -> str:
     return f"| {name} | {size} MB |"
 
 
-#: Starts the REST server, sends requests until it responds, and stops it like Kubernetes.
-_SERVED = """
+#: Program that starts the REST server, sends requests until it responds, and stops it like Kubernetes does.
+_SERVE_PROGRAM = """
 import subprocess, sys, time, urllib.request
 
 server = subprocess.Popen(["trinitylake", "serve", "/lakehouse/lake", "--port", sys.argv[1]])
@@ -120,8 +120,8 @@ sys.exit(server.wait(60))
 
 
 def served_config(buildah: Builder, container: str) -> dict[str, object]:
-    """Return the server's first response in a container; the server exits cleanly."""
-    program = f"python -c {shlex.quote(_SERVED)} {free_port()}"
+    """Return the configuration that a REST server in a container sends, and assert that the server exits cleanly."""
+    program = f"python -c {shlex.quote(_SERVE_PROGRAM)} {free_port()}"
     response: dict[str, object] = json.loads(run_inside(buildah, container, program).splitlines()[-1])
     return response
 
@@ -134,21 +134,21 @@ def built_image(builder: Builder) -> tuple[Builder, str]:
 
 def test_image_runs_its_services(built_image: tuple[Builder, str], record_property: pytest.RecordProperty) -> None:
     buildah, container = built_image
-    inside = functools.partial(run_inside, buildah, container)
+    run_in_container = functools.partial(run_inside, buildah, container)
     record_property(SUMMARY_PROPERTY, size_row(buildah, container, "all"))
-    assert inside("id -un") == "trinitylake"
-    assert inside("trinitylake --root /lakehouse/lake init").startswith(
+    assert run_in_container("id -un") == "trinitylake"
+    assert run_in_container("trinitylake --root /lakehouse/lake init").startswith(
         "Created a lakehouse at file:///lakehouse/lake/"
     )
-    assert inside("ls /dagster") == "dagster.yaml\nstorage"
-    assert {"definitions.py", "workspace.yaml", "trinitylake_ops"} <= {*inside("ls /app").split()}
-    assert not {"tests", "docs", ".git", "benchmarks"} & {*inside("ls -a /app").split()}
-    inside("touch /dagster/storage/written /lakehouse/written")
-    # A separate, writable home, because the image's home is configured for a database.
+    assert run_in_container("ls /dagster") == "dagster.yaml\nstorage"
+    assert {"definitions.py", "workspace.yaml", "trinitylake_ops"} <= {*run_in_container("ls /app").split()}
+    assert not {"tests", "docs", ".git", "benchmarks"} & {*run_in_container("ls -a /app").split()}
+    run_in_container("touch /dagster/storage/test /lakehouse/test")
+    # A separate home is used, because the image's home is configured for a database.
     without_database = "DAGSTER_HOME=/lakehouse/home TRINITYLAKE_ROOT=/lakehouse/lake"
-    validated = "dagster definitions validate --python-file /app/definitions.py"
-    inside(f"mkdir /lakehouse/home && cd /lakehouse/home && {without_database} {validated}")
-    assert "dagster-webserver" in inside("dagster-webserver --version")
+    validate = "dagster definitions validate --python-file /app/definitions.py"
+    run_in_container(f"mkdir /lakehouse/home && cd /lakehouse/home && {without_database} {validate}")
+    assert "dagster-webserver" in run_in_container("dagster-webserver --version")
     assert served_config(buildah, container)["overrides"] == {"prefix": "main"}
 
 
@@ -157,18 +157,20 @@ def test_smaller_images_run_their_services(
     target: str, missing_modules: tuple[str, ...], builder: Builder, record_property: pytest.RecordProperty
 ) -> None:
     container = build(builder, f"{IMAGE}-{target}", "--target", target)
-    inside = functools.partial(run_inside, builder, container)
+    run_in_container = functools.partial(run_inside, builder, container)
     record_property(SUMMARY_PROPERTY, size_row(builder, container, target))
-    assert inside("id -u") == "1000"
-    assert inside("trinitylake --root /lakehouse/lake init").startswith("Created a lakehouse")
-    assert inside("trinitylake --root /lakehouse/lake verify")
+    assert run_in_container("id -u") == "1000"
+    assert run_in_container("trinitylake --root /lakehouse/lake init").startswith("Created a lakehouse")
+    assert run_in_container("trinitylake --root /lakehouse/lake verify")
     assert served_config(builder, container)["overrides"] == {"prefix": "main"}
     modules = json.loads(
-        inside("python -c 'import json, pkgutil; print(json.dumps([m.name for m in pkgutil.iter_modules()]))'")
+        run_in_container(
+            "python -c 'import json, pkgutil; print(json.dumps([m.name for m in pkgutil.iter_modules()]))'"
+        )
     )
     assert not {*missing_modules} & {*modules}
     assert {"s3fs", "gcsfs", "obstore", "uvicorn"} <= {*modules}
-    inside("python -c 'import azure.storage.blob'")
+    run_in_container("python -c 'import azure.storage.blob'")
     if target == "dagster":
         assert {"dagster_k8s", "dagster_postgres", "dagster_webserver"} <= {*modules}
-        assert inside("ls /dagster") == "dagster.yaml\nstorage"
+        assert run_in_container("ls /dagster") == "dagster.yaml\nstorage"

@@ -1,4 +1,4 @@
-"""Test a lakehouse on Google Cloud Storage from creation to purge, and two processes that commit."""
+"""Test a lakehouse on Google Cloud Storage from creation to purge, and with two processes that commit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_lakehouse_is_created_changed_and_exported(fake_gcs: GcsServer, root: st
     kept_version = lake.latest_version()
     expected = objects(lake.snapshot()), rows(lake)
     conflicting = lake.transaction()
-    conflicting.alter_table("a", "t", table(late="yes"))
+    conflicting.alter_table("a", "t", table(conflicting="yes"))
     drop(lake, "a")
     with pytest.raises(CommitConflictError):
         conflicting.commit()
@@ -53,11 +53,11 @@ def test_lakehouse_is_created_changed_and_exported(fake_gcs: GcsServer, root: st
 
     operations.rollback(lake, kept_version)
     assert (objects(lake.snapshot()), rows(lake)) == expected
-    operations.plan_export(lake, "away", "full", target=str(tmp_path / "copy")).execute()
+    operations.plan_export(lake, "external", "full", target=str(tmp_path / "copy")).execute()
     copy = Lakehouse.open(str(tmp_path / "copy"))
     assert (objects(copy.snapshot()).keys(), rows(copy)) == (expected[0].keys(), expected[1])
-    copy_root = fake_gcs.fresh_root("back")
-    operations.plan_export(copy, "back", "full", target=copy_root, target_options=options).execute()
+    copy_root = fake_gcs.fresh_root("copy")
+    operations.plan_export(copy, "second", "full", target=copy_root, target_options=options).execute()
     assert rows(Lakehouse.open(copy_root, options)) == expected[1]
     fake_gcs.delete_all(copy_root)
     assert operations.verify(lake, deep=True).findings == ()
@@ -81,15 +81,15 @@ def test_expired_files_are_purged(fake_gcs: GcsServer, root: str) -> None:
     assert len([name for name in deleted if not name.startswith("_ops/")]) == expired.files
     assert needed_files(aging.lake, 5) == needed
     aging.later()
-    fake_gcs.put(root, "0101/left-over.binpb", b"x")
-    assert aging.remove_orphans().version is None, "the file is young"
+    fake_gcs.put(root, "0101/orphan.binpb", b"x")
+    assert aging.remove_orphans().version is None, "the file is too young"
     assert operations.verify(aging.lake).findings == ()
     check_lake(aging.lake)
 
 
 @pytest.mark.usefixtures("fixed_requests_of_test")
 def test_commit_sends_three_requests(fake_gcs: GcsServer, root: str) -> None:
-    """As in docs/storages/README.md: one upload for each new file, then one for the root; the hint is best-effort."""
+    """Uploads are documented in docs/storages/README.md: each new file, the root, and the hint as best effort."""
     with FaultyProxy(fake_gcs.endpoint) as proxy:
         lake = Lakehouse.create(root, {**fake_gcs.storage_options, "endpoint": proxy.url})
         create(lake, "a", "t")
@@ -105,30 +105,30 @@ def test_commit_sends_three_requests(fake_gcs: GcsServer, root: str) -> None:
 @pytest.mark.parametrize(
     "n_commits", [20, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1_800)], id="200-soak")]
 )
-def test_concurrent_processes_lose_no_commit(fake_gcs: GcsServer, root: str, n_commits: int) -> None:
-    """Each commit has a separate version and none is lost. Both processes write separate tables and a shared one."""
+def test_concurrent_processes_lose_no_commits(fake_gcs: GcsServer, root: str, n_commits: int) -> None:
+    """Both processes alter a separate and a shared table. Each commit has a separate version, and none is lost."""
     lake = Lakehouse.create(root, fake_gcs.storage_options, order=8)
     create(lake, "ns", "shared", *(f"t{number}" for number in range(N_PROCESSES)))
     first = lake.latest_version()
 
-    def writer(number: int) -> Callable[[Callable[[str], None]], None]:
-        def work(report: Callable[[str], None]) -> None:
+    def writer_process(number: int) -> Callable[[Callable[[str], None]], None]:
+        def commit_all(report: Callable[[str], None]) -> None:
             lakehouse = Lakehouse.open(root, fake_gcs.storage_options)
-            n_done = 0
-            while n_done < n_commits:
+            n_committed = 0
+            while n_committed < n_commits:
                 try:
                     with lakehouse.transaction() as txn:
-                        txn.alter_table("ns", f"t{number}", table(n=str(n_done + 1)))
-                        if n_done % 5 == 0:
-                            txn.alter_table("ns", "shared", table(by=f"{number}-{n_done}"))
+                        txn.alter_table("ns", f"t{number}", table(n=str(n_committed + 1)))
+                        if n_committed % 5 == 0:
+                            txn.alter_table("ns", "shared", table(by=f"{number}-{n_committed}"))
                 except CommitConflictError:
                     continue
                 report(str(txn.committed_version))
-                n_done += 1
+                n_committed += 1
 
-        return work
+        return commit_all
 
-    children = [fork(writer(number), time_limit_seconds=1_700) for number in range(N_PROCESSES)]
+    children = [fork(writer_process(number), time_limit_seconds=1_700) for number in range(N_PROCESSES)]
     results = [child.finish() for child in children]
     assert [status for status, _ in results] == [0] * N_PROCESSES
     versions = sorted(int(line) for _, lines in results for line in lines)

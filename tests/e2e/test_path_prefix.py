@@ -1,7 +1,7 @@
-"""Test the UI behind a path prefix in a real browser: links of versions and tables open pages and launch jobs.
+"""Test the UI behind a path prefix in a real browser: the links for versions and tables open pages and launch jobs.
 
-The webserver does not respond outside of its prefix, like behind a proxy. Names and messages from other writers are
-shown as text; they load and run nothing.
+Like behind a proxy, the webserver does not respond outside of its prefix. Names and messages from other writers are
+displayed as text, and load or run nothing.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(1_200)]
 REPOSITORY = Path(__file__).parents[2]
 PROJECT = REPOSITORY / "tests" / "dagster_plugin" / "incident_project.py"
 PREFIX = "/ops"
-PATIENCE_SECONDS = 240
+TIMEOUT_SECONDS = 240
 HOSTILE_NAME = "<script>alert(1)</script>|[x](http://evil.example/x)"
-HOSTILE_MESSAGE = "![seen](http://evil.example/seen.png) <img src=http://evil.example/i onerror=alert(1)> | __init__"
+HOSTILE_MESSAGE = "![image](http://evil.example/image.png) <img src=http://evil.example/i onerror=alert(1)> | __init__"
 RUN_PAGE = re.compile(rf"{PREFIX}/runs/(?P<run_id>[0-9a-f-]{{36}})")
 
 
 class PrefixedUi:
-    """A lakehouse with two publications, the second one bad, and the UI of its code location."""
+    """A lakehouse with a good and a bad publication, and the UI of its code location."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch):
         self.port = free_port()
@@ -77,21 +77,21 @@ class PrefixedUi:
         command += ["--path-prefix", PREFIX, "--python-file", str(PROJECT), "--attribute", "location"]
         server = subprocess.Popen([*command, "--log-level", "error"], cwd=REPOSITORY, env=os.environ)
         try:
-            self._wait()
+            self._wait_until_up()
             yield
         finally:
             server.terminate()
             server.wait(60)
 
-    def _wait(self) -> None:
-        end_s = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < end_s:
+    def _wait_until_up(self) -> None:
+        deadline_s = time.monotonic() + TIMEOUT_SECONDS
+        while time.monotonic() < deadline_s:
             try:
                 with urllib.request.urlopen(f"{self.url}/server_info", timeout=5):
                     return
             except OSError:
                 time.sleep(0.5)
-        raise AssertionError(f"no answer at {self.url}")
+        raise AssertionError(f"no response from {self.url}")
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def page() -> Iterator[Page]:
 
 
 def show_markdown(page: Page, label: str) -> None:
-    """Show a Markdown value of the newest event, either inline or behind a button."""
+    """Show a Markdown value of the newest event, which is either inline or behind a button."""
     row = page.get_by_role("row").filter(has=page.get_by_role("cell", name=label, exact=True)).last
     expect(row).to_be_visible()
     if (button := row.get_by_text("[Show Markdown]")).count():
@@ -129,7 +129,7 @@ def test_requests_outside_of_prefix_fail(prefixed_ui: PrefixedUi) -> None:
         urllib.request.urlopen(f"http://127.0.0.1:{prefixed_ui.port}/assets", timeout=30)
 
 
-def test_foreign_text_is_escaped(prefixed_ui: PrefixedUi, page: Page) -> None:
+def test_text_from_other_writers_is_escaped(prefixed_ui: PrefixedUi, page: Page) -> None:
     requested_urls: list[str] = []
     dialogs: list[str] = []
     page.on("request", lambda request: requested_urls.append(request.url))
@@ -161,9 +161,9 @@ def test_links_roll_back_version_and_table(prefixed_ui: PrefixedUi, page: Page) 
     launch(page, prefixed_ui)
     show_markdown(page, "plan")
     row = page.get_by_role("row").filter(has=page.get_by_role("cell", name="apply", exact=True)).last
-    address = row.get_by_role("link").first.get_attribute("href") or ""
-    assert address.startswith(f"{prefixed_ui.url}/locations/")
-    page.goto(address)
+    url = row.get_by_role("link").first.get_attribute("href") or ""
+    assert url.startswith(f"{prefixed_ui.url}/locations/")
+    page.goto(url)
     page.wait_for_url(re.compile(f"{PREFIX}/locations/.*/playground"))
     page.locator(".CodeMirror-line", has_text="approved_by:").click()
     page.keyboard.press("End")

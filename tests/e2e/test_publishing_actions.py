@@ -1,6 +1,6 @@
 """Perform each publishing action in a deployment, for four stores.
 
-A run may only succeed if its rows are visible, each once. docs/dagster/publishing.md lists the outcomes.
+A run may succeed only if each of its rows is visible once. docs/dagster/publishing.md lists the outcomes.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ def describe_outcome(
         visible_rows(deployment, store, expected, None),
     )
     if not statuses:
-        return NOT_REQUESTED if all_rows == before else f"no run, and {all_rows}"
+        return NOT_REQUESTED if all_rows == before else f"not requested, but has {all_rows}"
     if all(status == "SUCCESS" for status in statuses):
-        return VISIBLE if new_rows == expected else f"green, and {new_rows} instead of {expected}"
+        return VISIBLE if new_rows == expected else f"succeeds, but has {new_rows} instead of {expected}"
     messages = [text for run_id in runs for text in deployment.messages(run_id)]
     if all_rows != before:
-        return f"fails, and {all_rows} is stored: {messages[-3:]}"
+        return f"fails, but has {all_rows}: {messages[-3:]}"
     matching = (outcome for outcome, pattern in ERROR_PATTERNS.items() if any(map(pattern.search, messages)))
     return next(matching, FAILS_WITH_OTHER_ERROR)
 
 
 def check_outcomes(action: UserAction, outcomes: Mapping[str, str], record: Callable[[str, object], None]) -> None:
-    """Report the outcomes, and compare them with the documented ones."""
+    """Report the outcomes, and compare them with the documented outcomes."""
     record(SUMMARY_PROPERTY, table_row(action.title, [outcomes.get(store, NOT_APPLICABLE) for store in STORES]))
     assert outcomes == expected_outcomes(action)
 
@@ -93,7 +93,7 @@ def table_row(title: str, outcomes: Sequence[str]) -> str:
 
 
 def perform_all(deployment: Deployment, page: Page, action: UserAction, value: int) -> dict[str, str]:
-    """Perform an action in all stores and return the outcomes. Clicks are sequential, the rest is concurrent."""
+    """Perform an action in all stores and return the outcomes. Only clicks are sequential."""
     stores, expected, perform = list(expected_outcomes(action)), action.rows(value), action.perform
     before = {store: visible_rows(deployment, store, expected, None) for store in stores}
     for store in stores:
@@ -103,7 +103,7 @@ def perform_all(deployment: Deployment, page: Page, action: UserAction, value: i
     def outcome(store: str) -> str:
         try:
             results = (
-                perform.end(deployment, clicks[store]) if isinstance(perform, Click) else perform(deployment, store)
+                perform.wait(deployment, clicks[store]) if isinstance(perform, Click) else perform(deployment, store)
             )
         except AssertionError as error:
             return f"not performed: {error}"
@@ -125,11 +125,13 @@ def test_action_has_documented_outcome(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("table", "counts", "concurrent_runs"), [("two_days", (2, 4), 1), ("of_last_day", (2, 2), 4)])
+@pytest.mark.parametrize(
+    ("table", "counts", "concurrent_runs"), [("two_days", (2, 4), 1), ("last_day_orders", (2, 2), 4)]
+)
 def test_split_backfill_publishes_partitions_after_their_inputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, counts: tuple[int, int], concurrent_runs: int
 ) -> None:
-    """With one run at a time, and with a table whose partitions all read the last day of its input."""
+    """Test one run at a time, and a table in which each partition reads the last day of its input."""
     monkeypatch.setenv("PUBLISHING_PROJECT", str(tmp_path))
     with Deployment(tmp_path, ["publisher"], concurrent_runs=concurrent_runs).running() as deployment:
         deployment.set_value("publisher", 1)
@@ -146,9 +148,9 @@ def test_automation_has_documented_outcome(
     deployment: Deployment, record_property: Callable[[str, object], None]
 ) -> None:
     value = 100
-    cells = [(action, store) for action in AUTOMATED_ACTIONS for store in expected_outcomes(action)]
+    cases = [(action, store) for action in AUTOMATED_ACTIONS for store in expected_outcomes(action)]
     before = {
-        (action.title, store): visible_rows(deployment, store, action.rows(value), None) for action, store in cells
+        (action.title, store): visible_rows(deployment, store, action.rows(value), None) for action, store in cases
     }
     for store in STORES:
         deployment.set_value(store, value)
@@ -159,7 +161,7 @@ def test_automation_has_documented_outcome(
     deployment.wait_for_automation()
     deployment.stop_automation()
     outcomes: dict[str, dict[str, str]] = {action.title: {} for action in AUTOMATED_ACTIONS}
-    for action, store in cells:
+    for action, store in cases:
         assert not isinstance(action.perform, Click)
         results = action.perform(deployment, store)
         outcomes[action.title][store] = describe_outcome(
@@ -173,7 +175,7 @@ def test_automation_has_documented_outcome(
     assert outcomes == {action.title: expected_outcomes(action) for action in AUTOMATED_ACTIONS}
 
 
-def test_docs_list_the_outcomes() -> None:
+def test_docs_list_outcomes() -> None:
     header = [table_row("Action", STORE_TITLES), f"|{'---|' * (len(STORES) + 1)}"]
     rows = [table_row(action.title, action.outcomes) for action in (*ACTIONS, *AUTOMATED_ACTIONS)]
     assert "\n".join([*header, *rows]) in DOCS.read_text()

@@ -1,6 +1,6 @@
-"""Test a pull request on the demo, from its clone to its end: change, compare, promote and clean up a data mart.
+"""Test the life cycle of a pull request on the demo: clone, change, compare, promote and clean up a data mart.
 
-``scripts.make_pictures`` draws the comparison page that this test writes.
+``scripts.make_pictures`` takes a screenshot of the comparison page that this test writes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ APPROVER = "Ada Lovelace"
 
 @dg.asset(key=[*MART], ins={"flights": dg.AssetIn(["facts", "flights"])}, io_manager_key="lakehouse_io_manager")
 def delay_by_carrier_month(flights: DataFrame) -> DataFrame:
-    """Build the mart of the branch: a delay starts at half an hour, and there is a column with the worst delay."""
+    """Build the mart of the branch: flights count as delayed from 30 minutes, and a new column has the worst delay."""
     return flights.groupBy("year", "month", "carrier").agg(
         F.count("*").alias("flights"),
         F.count_if(F.col("dep_delay") > 30).alias("dep_delayed_over_30_min"),
@@ -52,13 +52,13 @@ def branch_definitions(lakehouse: TrinityLakeResource) -> dg.Definitions:
         key=["publish", "mart"], tables={"mart": delay_by_carrier_month}, description="The mart, as one version."
     )
     job = dg.define_asset_job("mart", selection=dg.AssetSelection.assets(delay_by_carrier_month, publish))
-    lake = LakehouseSettings(
+    settings = LakehouseSettings(
         name="", lakehouse=lakehouse, tables=["facts.flights"], operations="clones", spark=SparkResource()
     )
     branch_assets = dg.Definitions(
         assets=[delay_by_carrier_month, publish], jobs=[job], executor=dg.in_process_executor
     )
-    return dg.Definitions.merge(branch_assets, build_trinitylake_definitions(lake))
+    return dg.Definitions.merge(branch_assets, build_trinitylake_definitions(settings))
 
 
 def lakehouse_at(folder: Path) -> TrinityLakeResource:
@@ -112,11 +112,11 @@ def test_pull_request_is_compared_promoted_and_cleaned_up(
         digest = operations.plan_promotion(lake, name).digest
         assert plan.success
         production.must_run("promote", name=name, approval={"digest": digest, "approved_by": APPROVER})
-        promoted = lake.latest_version()
-        assert promoted == parent_version + 1
-        assert [(change.kind, change.namespace, change.table) for change in lake.diff(parent_version, promoted)] == [
-            ("changed", *MART)
-        ]
+        promoted_version = lake.latest_version()
+        assert promoted_version == parent_version + 1
+        assert [
+            (change.kind, change.namespace, change.table) for change in lake.diff(parent_version, promoted_version)
+        ] == [("changed", *MART)]
         assert columns(lake) == columns(clone)
         assert production.query("delay_by_carrier_month", "SELECT count(*) FROM t") == rows_before
 

@@ -1,4 +1,4 @@
-"""Test the status page at the server's root in a real browser: it is complete, and loads and runs nothing else."""
+"""Test that the status page at the server's root is complete and loads nothing else in a real browser."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_browser_shows_status(lakes: Lakes, tmp_path: Path) -> None:
         txn.create_namespace(HOSTILE_NAME)
     create(lake, "ns", "t")
     lake.storage.write(HINT_PATH, b"0")
-    with serving(settings_for(lake)) as served, opened_page() as page:
+    with serving(settings_for(lake)) as server, opened_page() as page:
         requested_urls: list[str] = []
         errors: list[str] = []
         page.on("request", lambda request: requested_urls.append(request.url))
         page.on("console", lambda message: errors.append(message.text))
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(f"{served.url}/")
+        page.goto(f"{server.url}/")
         expect(page.get_by_role("heading", level=1)).to_contain_text("Version 2, ")
         expect(page.get_by_text(f"trinitylake --root {lake.root} repair-hint")).to_be_visible()
         for name in ("Due", "Findings", "Writers"):
@@ -44,7 +44,7 @@ def test_browser_shows_status(lakes: Lakes, tmp_path: Path) -> None:
         assert (tmp_path / "status.png").stat().st_size > 10_000
         assert page.title().startswith("status: Version 2")
         assert page.locator("script, img, link, iframe").count() == 0
-        assert {url.removeprefix(served.url) for url in requested_urls} <= {"/", "/favicon.ico"}
+        assert {url.removeprefix(server.url) for url in requested_urls} <= {"/", "/favicon.ico"}
         assert [error for error in errors if "favicon" not in error and "404" not in error] == []
 
 
@@ -52,11 +52,11 @@ def test_browser_sends_token_as_password(lakes: Lakes, tmp_path: Path) -> None:
     lake = lakes.local()
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text(yaml.safe_dump({"tokens": [entry(READER, "reader", scope="read")]}))
-    with serving(settings_for(lake, tokens=tokens)) as served, opened_page() as page:
+    with serving(settings_for(lake, tokens=tokens)) as server, opened_page() as page:
         browser = page.context.browser
         assert browser is not None
-        context = browser.new_context(http_credentials={"username": "anybody", "password": READER})
+        context = browser.new_context(http_credentials={"username": "user", "password": READER})
         with context:
             authenticated_page = context.new_page()
-            authenticated_page.goto(f"{served.url}/")
+            authenticated_page.goto(f"{server.url}/")
             expect(authenticated_page.get_by_role("heading", level=1)).to_contain_text("Version 0, ")

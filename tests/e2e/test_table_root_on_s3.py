@@ -1,4 +1,4 @@
-"""Test a catalog in Redis with a table root on S3. Each storage has separate options."""
+"""Test a lakehouse in Redis with a table root on S3. Each storage has separate options."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def test_tables_are_written_read_and_verified_at_table_root(storages: TwoStorage
     table = catalog.create_table("ns.t", _SCHEMA)
     table.append(_ROWS)
     assert table.location().startswith(storages.table_root)
-    assert len(storages.table_paths()) >= 5, "owner file, two of metadata, manifest, manifest list, data"
+    assert len(storages.table_paths()) >= 5, "owner file, two metadata files, manifest, manifest list, data file"
     reopened_catalog = catalog_at(Lakehouse.open(storages.root, storages.options))
     assert reopened_catalog.load_table("ns.t").scan().to_arrow()["id"].to_pylist() == [1, 2, 3]
     assert operations.verify(lake, deep=True).findings == ()
-    operations.plan_export(lake, "away", "full", target=str(tmp_path / "copy")).execute()
+    operations.plan_export(lake, "external", "full", target=str(tmp_path / "copy")).execute()
     storages.server.delete_all(storages.table_root)
     copy = catalog_at(Lakehouse.open(str(tmp_path / "copy")))
     assert copy.load_table("ns.t").scan().to_arrow()["id"].to_pylist() == [1, 2, 3]
@@ -95,12 +95,12 @@ def test_init_command_sets_table_root(storages: TwoStorages) -> None:
     result = CliRunner().invoke(trinitylake, [*command, "init", "--table-root", storages.table_root, "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["definition"]["table_root"] == storages.table_root
-    rejected = CliRunner().invoke(trinitylake, [*command, "init", "--table-root", "nowhere"])
+    rejected = CliRunner().invoke(trinitylake, [*command, "init", "--table-root", "relative"])
     assert isinstance(rejected.exception, InvalidDefinitionError)
 
 
 def lakehouse_with_unneeded_files(storages: TwoStorages, table_roots: TableRoots) -> Aging:
-    """Create a lakehouse with orphans and a table with files that no version needs."""
+    """Create a lakehouse with orphans, and with a table that has files that no version needs."""
     aging = table_roots.aging(
         open_storage(storages.root, storages.options), storages.options, table_root=storages.table_root
     )
@@ -127,12 +127,12 @@ def test_exports_restore_and_relocation_keep_tables_at_table_root(
 ) -> None:
     aging = lakehouse_with_unneeded_files(storages, table_roots)
     lake, expected = aging.lake, rows(aging.lake)
-    operations.plan_export(lake, "here", "full").execute()
-    assert operations.verify_export(lake, "here", deep=True).changed == ()
+    operations.plan_export(lake, "internal", "full").execute()
+    assert operations.verify_export(lake, "internal", deep=True).changed == ()
     append_rows(lake)
-    operations.plan_restore(lake, "here").execute()
+    operations.plan_restore(lake, "internal").execute()
     assert rows(lake) == expected
-    operations.drop_export(lake, "here")
+    operations.drop_export(lake, "internal")
     target = storages.server.fresh_root("new-tables")
     source = open_storage(storages.table_root, storages.server.storage_options)
     storage = open_storage(target, storages.server.storage_options)

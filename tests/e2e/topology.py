@@ -25,7 +25,7 @@ import yaml
 
 from tests.credentials.canaries import leaks
 from tests.credentials.server import CanaryServer, canary_server
-from tests.e2e.graphql import PATIENCE_SECONDS, Webserver
+from tests.e2e.graphql import TIMEOUT_SECONDS, Webserver
 from tests.servers.daemons import ServerStartError, die_with_parent, free_port, listens, log_tail
 from tests.servers.postgres import Postgres, postgres
 
@@ -38,30 +38,30 @@ POSTGRES_PASSWORD = "LeakCanaryDatabase/Password+0123456789"
 
 _POLL_SECONDS = 0.5
 _REFERENCE = re.compile(r"\$\{(?P<name>\w+)(?::-(?P<default>[^}]*)|:\?(?P<error>[^}]*))?\}")
-# Only the variables of this machine that programs need to run.
-_KEPT_VARIABLES = ("HOME", "LANG", "PATH", "TMPDIR", "TZ")
+# The variables of this process that programs need.
+_INHERITED_VARIABLES = ("HOME", "LANG", "PATH", "TMPDIR", "TZ")
 
 
 def secrets_in(text: str) -> list[str]:
-    """Return descriptions of S3 credentials in any form, and of the database password, found in a text."""
+    """Return descriptions of the S3 credentials, in any form, and of the database password that a text contains."""
     return leaks(text) + ([f"the password: {POSTGRES_PASSWORD}"] if POSTGRES_PASSWORD in text else [])
 
 
 def interpolate(value: Any, variables: Mapping[str, str]) -> Any:
-    """Replace variable references in a part of a compose file, like compose."""
+    """Replace variable references in a part of a compose file, like Docker Compose."""
     if isinstance(value, list):
         return [interpolate(item, variables) for item in value]
     if isinstance(value, dict):
         return {key: interpolate(item, variables) for key, item in value.items()}
 
-    def resolved(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         name = match["name"]
         if variables.get(name):
             return variables[name]
         assert match["error"] is None, f"{name}: {match['error']}"
         return match["default"] or ""
 
-    return _REFERENCE.sub(resolved, value) if isinstance(value, str) else value
+    return _REFERENCE.sub(replacement, value) if isinstance(value, str) else value
 
 
 class Image:
@@ -105,10 +105,10 @@ class Service:
             key: variables.get(key) if value is None else value for key, value in definition["environment"].items()
         }
         self.environment = {
-            **{key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ},
+            **{key: os.environ[key] for key in _INHERITED_VARIABLES if key in os.environ},
             "PYTHONPATH": str(REPOSITORY),
             # On a busy machine it may take more than Dagster's 60 seconds to start the process of a run.
-            "DAGSTER_GRPC_TIMEOUT_SECONDS": str(PATIENCE_SECONDS),
+            "DAGSTER_GRPC_TIMEOUT_SECONDS": str(TIMEOUT_SECONDS),
             **image.environment,
             **{key: str(value) for key, value in environment.items() if value is not None},
         }
@@ -133,7 +133,7 @@ class Service:
         """Start the service and wait until it ends successfully. Raises ServerStartError."""
         self.start()
         assert self._process is not None
-        if self._process.wait(PATIENCE_SECONDS):
+        if self._process.wait(TIMEOUT_SECONDS):
             raise ServerStartError(f"{self.name} failed; its log:\n{log_tail(self.log)}")
 
     def check(self) -> None:
@@ -146,11 +146,11 @@ class Service:
         process = subprocess.run(self._program(self.healthcheck), env=self.environment, cwd=self._folder, timeout=60)
         return process.returncode == 0
 
-    def end(self) -> int:
+    def terminate(self) -> int:
         """Terminate the service, and return its exit status."""
         assert self._process is not None
         self._process.terminate()
-        return self._process.wait(PATIENCE_SECONDS)
+        return self._process.wait(TIMEOUT_SECONDS)
 
     def kill(self) -> None:
         """Kill the service with all its children."""
@@ -222,10 +222,10 @@ class Topology(Webserver):
         return f"http://127.0.0.1:{self.variables['VIEWER_PORT']}"
 
     def start(self) -> None:
-        """Start everything in the order of the compose file. Raises ServerStartError."""
+        """Start all services in the order of the compose file. Raises ServerStartError."""
         services = self.services
         try:
-            self._start("code")  # it connects to the database only when a run starts
+            self._start("code")  # connects to the database only when a run starts
             self._running.enter_context(postgres(self.database, self._database_command, self._database_log))
             services["pools"].run_to_end()
             self.wait_until(lambda: listens(int(self.variables["CODE_PORT"])), "the code location")
@@ -248,13 +248,13 @@ class Topology(Webserver):
 
     def wait_until(self, is_done: Callable[[], bool], condition: str) -> None:
         """Wait until a condition is satisfied; fails with the logs on timeout."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while not is_done():
             for service in self.services.values():
                 if service.name != "pools":
                     service.check()
             if time.monotonic() > deadline:
-                raise ServerStartError(f"{condition}: waited in vain; the logs end with:\n{self._tails()}")
+                raise ServerStartError(f"timed out while waiting for {condition}; the logs end with:\n{self._tails()}")
             time.sleep(_POLL_SECONDS)
 
     def _tails(self) -> str:
