@@ -95,7 +95,7 @@ def test_lakehouse_observation_has_version_and_changes(lake: Lakehouse, instance
     assert (metadata["changed_since"], metadata["changed_tables"]) == (2, 2)
     assert "| changed | sales | orders |" in metadata["changes"]
     assert 0 <= metadata["hours_since_verify"] < 1
-    assert metadata["health"] == "good: no_bytes to do"
+    assert metadata["health"] == "good: nothing to do"
     assert (metadata["findings"], metadata["hint"]) == ("none", "right")
     assert [*metadata][:3] == ["lakehouse_version", "health", "last_versions"]
     assert "| verify | fine |" in metadata["due"]

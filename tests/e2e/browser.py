@@ -55,7 +55,7 @@ class Pages:
         socket.on("framereceived", lambda data: self.visited_texts.append((socket.url, str(data))))
 
     def read(self) -> str:
-        """Return the text of the page, and save_failure its content in ``visited_texts``."""
+        """Return the text of the page, and record its content in ``visited_texts``."""
         self.visited_texts.append((self.page.url, self.page.content()))
         return self.page.inner_text("body")
 
@@ -98,7 +98,7 @@ class Pages:
     def launch(
         self, job: str, config: Mapping[str, Any], status: str = "Success", *, screenshot: str | None = None
     ) -> str:
-        """Launch a job with a configuration, and open the page of the finished run. Return the run's id.
+        """Launch a job with a configuration, and open the page of the finished run. Return the run's ID.
 
         With ``screenshot``, save a screenshot of the launchpad with this name.
         """

@@ -46,7 +46,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Save the browser page of a failed test, and report where."""
+    """Save the browser page of a failed test, and report its path."""
     report: pytest.TestReport = yield
     pages = getattr(item, "funcargs", {}).get("pages")
     if report.failed and isinstance(pages, Pages):

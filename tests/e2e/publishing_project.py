@@ -50,7 +50,7 @@ def catalog_properties() -> dict[str, str]:
 
 
 class Store:
-    """A store of tables, with its kind of asset metadata and resources."""
+    """A store for the tables of a project, with its asset metadata and resources."""
 
     def __init__(self, name: str):
         self.name = name

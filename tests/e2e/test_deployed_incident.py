@@ -98,7 +98,7 @@ class OperatorSession:
         self.pages.page.keyboard.press("Escape")  # closes the editor's suggestions
 
     def launch(self, status: str = "Success") -> str:
-        """Launch the configured run, and wait until its page shows the status. Return the run's id."""
+        """Launch the configured run, and wait until its page shows the status. Return the run's ID."""
         page = self.pages.page
         self.click(self.pages.launch_button)
         page.wait_for_url(_RUN_PAGE)

@@ -89,7 +89,7 @@ def test_expired_files_are_purged(fake_gcs: GcsServer, root: str) -> None:
 
 @pytest.mark.usefixtures("fixed_requests_of_test")
 def test_commit_sends_three_requests(fake_gcs: GcsServer, root: str) -> None:
-    """Uploads are documented in docs/storages/README.md: each new file, the root, and the hint as best effort."""
+    """As documented in docs/storages/README.md: an upload for each new file, the root, and the hint as best effort."""
     with FaultyProxy(fake_gcs.endpoint) as proxy:
         lake = Lakehouse.create(root, {**fake_gcs.storage_options, "endpoint": proxy.url})
         create(lake, "a", "t")

@@ -283,7 +283,7 @@ class Topology(Webserver):
         return data["repositoriesOrError"].get("nodes") == [{"name": CODE_REPOSITORY}]
 
     def launch(self, job: str, run_config: Mapping[str, Any] | None = None, *, viewer: bool = False) -> str:
-        """Launch a job like the launchpad. Return the run's id."""
+        """Launch a job like the launchpad. Return the run's ID."""
         result = self.graphql(
             """mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) { __typename
                  ... on LaunchRunSuccess { run { runId } }
@@ -297,7 +297,7 @@ class Topology(Webserver):
         return run_id
 
     def must_run(self, job: str, run_config: Mapping[str, Any] | None = None) -> str:
-        """Launch a job and wait until it succeeds. Return the run's id."""
+        """Launch a job and wait until it succeeds. Return the run's ID."""
         run_id = self.launch(job, run_config)
         assert self.wait_for_run(run_id) == "SUCCESS", self.messages(run_id)
         return run_id
