@@ -50,7 +50,7 @@ MAX_CORE_BYTES = 250_000_000
 
 
 def install_hint(extra: str) -> str:
-    return f": it is part of the extra '{extra}'; run pip install 'trinitylake-ops[{extra}]'"
+    return f": it is part of the extra '{extra}'; run pip install '.[{extra}]' in a clone of trinitylake-ops"
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_missing_java_error_names_extra(root: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("JAVA_HOME", raising=False)
     process = run_without(extra_modules_of(["spark"]), CLI, "--root", root, "verify", "--engine", "spark")
     assert (process.returncode, process.stderr.count("\n")) == (4, 1)
-    assert "install it, or pip install 'trinitylake-ops[java]'" in process.stderr
+    assert "install it, or run pip install '.[java]' in a clone of trinitylake-ops" in process.stderr
 
 
 IMPORT_BY_EXTRA = {

@@ -40,7 +40,7 @@ def lazy_face(
 T = TypeVar("T")
 
 
-class cached_attribute(Generic[T]):  # noqa: N801 - written as a decorator, as functools.cached_property is
+class cached_attribute(Generic[T]):  # noqa: N801 - named like a decorator, as functools.cached_property is
     """Like ``functools.cached_property``, but without a lock.
 
     ``functools.cached_property`` of Python 3.11 holds one lock for all objects of a class while it computes. A slow

@@ -3,7 +3,7 @@
 Each class has a ``code``, which programs match, and the exit code of the command line for its branch:
 
 - :class:`InvalidInputError` (2): the call is invalid; change it.
-- :class:`ConflictError` (3): the lakehouse is in another state than the call relies on; check it, then retry.
+- :class:`ConflictError` (3): the lakehouse is not in the state that the call relies on; check it, then retry.
 - :class:`NotFoundError` (4): what the call names does not exist.
 - :class:`StorageError` (5): the storage rejected a request or failed.
 - Other errors (1).

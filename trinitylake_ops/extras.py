@@ -49,7 +49,7 @@ def needs(extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        module = _missing(error)
+        module = _missing_module(error)
         if module not in EXTRAS[extra]:
             raise
         raise missing_extra(module, extra) from error
@@ -66,12 +66,13 @@ def missing_extra(module: str, extra: str) -> MissingExtraError:
         An error whose message is one line with the command that installs the extra.
     """
     return MissingExtraError(
-        f"{module} is not installed: it is part of the extra {extra!r}; run pip install 'trinitylake-ops[{extra}]'",
+        f"{module} is not installed: it is part of the extra {extra!r}; run pip install '.[{extra}]' in a clone of"
+        " trinitylake-ops",
         extra=extra,
     )
 
 
-def _missing(error: BaseException | None) -> str | None:
+def _missing_module(error: BaseException | None) -> str | None:
     """Return the name of the missing module. A library may have wrapped the original error in its own ImportError."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError):

@@ -128,12 +128,12 @@ def test_damage_fails_task_with_first_finding(lake: Lakehouse) -> None:
         ("", {}, "the connection's root is not shown"),
         ("s3://key:secret@bucket/lake", {}, "the connection's root is not shown"),
         ("relative/lake", {}, "the connection's root is not shown"),
-        ("/lake", {"rooot": "x"}, "extra is wrong at rooot"),
-        ("/lake", {"storage_options": {"password": 5}}, "extra is wrong at storage_options.password"),
-        ("/lake", {"isolation": "none"}, "extra is wrong at isolation"),
-        ("/lake", "{engine: spark, password: secret@}", "extra is no JSON$"),
-        ("/lake", '["secret@"]', "extra is no JSON object"),
-        ("/lake", '{"engine": "sparc"}', "extra is wrong at engine"),
+        ("/lake", {"rooot": "x"}, "extra is invalid at rooot"),
+        ("/lake", {"storage_options": {"password": 5}}, "extra is invalid at storage_options.password"),
+        ("/lake", {"isolation": "none"}, "extra is invalid at isolation"),
+        ("/lake", "{engine: spark, password: secret@}", "extra is not JSON$"),
+        ("/lake", '["secret@"]', "extra is not a JSON object"),
+        ("/lake", '{"engine": "sparc"}', "extra is invalid at engine"),
     ],
 )
 def test_invalid_connection_is_rejected_without_its_values(

@@ -593,10 +593,10 @@ def test_documented_clone_commands_run(
     cli: Cli, lake: Lakehouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[2] / "docs" / "operations" / "clones.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "operations" / "clone.md").read_text()
     (block,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     digest = ""
-    for line in block.replace("file:///data/", f"file://{tmp_path}/").splitlines():
+    for line in block.replace("s3://dev/", f"file://{tmp_path}/").splitlines():
         program, *arguments = line.split()
         assert program == "trinitylake"
         root = {"root": arguments[1]} if arguments[0] == "--root" else {}

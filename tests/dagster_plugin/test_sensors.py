@@ -283,8 +283,7 @@ def test_sensor_continues_at_latest_version_when_cursor_has_invalid_values(
     latest = alter(ticks.lake, "ns", "a")
     ticks.tick()
     assert ticks.gap_descriptions() == [
-        "the cursor cannot be read because it contains invalid values; commits before version"
-        f" {latest} may not be reported"
+        f"the cursor cannot be read: it contains invalid values; commits before version {latest} may not be reported"
     ]
     alter(ticks.lake, "ns", "b")
     ticks.tick()

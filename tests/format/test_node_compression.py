@@ -214,7 +214,7 @@ def test_too_large_node_is_written_uncompressed(codec: str, monkeypatch: pytest.
 @codecs
 @pytest.mark.parametrize(
     ("field", "reason"),
-    [("metadata", "its messages reach into its footer"), ("buffers", "2147483648 items, which do not fit")],
+    [("metadata", "its messages overlap its footer"), ("buffers", "2147483648 items, which do not fit")],
 )
 def test_excessive_ipc_metadata_is_rejected(codec: str, field: str, reason: str) -> None:
     data = encode_node(NODE, ORDER, codec)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from trinitylake_ops.errors import CorruptFileError
-from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef, resealed
+from trinitylake_ops.format.definitions import LakehouseDef, NamespaceDef, TableDef, reseal
 from trinitylake_ops.format.file_names import (
     new_export_root_path,
     new_namespace_path,
@@ -146,9 +146,9 @@ def test_copied_checksum_fields_are_ignored_and_dropped_on_next_write() -> None:
 def test_copied_definition_gets_new_checksums(kind: type[LakehouseDef | NamespaceDef | TableDef]) -> None:
     definition = kind(id="x", properties={"a": "b"})
     source, target = new_namespace_path("n", 200), new_namespace_path("longer", 200)
-    copy = resealed(definition.to_bytes(source), source, target)
+    copy = reseal(definition.to_bytes(source), source, target)
     assert copy == definition.to_bytes(target)
-    assert resealed(definition.to_bytes(), source, target) == definition.to_bytes(), "those of others stay as they are"
+    assert reseal(definition.to_bytes(), source, target) == definition.to_bytes(), "those of others stay as they are"
 
 
 def test_lakehouse_with_small_size_limit_has_nodes_without_checksums() -> None:

@@ -50,7 +50,7 @@ from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_loca
 from trinitylake_ops.format.node_file import decode_node, decode_system_rows, encode_node
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.iceberg.catalog import catalog_at
-from trinitylake_ops.iceberg.copy import FileCopy, TableFileMap, rewritten
+from trinitylake_ops.iceberg.copy import FileCopy, TableFileMap, rewrite_file
 from trinitylake_ops.iceberg.delete_files import RemainingRows
 from trinitylake_ops.iceberg.io.checked_files import CheckedFileIO
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io
@@ -58,7 +58,7 @@ from trinitylake_ops.iceberg.managed import read_owner, table_definition
 from trinitylake_ops.iceberg.metadata import read_table_metadata
 from trinitylake_ops.iceberg.reach import FileKind, content_file, entries_in, files_of, manifests_in, statistics_of
 from trinitylake_ops.iceberg.read import file_batches
-from trinitylake_ops.iceberg.validation.avro import SNAPSHOT_ID, uncompressed
+from trinitylake_ops.iceberg.validation.avro import SNAPSHOT_ID, decompress
 from trinitylake_ops.operations.export_records import manifest_targets, read_manifest
 from trinitylake_ops.operations.gc.inventory import Inventory, InventoryQuery, InventorySearch, read_inventory
 from trinitylake_ops.operations.gc.plan_files import PlanFile, read_plan_file
@@ -309,17 +309,17 @@ def _table_metadata(data: bytes, path: str) -> None:
     except FileMissingError:
         return
     finally:
-        rewritten(FileCopy(FileKind.METADATA, path, path, None), data, _io(), _file_map(), {})
+        rewrite_file(FileCopy(FileKind.METADATA, path, path, None), data, _io(), _file_map(), {})
 
 
 def _manifest_list(data: bytes, path: str) -> None:
     _lake().storage.write(path, data)
-    snapshot_id = uncompressed(data, path).meta_int(SNAPSHOT_ID) or 1
+    snapshot_id = decompress(data, path).meta_int(SNAPSHOT_ID) or 1
     manifests = manifests_in(Snapshot(snapshot_id=snapshot_id, timestamp_ms=0, manifest_list=_uri(path)), _io())
     sizes = {}
     for manifest in manifests:
         sizes[_file_map().path(_io().location(manifest.manifest_path))] = manifest.manifest_length
-    rewritten(FileCopy(FileKind.MANIFEST_LIST, path, path, None), data, _io(), _file_map(), sizes)
+    rewrite_file(FileCopy(FileKind.MANIFEST_LIST, path, path, None), data, _io(), _file_map(), sizes)
 
 
 def _manifest(data: bytes, path: str) -> None:
@@ -336,7 +336,7 @@ def _manifest(data: bytes, path: str) -> None:
     )
     for entry in entries_in(listed, _io()):
         content_file(entry, _io(), live=True)
-    rewritten(FileCopy(FileKind.MANIFEST, path, path, None), data, _io(), _file_map(), {})
+    rewrite_file(FileCopy(FileKind.MANIFEST, path, path, None), data, _io(), _file_map(), {})
 
 
 @functools.cache

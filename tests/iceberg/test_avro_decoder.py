@@ -18,7 +18,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.reach import entries_in, manifests_in
-from trinitylake_ops.iceberg.validation.avro import BoundedDecoder, uncompressed
+from trinitylake_ops.iceberg.validation.avro import BoundedDecoder, decompress
 
 LONGS = st.integers(-(2**63), 2**63 - 1)
 VALUES = st.lists(st.one_of(LONGS, st.binary(max_size=300), st.text(max_size=100), st.booleans(), st.floats()))
@@ -111,7 +111,7 @@ def test_manifest_with_excessive_length_is_rejected(lake: Lakehouse, kind: str, 
     )  # of another catalog instance, because a catalog caches files
     uri = snapshot.manifest_list if kind == "manifest list" else manifest.manifest_path
     path = uri.removeprefix(lake.root)
-    data = uncompressed(unsealed(lake.storage.read(path)), path).data
+    data = decompress(unsealed(lake.storage.read(path)), path).data
     start = data.rindex(b"file://" if b"file://" in data else lake.root.encode()[:7])
     (prefix,) = re.findall(rb"[\x80-\xff]*[\x00-\x7f]\Z", data[:start])
     header = data.index(data[-16:]) + 16

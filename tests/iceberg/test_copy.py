@@ -10,7 +10,7 @@ import pytest
 
 from tests.lakes import Lakes
 from trinitylake_ops.format.checksums import SEAL_KEYS
-from trinitylake_ops.iceberg.copy import FileCopy, TableFileMap, rewritten
+from trinitylake_ops.iceberg.copy import FileCopy, TableFileMap, rewrite_file
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import FileKind
 
@@ -80,8 +80,8 @@ def test_rewritten_manifest_preserves_values_beyond_python_range(lakes: Lakes, c
     data = manifest(codec, {"file_path": f"{lake.root}tables/t/data/a.parquet", **values})
     file_map = TableFileMap("t", lake.root, "s3://bucket/backup/")
     copy = FileCopy(FileKind.MANIFEST, MANIFEST, MANIFEST, len(data))
-    copied = rewritten(copy, data, StorageFileIO.on(lake.storage), file_map, {})
+    copied = rewrite_file(copy, data, StorageFileIO.on(lake.storage), file_map, {})
     expected = {"file_path": "s3://bucket/backup/tables/t/data/a.parquet", **values}
     properties = physical_values(data)[1]
     assert physical_values(copied) == (expected, properties)
-    assert copied == rewritten(copy, data, StorageFileIO.on(lake.storage), file_map, {})
+    assert copied == rewrite_file(copy, data, StorageFileIO.on(lake.storage), file_map, {})

@@ -29,8 +29,8 @@ from trinitylake_ops.iceberg.validation.avro import (
     MAX_HEADER_BYTES,
     avro_limit_bytes,
     check_header_size,
+    decompress,
     header_bytes,
-    uncompressed,
 )
 from trinitylake_ops.iceberg.validation.inflate import (
     ALWAYS_ALLOWED_BYTES,
@@ -136,7 +136,7 @@ def test_codec_stops_at_size_limit(codec: str) -> None:
 def test_truncated_block_is_corrupt(codec: str) -> None:
     block = compressed_block(codec, bytes(range(256)) * 8)[:-20]
     with pytest.raises(CorruptFileError):
-        uncompressed(avro_file({"avro.codec": codec.encode()}, [(1, block)]), "x.avro")
+        decompress(avro_file({"avro.codec": codec.encode()}, [(1, block)]), "x.avro")
 
 
 def test_oversized_header_is_corrupt() -> None:
@@ -144,9 +144,9 @@ def test_oversized_header_is_corrupt() -> None:
         schema = json.dumps({"type": "record", "name": "r", "fields": [], "doc": "x" * n_chars}).encode()
         return header_bytes({"avro.schema": schema, "avro.codec": b"null"}, b"s" * 16)
 
-    assert uncompressed(with_schema(MAX_HEADER_BYTES - 1_000), "small.avro").n_records == 0
+    assert decompress(with_schema(MAX_HEADER_BYTES - 1_000), "small.avro").n_records == 0
     with pytest.raises(CorruptFileError):
-        uncompressed(with_schema(MAX_HEADER_BYTES), "large.avro")
+        decompress(with_schema(MAX_HEADER_BYTES), "large.avro")
     check_header_size(with_schema(MAX_HEADER_BYTES - 1_000)[: 1 << 20], "small.avro")
     with pytest.raises(CorruptFileError):  # detected in the first bytes, without reading the rest
         check_header_size(with_schema(MAX_HEADER_BYTES)[: 1 << 20], "large.avro")
@@ -159,7 +159,7 @@ def test_limit_applies_to_all_members_and_blocks_together() -> None:
         inflate_gzip(member * 2, 1199)
     half = compressed_block("deflate", b"\0" * (avro_limit_bytes(0) // 2 + 1))
     with pytest.raises(CorruptFileError):
-        uncompressed(avro_file({"avro.codec": b"deflate"}, [(1, half), (1, half)]), "x.avro")
+        decompress(avro_file({"avro.codec": b"deflate"}, [(1, half), (1, half)]), "x.avro")
 
 
 def test_limit_grows_with_file_size_up_to_maximum() -> None:
@@ -204,14 +204,14 @@ def schema_with(field: object) -> bytes:
 def test_avro_file_with_invalid_declared_sizes_is_corrupt(data: bytes) -> None:
     started = time.process_time()
     with pytest.raises(CorruptFileError, match=r"'x\.avro'"):
-        uncompressed(data, "x.avro")
+        decompress(data, "x.avro")
     assert time.process_time() - started < MAX_CPU_SECONDS
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "bzip2", "zstandard"])
 def test_avro_file_of_another_writer_is_decompressed_unchanged(codec: str) -> None:
     records = [{"text": os.urandom(200)} for _ in range(500)]
-    content = uncompressed(avro_bytes(RECORD, records, {"snapshot-id": "7"}, codec), "x.avro")
+    content = decompress(avro_bytes(RECORD, records, {"snapshot-id": "7"}, codec), "x.avro")
     assert (content.codec, content.meta_int("snapshot-id"), content.meta_int("none")) == (codec, 7, None)
     schema, decoded, custom_fields = avro_records(content.data)
     assert decoded == records

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinitylake_ops.errors import CorruptFileError
-from trinitylake_ops.iceberg.validation.avro import uncompressed
+from trinitylake_ops.iceberg.validation.avro import decompress
 from trinitylake_ops.iceberg.validation.files import footer_of, read_footer
 from trinitylake_ops.iceberg.validation.thrift import Thrift, full_name_chars, parquet_name_chars, structs
 
@@ -64,5 +64,5 @@ def test_avro_file_with_long_nested_names_is_rejected() -> None:
     out = io.BytesIO()
     fastavro.writer(out, fastavro.parse_schema(schema), [{}])
     with pytest.raises(CorruptFileError):
-        uncompressed(out.getvalue(), "x.avro")
+        decompress(out.getvalue(), "x.avro")
     assert full_name_chars(json.loads(json.dumps(schema))) > 4_000 * 400_000

@@ -78,12 +78,12 @@ def test_every_flipped_bit_is_detected(files: dict[str, bytes], kind: SealedKind
 @pytest.mark.parametrize("kind", [kind for kind in SealedKind if kind is not SealedKind.GZIP_METADATA])
 def test_swapped_file_is_detected_and_named(files: dict[str, bytes], kind: SealedKind) -> None:
     (first, _), (second, data) = of_kind(files, kind)[:2]
-    with pytest.raises(CorruptFileError, match=f"is the file '{second.rpartition('/')[2]}', which took its place"):
+    with pytest.raises(CorruptFileError, match=f"was replaced by a copy of the file '{second.rpartition('/')[2]}'"):
         check_table_file(data, first)
 
 
 def test_swapped_gzip_metadata_is_detected_and_named(files: dict[str, bytes]) -> None:
-    with pytest.raises(CorruptFileError, match=f"is the file '{NAME}.gz.metadata.json'"):
+    with pytest.raises(CorruptFileError, match=f"was replaced by a copy of the file '{NAME}.gz.metadata.json'"):
         check_table_file(files[gz_path()], gz_path(NAME.replace("0", "1")))
 
 

@@ -14,7 +14,7 @@ from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.format.file_names import new_node_path
 from trinitylake_ops.operations import Budget, budget
-from trinitylake_ops.operations.budget import BudgetSpentBeforeError, BudgetSpentError, Spending, counting
+from trinitylake_ops.operations.budget import BudgetSpentBeforeError, BudgetSpentError, Spending, counting_storage
 from trinitylake_ops.storage import MeteredStorage, RequestCounts
 
 pytestmark = pytest.mark.usefixtures("fixed_requests")
@@ -60,8 +60,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def test_plan_requests_beyond_the_budget_are_rejected(expired: Aging) -> None:
     spending = Spending(Budget(max_requests=2))
-    storage = counting(expired.lake.storage, spending)
-    assert counting(storage, spending) is storage, "no request is counted twice"
+    storage = counting_storage(expired.lake.storage, spending)
+    assert counting_storage(storage, spending) is storage, "no request is counted twice"
     path = expired.lake.files.roots.path(0)
     for _ in range(3):
         storage.read(path)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trinitylake_ops.operations.version_records import VersionRecord
 from trinitylake_ops.reports import chart as charts
-from trinitylake_ops.reports.chart import MOST_BARS, WIDTH, ago, clipped, draw, ranges
+from trinitylake_ops.reports.chart import MOST_BARS, WIDTH, ago, draw, ranges, truncate
 from trinitylake_ops.reports.timeline import VersionState, timeline
 
 
@@ -72,6 +72,6 @@ def test_ranges_ages_and_labels_are_formatted() -> None:
         *("just now", "just now", "1 minute ago", "1 minute ago"),
         *("2 minutes ago", "2 hours ago", "2 days ago"),
     ]
-    assert clipped("abc", 3) == "abc"
-    assert clipped("abcd", 3) == "ab…"
-    assert clipped("\u202e", 3) == "\\u…"
+    assert truncate("abc", 3) == "abc"
+    assert truncate("abcd", 3) == "ab…"
+    assert truncate("\u202e", 3) == "\\u…"

@@ -225,7 +225,7 @@ def test_expiration_page_shows_spared_versions_as_kept(lake: Lakehouse) -> None:
     assert (report.versions, report.spared) == ("0,2-3", "1")
     page = parse_page(expiration_page(plan, report))
     assert states_of(page) == {"latest": ("1", "5"), "kept": ("2", "4, 1"), "expired": ("3", "2–3, 0")}
-    assert "not expired, because something keeps it now" in page.text
+    assert "not expired, because it is kept now" in page.text
 
 
 def test_verify_page_counts_files_without_checksum(lake: Lakehouse) -> None:

@@ -192,7 +192,7 @@ def test_no_traces_are_sent_without_extra(table_server: LiveServer, lake: Lakeho
     assert (completed.returncode, completed.stderr.splitlines()[-1]) == (
         2,
         "Error: opentelemetry.exporter is not installed: it is part of the extra 'otel'; run"
-        " pip install 'trinitylake-ops[otel]'",
+        " pip install '.[otel]' in a clone of trinitylake-ops",
     )
 
 

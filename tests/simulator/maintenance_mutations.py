@@ -160,7 +160,7 @@ MAINTENANCE_MUTATIONS: Mapping[str, Mutation] = {
         lambda ours, replaced: ({record.name: record for record in ours.exports}, dict(ours.exported_snapshots)),
     ),
     "reconcile: forget what purges began with": _replace(
-        _RECONCILE, "_agreed", lambda ours, replaced: ours.expirations
+        _RECONCILE, "_common_batches", lambda ours, replaced: ours.expirations
     ),
     "let transactions commit whose files went as orphans": _replace(
         orphans, "barred_before_ms", lambda now_ms, older_than_ms: 0

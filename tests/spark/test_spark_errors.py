@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from tests.lakes import Lakes
 from trinitylake_ops.errors import CommitOutcomeUnknownError, TrinityLakeError
 from trinitylake_ops.spark.runtime.errors import spark_failures
-from trinitylake_ops.transaction.publish import outcome_unknown
+from trinitylake_ops.transaction.publish import outcome_unknown_error
 
 
 def error_from_spark(error: TrinityLakeError) -> TrinityLakeError:
@@ -26,7 +26,7 @@ def error_from_spark(error: TrinityLakeError) -> TrinityLakeError:
 
 def test_unknown_commit_outcome_keeps_version_and_id(lakes: Lakes) -> None:
     roots = lakes.memory().files.roots
-    received = error_from_spark(outcome_unknown(roots, 7, "some-id", "no response"))
+    received = error_from_spark(outcome_unknown_error(roots, 7, "some-id", "no response"))
     assert isinstance(received, CommitOutcomeUnknownError)
     assert (received.version, received.commit_id) == (7, "some-id")
     assert "trinitylake resolve-commit 7 some-id" in str(received)

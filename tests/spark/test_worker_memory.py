@@ -8,7 +8,7 @@ from collections import defaultdict
 
 from pyspark.sql import SparkSession
 
-from trinitylake_ops.spark.runtime.worker_memory import spare_modules
+from trinitylake_ops.spark.runtime.worker_memory import freeze_modules
 
 
 def test_modules_are_frozen_once_and_only_in_workers(spark: SparkSession) -> None:
@@ -21,7 +21,7 @@ def test_modules_are_frozen_once_and_only_in_workers(spark: SparkSession) -> Non
     for counts in reused_workers:
         assert counts[-1] == counts[-2] > 10_000
     n_frozen = gc.get_freeze_count()  # pytest's process also has frozen objects, see tests/conftest.py
-    spare_modules()
+    freeze_modules()
     gc.collect()
     assert gc.get_freeze_count() <= n_frozen
 

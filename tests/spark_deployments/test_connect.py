@@ -157,7 +157,8 @@ INVALID_OPTIONS = {
     "no client": (
         ["--spark-remote", "sc://127.0.0.1:1"],
         "import sys; sys.modules['grpc'] = None",
-        "grpc is not installed: it is part of the extra 'connect'; run pip install 'trinitylake-ops[connect]'",
+        "grpc is not installed: it is part of the extra 'connect'; run pip install '.[connect]' in a clone of"
+        " trinitylake-ops",
     ),
 }
 

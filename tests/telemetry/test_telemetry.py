@@ -164,7 +164,10 @@ def test_engine_works_without_telemetry_libraries(root: str) -> None:
     )
     process = run_without(extra_modules_of([]), program, root)
     assert (process.returncode, process.stdout) == (0, "1 []\n")
-    assert "it is part of the extra 'lineage'; run pip install 'trinitylake-ops[lineage]'" in process.stderr
+    assert (
+        "it is part of the extra 'lineage'; run pip install '.[lineage]' in a clone of trinitylake-ops"
+        in process.stderr
+    )
 
 
 def test_spans_of_other_libraries_nest_with_engine_spans(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,7 +241,7 @@ def test_walk_visits_every_node_once_with_its_range(tree: Tree) -> None:
             assert node.upper is None or key < node.upper
     assert sorted(key for node in visited for key in node.node.keys) == sorted(tree.model)
     known = tree.root.children[0]
-    assert known not in {node.location for node in walk(tree.store(), tree.root, "root", known={known})}
+    assert known not in {node.location for node in walk(tree.store(), tree.root, "root", skipped={known})}
 
 
 def test_node_cache_is_bounded(tree: Tree) -> None:

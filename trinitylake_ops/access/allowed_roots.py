@@ -34,15 +34,15 @@ _LONGEST_SHOWN_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class FileAddress:
-    """The root under which a file is read, and the path of the file there."""
+    """The root under which a file is read, and its path relative to that root."""
 
-    #: The root as a normalized URI.
+    #: The normalized URI of the root.
     root: str
     #: The path relative to the root.
     path: str
-    #: Whether content named the file at a former location of the lakehouse, instead of which this address is read.
+    #: Whether lakehouse content names a former location of the file. The file is read at this address instead.
     is_moved: bool = False
-    #: Whether files may be written and deleted there.
+    #: Whether files under this root may be written and deleted.
     is_writable: bool = False
 
 
@@ -132,12 +132,12 @@ class NamedRoots:
             self.claimed |= {table_id}
 
 
-def _with_roots(known: tuple[str, ...], named: Iterable[str]) -> tuple[str, ...]:
-    roots = list(known)
+def _with_roots(roots_before: tuple[str, ...], named: Iterable[str]) -> tuple[str, ...]:
+    roots = list(roots_before)
     for uri in named:
         try:
             root = normalize_root_uri(uri)
-        except InvalidLocationError:  # an invalid root allows nothing, and is rejected where it is used
+        except InvalidLocationError:  # an invalid root allows no file, and is rejected when it is used
             continue
         if root not in roots:
             roots.append(root)
@@ -198,23 +198,23 @@ class AllowedRoots:
 
     def is_allowed(self, root: str) -> bool:
         """Whether the operator allows a root, or another root that contains it."""
-        return any(root.startswith(known) for known in self.allowed)
+        return any(root.startswith(allowed) for allowed in self.allowed)
 
-    def is_file_of(self, place: FileAddress, table_id: str, *, is_managed: bool) -> bool:
-        """Whether a table may use a file that may be read.
+    def is_file_of(self, address: FileAddress, table_id: str, *, is_managed: bool) -> bool:
+        """Whether a table may use a readable file.
 
         Within the folders of tables, under any root that belongs to the lakehouse, a table may only use files of its
         own folder. Outside of these folders, a MANAGED table may only use files below a root that the operator allows.
 
         Args:
-            place: The address of the file, as returned by :meth:`find`.
+            address: The address of the file, as returned by :meth:`find`.
             table_id: The id that names the folder of the table, empty for a table without a folder.
             is_managed: Whether the table is MANAGED.
         """
-        uri = place.root + place.path
+        uri = address.root + address.path
         folder_id = self.folder_id(uri)
         if folder_id is not None:
-            return folder_id == table_id and ".." not in place.path.split("/")
+            return folder_id == table_id and ".." not in address.path.split("/")
         return not is_managed or self.is_allowed(uri)
 
     def folder_id(self, uri: str) -> str | None:
@@ -233,7 +233,7 @@ class AllowedRoots:
         return None
 
     def in_sources(self, moved: FileAddress) -> list[FileAddress]:
-        """Return where a moved file may be if it is not at its address. A source may itself have been moved."""
+        """Return the addresses of a moved file in the sources, because a source may itself have been moved."""
         return [FileAddress(root, moved.path) for root in self.names.sources if self.may_be_named(root)]
 
     def may_be_named(self, root: str) -> bool:
@@ -243,7 +243,7 @@ class AllowedRoots:
 
     def check_root(self, root: str) -> None:
         """Raise LocationNotAllowedError if content may not name this root of another lakehouse."""
-        is_known = self.is_allowed(root) or any(root.startswith(known) for known in self.passed_roots)
+        is_known = self.is_allowed(root) or any(root.startswith(passed) for passed in self.passed_roots)
         if not self.may_be_named(root) and not is_known:
             self._not_allowed_error(root)
 
@@ -299,11 +299,11 @@ def sources_of_copy(root: str, source: LakehouseDef, version: int) -> tuple[Sour
         source: The definition of the other lakehouse.
         version: The version that is copied.
     """
-    own = SourceRecord(root=root, lakehouse_id=source.id, version=version)
+    copied = SourceRecord(root=root, lakehouse_id=source.id, version=version)
     table_root = (normalize_root_uri(source.table_root),) if source.table_root else ()
     roots = {record.root: record for record in source.sources}
-    roots.update((uri, replace(own, root=uri)) for uri in table_root)
-    return (own, *(record for uri, record in roots.items() if uri != root))
+    roots.update((uri, replace(copied, root=uri)) for uri in table_root)
+    return (copied, *(record for uri, record in roots.items() if uri != root))
 
 
 def cut(text: str) -> str:

@@ -58,9 +58,9 @@ class ExternalStorages:
         self._opened = list(opened)
         self._load_definition = load_definition
         self._own = own
-        #: Whether any file was read that content names at a former location of the lakehouse.
+        #: Whether any file was read for which content names a former location of the lakehouse.
         self.has_moved = False
-        self._located: dict[str, FileAddress] = {}
+        self._address_cache: dict[str, FileAddress] = {}
         self._has_owner: dict[str, bool] = {}
         self._is_claimed: dict[str, bool] = {}
         allowed = allowed_roots(storage_options.get(ALLOWED_ROOTS, ""))
@@ -81,7 +81,7 @@ class ExternalStorages:
         # The process that unpickles the copy may have another environment, but must read the same files.
         options = with_environment(self.allowed_roots.root, self._options)
         return (
-            _reopened,
+            _reopen,
             (self.allowed_roots.root, options, self.names, tuple(self._opened), self.allowed_roots.follows_moves),
         )
 
@@ -156,14 +156,14 @@ class ExternalStorages:
         others = self.allowed_roots.in_sources(moved)
         if not others:
             return moved
-        address = self._located.get(moved.path)
+        address = self._address_cache.get(moved.path)
         if address is None:
             validate_path(moved.path)
             candidates = (moved, *others)
             address = next((each for each in candidates if self.storage_of(each).exists(each.path)), None)
             if address is None:
                 return moved
-            self._located[moved.path] = address
+            self._address_cache[moved.path] = address
         return address
 
     def table_roots(self) -> tuple[str, ...]:
@@ -230,7 +230,7 @@ class ExternalStorages:
         return run_parallel(in_one_round_trip(read_or_error), uris, Storage.concurrency)
 
 
-def _reopened(
+def _reopen(
     root: str, storage_options: StorageOptions, names: NamedRoots, opened: tuple[Storage, ...], follows_moves: bool
 ) -> ExternalStorages:
     return ExternalStorages(root, storage_options, names, opened, follows_moves=follows_moves)

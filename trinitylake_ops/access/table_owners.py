@@ -20,7 +20,7 @@ from trinitylake_ops.format.sealed_files import decode_sealed_json, encode_seale
 from trinitylake_ops.storage.conditional_create import create_settled
 from trinitylake_ops.storage.interface import Storage
 
-#: What to do to claim a table root for a lakehouse.
+#: Tells the operator how to claim a table root for a lakehouse.
 CLAIM_REMEDY = "run 'trinitylake relocate --table-root' to claim it for this lakehouse"
 _MOST_READ = 100
 _LAKEHOUSE_ID, _ROOT, _FREES = "lakehouse_id", "root", "frees"
@@ -62,14 +62,15 @@ class TableUser:
         lakehouse_id, root, frees = (content.get(name) for name in (_LAKEHOUSE_ID, _ROOT, _FREES))
         if not isinstance(lakehouse_id, str) or not isinstance(root, str) or not isinstance(frees, bool):
             raise CorruptFileError(
-                f"{path!r} is no valid table root registration: a field is missing or has the wrong type",
+                f"{path!r} is not a valid table root registration: a field is missing or has the wrong type",
                 path=path,
             )
         return cls(lakehouse_id, root, frees)
 
 
 def _prefix(lakehouse_id: str) -> str:
-    # This is not in a table's folder, so operations that delete files never mistake it for a file of a table.
+    # This folder is not a table's folder, so operations that delete files never mistake a registration for a table
+    # file.
     return f"{TABLES_PREFIX}_lakehouse-{derived_uuid(uuid.NAMESPACE_URL, lakehouse_id)}-"
 
 
@@ -119,7 +120,7 @@ def claim_table_root(storage: Storage, lakehouse_id: str, root: str, *, instead_
         lakehouse_id: The id of the lakehouse.
         root: The root of the lakehouse.
         instead_of_others: Whether to delete the other registrations with the same id, because those lakehouses no
-            longer exist or stop using this table root.
+            longer exist or no longer use this table root.
 
     Raises:
         StorageError: A request failed.

@@ -1,4 +1,4 @@
-"""Airflow: a connection, operators, a sensor and a trigger for pipelines and operations of a lakehouse."""
+"""Airflow provider: a connection, operators, a sensor and a trigger for lakehouse pipelines and operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New commits of a lakehouse: a trigger for deferred tasks and for watchers of assets, and a sensor."""
+"""Detect new commits to a lakehouse: a trigger for deferred tasks and asset watchers, and a sensor."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _POLL_SECONDS = 30.0
 
 
 class CommitTrigger(BaseEventTrigger):
-    """Fires for versions of a lakehouse, or for those that change ``table``, ``namespace.table``.
+    """Fires for new versions of a lakehouse, or only for those that change ``table`` (``namespace.table``).
 
-    With ``after``, it fires for later versions than that one. Without it, as the watcher of an asset, it first reports
-    the latest version, and again whenever a triggerer starts, so that no commit is missed while no triggerer runs. Of
-    several commits between two polls, it reports the last one. The payload has ``version``, ``table`` and ``root``.
+    With ``after``, it fires for versions after that one. Without ``after``, as an asset watcher does, it first reports
+    the latest version, and again whenever a triggerer starts, so that no commit is missed while no triggerer runs. If
+    there are several commits between two polls, it reports only the last one. The payload has ``version``, ``table``
+    and ``root``.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class CommitTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Poll the lakehouse, and yield an event for each change."""
         lake = await TrinityLakeHook(self.trinitylake_conn_id).aget_conn()
-        seen = None if self.after is None else await asyncio.to_thread(inspect_table, lake, self.table, self.after)
+        last = None if self.after is None else await asyncio.to_thread(inspect_table, lake, self.table, self.after)
         while True:
             observation = await self._observe(lake)
-            if observation is not None and observation.is_new(seen):
-                seen = observation
+            if observation is not None and observation.is_new(last):
+                last = observation
                 yield TriggerEvent({"version": observation.version, "table": self.table, "root": lake.root})
             await asyncio.sleep(self.poll_seconds)
 
@@ -100,7 +101,7 @@ class CommitSensor(BaseSensorOperator):
         self.deferrable = deferrable
 
     def execute(self, context: Any) -> Any:
-        """Wait, in a trigger if the sensor is deferrable."""
+        """Wait for a version, in a trigger if the sensor is deferrable."""
         if not self.deferrable:
             return super().execute(context)
         lake = TrinityLakeHook(self.trinitylake_conn_id).get_conn()
@@ -111,7 +112,7 @@ class CommitSensor(BaseSensorOperator):
         return None
 
     def poke(self, context: Any) -> PokeReturnValue:
-        """Check once."""
+        """Check once whether there is such a version."""
         lake = TrinityLakeHook(self.trinitylake_conn_id).get_conn()
         current = inspect_table(lake, self.table)
         earlier = inspect_table(lake, self.table, self._after(lake, context))

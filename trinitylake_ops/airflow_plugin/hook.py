@@ -1,4 +1,4 @@
-"""The connection of Airflow to a lakehouse."""
+"""The Airflow connection to a lakehouse."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DEFAULT_CONNECTION = "trinitylake_default"
 
 
 class TrinityLakeHook(BaseHook):
-    """A lakehouse by a connection of the type ``trinitylake``.
+    """Opens the lakehouse of a connection of the type ``trinitylake``.
 
-    Its host is the root, such as ``s3://bucket/lake`` or an absolute path. Its extra is a JSON object with
+    The connection's host is the root, such as ``s3://bucket/lake`` or an absolute path. Its extra is a JSON object with
     ``storage_options``, ``allowed_roots``, ``isolation``, ``engine`` and ``spark``. Airflow keeps it encrypted.
     """
 

@@ -22,15 +22,15 @@ __all__ = ["ApplyLimits", "TrinityLakeOperator"]
 
 
 class TrinityLakeOperator(BaseOperator):
-    """An operation on a lakehouse, by its name, such as ``verify``, ``expire`` or ``export``.
+    """Runs an operation on a lakehouse, such as ``verify``, ``expire`` or ``export``.
 
     The task returns the metrics of the report. It is retried only after storage errors. ``pool`` should name a pool
     with one slot for operations that reclaim space.
 
     Args:
         operation: The name of the operation.
-        options: Those of Dagster's job of the same name. An operation with a plan only plans, unless they have an
-            ``approval``, or ``unattended``.
+        options: The options of the operation, as for Dagster's job of the same name. An operation with a plan only
+            plans, unless the options contain ``approval`` or ``unattended``.
         trinitylake_conn_id: The connection that names the lakehouse.
         limits: The limits of ``unattended`` runs, which plan and apply in one task without approval.
         **kwargs: Settings of the task.
@@ -52,7 +52,7 @@ class TrinityLakeOperator(BaseOperator):
         limits: ApplyLimits | None = None,
         **kwargs: Any,
     ) -> None:
-        declared = _declared(operation)
+        declared = _operation_named(operation)
         kwargs.setdefault("doc_md", declared.description)
         super().__init__(**kwargs)
         self.operation = operation
@@ -83,12 +83,12 @@ class TrinityLakeOperator(BaseOperator):
 
 
 def run_name(context: Any) -> str:
-    """Return the run that the commits of a task name: the DAG and its run."""
+    """Return the run id that a task's commits record: the DAG and its run."""
     instance = context["ti"]
     return f"{instance.dag_id}/{instance.run_id}"
 
 
-def _declared(name: str) -> Operation[Any]:
+def _operation_named(name: str) -> Operation[Any]:
     """Return an operation by its name."""
     if name not in BY_NAME:
         raise InvalidInputError(f"{name!r} is not an operation; the operations are {', '.join(sorted(BY_NAME))}")
@@ -100,7 +100,7 @@ LONGEST_WAIT = timedelta(days=7)
 
 
 class PlanApprovalOperator(ApprovalOperator):
-    """The approval of a plan by a person. If the plan is empty, this task and the one that would apply it are skipped.
+    """Asks a person to approve a plan. If the plan is empty, this task and the task that would apply it are skipped.
 
     ``plan_task_id`` is the task that made the plan. Further settings are those of ApprovalOperator, such as
     ``assigned_users``. Without a response within ``response_timeout``, the task fails and nothing is done.
@@ -113,8 +113,8 @@ class PlanApprovalOperator(ApprovalOperator):
         self.plan_task_id = plan_task_id
 
     def execute(self, context: Any) -> Any:
-        """Request approval of the plan that the plan's task returned."""
-        plan = _returned(context, self.plan_task_id)
+        """Request approval of the plan that the planning task returned."""
+        plan = _result_of(context, self.plan_task_id)
         if plan["is_empty"]:
             raise AirflowSkipException(f"{plan['summary']}: nothing to approve")
         self.body = plan["page"]
@@ -122,7 +122,7 @@ class PlanApprovalOperator(ApprovalOperator):
 
 
 class ApplyPlanOperator(TrinityLakeOperator):
-    """The execution of a plan that a person approved, with the options of the plan and its digest.
+    """Applies a plan that a person approved, with the options of the plan and its digest.
 
     If the effects have changed since, the task fails and nothing is done. The commit names the approver.
     """
@@ -134,10 +134,10 @@ class ApplyPlanOperator(TrinityLakeOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Execute the plan. Raises AirflowFailException without an approval."""
-        answer = _returned(context, self.approval_task_id)
+        answer = _result_of(context, self.approval_task_id)
         if list(answer["chosen_options"]) != [ApprovalOperator.APPROVE]:
             raise AirflowFailException("the plan was not approved; nothing was done")
-        config = _returned(context, self.plan_task_id)["configuration"]
+        config = _result_of(context, self.plan_task_id)["configuration"]
         approval = {**config["approval"], "approved_by": _person(answer)}
         return self.carry_out(context, {**config, "approval": approval})
 
@@ -190,7 +190,7 @@ def build_approval(
     return group
 
 
-def _returned(context: Any, task_id: str) -> Any:
+def _result_of(context: Any, task_id: str) -> Any:
     """Return the result of an earlier task. Raises AirflowFailException if there is none."""
     value = context["ti"].xcom_pull(task_ids=task_id)
     if value is None:

@@ -1,4 +1,4 @@
-"""Write, audit, publish: tables that tasks staged become one version, once for each run of a DAG."""
+"""Write, audit, publish: publish the tables that tasks staged as one version, once for each DAG run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.iceberg.write.partition_key import PartitionValue
     from trinitylake_ops.iceberg.write.staging import Mode
 
-# A root has 4 KiB for its ``commit_info``, and Airflow's names have up to 250 characters.
+# The ``commit_info`` of a root is limited to 4 KiB, and Airflow's names have up to 250 characters.
 _LONGEST_NAME_CHARS = 250
 #: Errors of a publication that a retry would not fix.
 _FINAL = (CommitConflictError, InvalidInputError, LakehouseNotFoundError, TransactionExpiredError)
@@ -56,13 +56,13 @@ def stage(
 
 
 class PublishOperator(BaseOperator):
-    """The publication of staged tables, all of them or none, as one version.
+    """Publishes staged tables as one version, all of them or none.
 
-    ``tables`` are the results of tasks that called :func:`stage`. Each DAG run is one publication. A run that was
-    cleared reports the existing version, whether or not it staged again. With ``on_clear="replace"`` it publishes again
-    what it staged again; tables with appended rows are then rejected. If another writer changed what is replaced, the
-    task fails and is not retried: clear the run from the tasks that stage. Events of the task's outlets name the
-    version. Raises InvalidInputError.
+    ``tables`` are the results of tasks that called :func:`stage`. Each DAG run is one publication. A cleared run
+    reports the existing version, whether or not its tasks staged the tables again. With ``on_clear="replace"`` it
+    publishes the tables that were staged again; tables with appended rows are then rejected. If another writer changed
+    the replaced rows, the task fails and is not retried: clear the run from the tasks that stage. Events of the task's
+    outlets name the version. Raises InvalidInputError.
     """
 
     template_fields: Sequence[str] = ("tables", "message")

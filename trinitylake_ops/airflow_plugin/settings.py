@@ -15,7 +15,7 @@ from trinitylake_ops.storage.options import ALLOWED_ROOTS, StorageOptions, is_se
 
 
 class SparkSettings(BaseModel):
-    """The Spark that does most of the work of operations, if a connection selects it."""
+    """The Spark cluster that operations use if a connection selects the engine ``spark``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -25,7 +25,7 @@ class SparkSettings(BaseModel):
 
 
 class LakehouseSettings(BaseModel):
-    """The extra of a connection: storage options, roots that may be read, and the isolation of publications."""
+    """The extra field of a connection: storage options, allowed roots, and the isolation of publications."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -38,9 +38,9 @@ class LakehouseSettings(BaseModel):
 
     @classmethod
     def of(cls, root: str | None, extra: Any) -> LakehouseSettings:
-        """Return the settings of a connection. Its extra is a JSON object, decoded or as text.
+        """Parse the settings of a connection, whose extra field is a JSON object or its text.
 
-        Raises InvalidInputError, which repeats no value.
+        Raises InvalidInputError, whose message contains no values.
         """
         if not root or not is_root_uri(root):
             raise InvalidInputError(
@@ -52,8 +52,8 @@ class LakehouseSettings(BaseModel):
             return cls(**{**values, "root": root})
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"]))
-        raise InvalidInputError(f"the connection's extra is wrong at {where}: {first['msg']}")
+            field = ".".join(map(str, first["loc"]))
+        raise InvalidInputError(f"the connection's extra is invalid at {field}: {first['msg']}")
 
     @property
     def secrets(self) -> list[str]:
@@ -69,13 +69,13 @@ class LakehouseSettings(BaseModel):
 
 
 def _parse_extra(extra: Any) -> dict[str, Any]:
-    """Return the extra of a connection. Airflow itself treats text that is not JSON as an empty extra."""
+    """Parse the extra field of a connection. Airflow itself ignores an extra field that is not JSON."""
     values = extra
     if isinstance(extra, str):
         try:
             values = json.loads(extra.strip() or "{}")
         except ValueError:
-            raise InvalidInputError("the connection's extra is no JSON") from None
+            raise InvalidInputError("the connection's extra is not JSON") from None
     if not isinstance(values, dict | None):
-        raise InvalidInputError("the connection's extra is no JSON object")
+        raise InvalidInputError("the connection's extra is not a JSON object")
     return values or {}

@@ -33,12 +33,12 @@ class OperationFailedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class RunningTask(ReportingContext[OptionsT]):
-    """An operation that runs in a task. ``shown`` is the return value of the task."""
+    """An operation that runs in a task. ``result`` is the return value of the task."""
 
     settings: LakehouseSettings
     task_run_id: str
     task_log: logging.Logger
-    shown: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
 
     @property
     def run_id(self) -> str:
@@ -76,7 +76,7 @@ class RunningTask(ReportingContext[OptionsT]):
         self.log.info("%s", line)
         version = {} if committed is None else {"lakehouse_version": self.lake.latest_version(), "operation": committed}
         figures = {**version, **self.details, **metadata}
-        self.shown.update({"summary": line, **_plain(figures), "page": page(message, figures)})
+        self.result.update({"summary": line, **_plain(figures), "page": page(message, figures)})
 
     def failure(self, description: str, metadata: Mapping[str, Any]) -> Exception:
         """Log the metrics of a failure, and return its exception."""
@@ -92,7 +92,7 @@ class RunningTask(ReportingContext[OptionsT]):
 
 @contextmanager
 def spark_session(settings: LakehouseSettings) -> Iterator[SparkSession]:
-    """Provide a session of the Spark that a connection names. Raises MissingExtraError, JavaNotFoundError."""
+    """Provide a session of the Spark cluster that a connection names. Raises MissingExtraError, JavaNotFoundError."""
     with needs("spark"):
         from trinitylake_ops.spark import session_scope
     spark = settings.spark
@@ -130,12 +130,12 @@ def carry_out(
         operation: The operation.
         values: The values of its options.
         settings: The lakehouse.
-        run_id: The run that commits name.
+        run_id: The run id that commits record.
         log: The log of the task.
-        limits: The limits of a run without approval.
+        limits: The limits of runs without approval.
 
     Raises:
-        InvalidInputError: Options are wrong.
+        InvalidInputError: An option is invalid.
         OperationFailedError: The operation failed, and a retry would fail again.
     """
     options = None if operation.options is None else operation.options(**values)
@@ -154,11 +154,11 @@ def carry_out(
             task_log=log,
         )
         operation.step(running)
-    return running.shown
+    return running.result
 
 
 def page(message: str, metadata: Mapping[str, Any]) -> str:
-    """Return a report as one page of Markdown: numbers first, then tables. Pictures are left out."""
+    """Render a report as one page of Markdown: numbers first, then tables. Images are left out."""
     numbers = [f"- {name}: {value}" for name, value in metadata.items() if isinstance(value, str | int | float)]
     rendered = {
         name: markdown_table(value.columns, value.rows) if isinstance(value, Table) else value
@@ -170,11 +170,11 @@ def page(message: str, metadata: Mapping[str, Any]) -> str:
         if isinstance(value, Markdown) and not isinstance(value, InlineChart)
     ]
     text = "\n\n".join([message, "\n".join(numbers), *tables])
-    return text if len(text) <= _LONGEST_PAGE_CHARS else f"{text[:_LONGEST_PAGE_CHARS]}\n\n... cut"
+    return text if len(text) <= _LONGEST_PAGE_CHARS else f"{text[:_LONGEST_PAGE_CHARS]}\n\n... truncated"
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a report that Airflow's database stores: JSON, without tables and pictures."""
+    """Return the part of a report that Airflow's database stores: JSON, without tables and images."""
     plain = {}
     for name, value in metadata.items():
         if isinstance(value, Json):

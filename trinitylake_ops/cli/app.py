@@ -251,7 +251,7 @@ def _run() -> int:
             # names may contain characters that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     try:
-        # `main` of click would end the process when the reader of the output is gone
+        # click's `main` would end the process when the reader of the output has closed the pipe
         with trinitylake.make_context("trinitylake", sys.argv[1:]) as context:
             trinitylake.invoke(context)
         code = 0
@@ -281,7 +281,7 @@ def _run() -> int:
     except OSError as error:
         _mute_output()
         code = _fail(str(error), EXIT_STORAGE, StorageError.code)
-    buffered_warnings.setTarget(None)  # logging flushes again at exit
+    buffered_warnings.setTarget(None)  # logging flushes standard error again at exit
     return code
 
 
@@ -330,8 +330,8 @@ def _fail(message: str, exit_code: int, code: str, path: str | None = None, vers
         The exit code.
     """
     if "--json" in sys.argv[1:]:
-        shown = {"code": code, "message": printable(message), "path": path and printable(path), "version": version}
-        click.echo(json.dumps({"error": shown}), err=True)
+        document = {"code": code, "message": printable(message), "path": path and printable(path), "version": version}
+        click.echo(json.dumps({"error": document}), err=True)
     else:
         click.echo(f"Error: {printable(message)}", err=True)
     return exit_code

@@ -1,4 +1,4 @@
-"""Common parts of commands: the lakehouse, options, and printing of results."""
+"""Shared code of commands: the lakehouse, options, and printing of results."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def target_options_of(context: click.Context, option: click.Parameter, texts: tu
 
 
 def with_flags(message: str, flags: Mapping[str, str]) -> str:
-    """Replace option names at the start of a message by the flags that the user types.
+    """Replace option names at the start of a message with the flags that the user types.
 
     Args:
         message: A message such as ``version, export and timestamp exclude each other``.
@@ -126,9 +126,9 @@ def json_option(command: C) -> C:
 
 def html_option(command: C) -> C:
     """Add ``--html`` to a command, as the argument ``html``, and check early that the file can be written."""
-    what = "Also write a self-contained HTML report to FILE."
-    option = click.option("--html", metavar="FILE", type=click.Path(path_type=Path), callback=_page_path, help=what)
-    return option(command)
+    help_text = "Also write a self-contained HTML report to FILE."
+    file = click.Path(path_type=Path)
+    return click.option("--html", metavar="FILE", type=file, callback=_page_path, help=help_text)(command)
 
 
 def _page_path(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
@@ -269,12 +269,12 @@ def print_json(value: Any, *, is_line: bool = False) -> None:
 
 
 def print_notice(text: str) -> None:
-    """Print a line for people on standard error, with control characters escaped."""
+    """Print a human-readable line on standard error, with control characters escaped."""
     click.echo(visible(text), err=True)
 
 
 def print_line(text: str) -> None:
-    """Print a line for people, with control characters escaped."""
+    """Print a human-readable line, with control characters escaped."""
     write_output(visible(text))
 
 
@@ -326,11 +326,11 @@ def print_outcome(plan: Plan, report: Shown, as_json: bool, *, is_complete: bool
 
 
 @contextmanager
-def shown_progress(what: str | None = None) -> Iterator[Callable[[str, int, int], None]]:
-    """Show progress on standard error if it is a terminal, with a bar for each counted thing.
+def shown_progress(text: str | None = None) -> Iterator[Callable[[str, int, int], None]]:
+    """Show progress on standard error if it is a terminal, with one bar for each kind of counted items.
 
     Args:
-        what: The text to show from the start, for operations that count nothing.
+        text: The text to show from the start, for operations that count nothing.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -343,24 +343,24 @@ def shown_progress(what: str | None = None) -> Iterator[Callable[[str, int, int]
                 tasks[counted] = bars.add_task(counted, total=None)
             bars.update(tasks[counted], completed=done, total=total)
 
-        if what is not None:
-            show(what, None, None)
+        if text is not None:
+            show(text, None, None)
         yield show
 
 
-def print_committed(version: int, as_json: bool, what: str, *, has_changed: bool = True, **details: Any) -> None:
+def print_committed(version: int, as_json: bool, text: str, *, has_changed: bool = True, **details: Any) -> None:
     """Print the version that an operation committed, or that there was nothing to do.
 
     Args:
         version: The committed version.
         as_json: Whether to print JSON.
-        what: What was done.
+        text: What was done.
         has_changed: Whether a version was committed.
         **details: Additional fields of the JSON document.
     """
     if as_json:
         print_json({"version": version, **details})
     elif has_changed:
-        print_line(f"{what}: version {version}")
+        print_line(f"{text}: version {version}")
     if not has_changed:
         print_nothing()

@@ -118,6 +118,7 @@ def engine_options(command: C) -> C:
         default="local",
         show_default=True,
         callback=build_engine,
-        help="What reads, writes and deletes files: threads of this process, or Spark tasks, which pay off for many"
+        help="Where files are read, written and deleted: in threads of this process, or in Spark tasks, which pay off"
+        " for many"
         " files on remote storage. Plans, digests and reports are the same.",
     )(command)

@@ -19,7 +19,7 @@ _STDERR = 2
 
 def main() -> NoReturn:
     """Run the command line, and exit the process with its exit code."""
-    # During imports nothing is open that must be closed, and some modules would swallow an exception.
+    # During imports there are no resources to close, and some modules would swallow an exception.
     signal.signal(signal.SIGINT, _exit_on_signal)
     signal.signal(signal.SIGTERM, _exit_on_signal)
     has_output = _open_missing_streams()
@@ -74,8 +74,8 @@ def _exit_code(number: int) -> int:
 
 
 def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
-    what = b"terminated" if number == signal.SIGTERM else b"interrupted"
-    _BestEffortStderr().write(b"Error: %s\n" % what)
+    reason = b"terminated" if number == signal.SIGTERM else b"interrupted"
+    _BestEffortStderr().write(b"Error: %s\n" % reason)
     os._exit(_exit_code(number))
 
 
@@ -86,7 +86,7 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
 def _open_missing_streams() -> bool:
     """Redirect closed standard streams to the null device, and return whether standard output was open.
 
-    Otherwise the next file that is opened gets the number of a closed stream, and printed text goes into that file.
+    Otherwise the next file to be opened gets the descriptor of the closed stream, and printed text goes into that file.
     """
     has_output = True
     for number, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (_STDERR, os.O_WRONLY)):

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.iceberg.write.rewrite import GroupWriter
 
 _LOCAL = Engine("local", None, None, None)
-#: The members of a one-of option that the argument itself can select: a version number, or the name of an export.
+#: The members of a one-of option that an argument can select: a version number, or the name of an export.
 NAMED_BY_ARGUMENT = ("version", "export")
 
 

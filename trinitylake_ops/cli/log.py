@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @json_option
 @pass_session
 def log(session: Session, name: str | None, limit: int | None, stat: bool, html: Path | None, as_json: bool) -> None:
-    """List versions, newest first: what was done, by whom, in which run.
+    """List versions, newest first, with the operation, the committer and the run.
 
     Versions that a later rollback undid are marked. Transactions that were committed together as one version are listed
     below it. With --stat the rows, files and bytes come from the metadata of the tables that each version changed, so
@@ -61,7 +61,7 @@ def log(session: Session, name: str | None, limit: int | None, stat: bool, html:
     undone = find_undone(lake.files, history)
     diffs = _diffs(lake, history, latest) if stat and latest is not None else {}
     if html is not None and latest is not None:
-        from trinitylake_ops.reports import log_page  # imports the code that draws
+        from trinitylake_ops.reports import log_page  # imports the chart code
 
         write_html_page(html, log_page(latest, history, lake.storage.now_ms()))
     if as_json:

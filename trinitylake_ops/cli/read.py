@@ -45,7 +45,7 @@ _BAR_CHARS = 20
 _MOST_SHOWN = 20  # tables of a namespace
 _FORECAST_OBJECTS = [10**exponent for exponent in range(3, 10)]
 _SIZE = WholeNumber(1, MAX_NODE_FILE_BYTES)
-# A writer may wait 20 s for its slot, and at most a quarter of this time. No space is reclaimed while it lasts.
+# A writer may wait 20 s for its slot, and at most a quarter of this time. No space is reclaimed during this time.
 _SHORTEST_LIFE_MS, _LONGEST_LIFE_MS = 60_000, 10 * 365 * 86_400_000
 _SETTINGS = (
     ("order", WholeNumber(MIN_ORDER, MAX_ORDER), "Maximum children of a node."),
@@ -184,7 +184,7 @@ def _definition_table(snapshot: Snapshot) -> Any:
 
 
 def _setting(value: Any) -> object:
-    """Return a setting of a lakehouse as text for people. Long lists are cut, and the omitted items counted."""
+    """Format a setting of a lakehouse for display. Long lists are cut, and the omitted items counted."""
     if isinstance(value, IntEnum):
         return value.name.lower()
     if isinstance(value, RetentionRules):
@@ -243,7 +243,7 @@ def tree(session: Session, version: str | None, timestamp: datetime | int | None
 
 
 def _bar(part: float) -> str:
-    """Return a bar of 20 characters."""
+    """Draw a bar of 20 characters."""
     return f"{'█' * round(min(1.0, part) * _BAR_CHARS):░<{_BAR_CHARS}}"
 
 
@@ -356,8 +356,8 @@ def _show_table(snapshot: Snapshot, namespace: str, table: str, as_json: bool) -
 def diff(session: Session, before: str, after: str, stat: bool, as_json: bool) -> None:
     """List the namespaces and tables that differ between two versions or exports.
 
-    With --stat, rows, files and bytes added and removed are shown, too. They come from the summaries of Iceberg
-    snapshots, as the tables' writers counted them.
+    With --stat, the command also shows the rows, files and bytes added and removed. These numbers come from the
+    summaries of Iceberg snapshots, as recorded by the tables' writers.
 
     Example: trinitylake diff 11 12 --stat
     """

@@ -1,4 +1,4 @@
-"""The command that registers existing Iceberg tables."""
+"""The ``register-table`` command, which registers existing Iceberg tables."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def head(
     timestamp: datetime | int | None,
     as_json: bool,
 ) -> None:
-    """Print rows of a table, those of its oldest data files first. Deleted rows are left out.
+    """Print rows of a table, beginning with its oldest data files. Deleted rows are left out.
 
     On a terminal, values and columns that do not fit are cut. Otherwise values are cut after 1,000 characters. With
     --json, values are complete and in Iceberg's JSON form.
@@ -165,7 +165,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _text(value: object) -> str:
-    """Return a value as text for people, cut after 1,000 characters."""
+    """Format a value for display, cut after 1,000 characters."""
     match value:
         case None:
             text = "NULL"

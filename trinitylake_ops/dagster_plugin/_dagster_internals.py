@@ -43,8 +43,8 @@ class InvalidOptionError(dg.DagsterInvalidConfigError, DagsterUserCodeProcessErr
     """
 
     def __init__(self, message: str):
-        shown = SerializableErrorInfo(message, [], dg.DagsterInvalidConfigError.__name__)
-        super().__init__(message, [], None, user_code_process_error_infos=[shown])  # type: ignore[no-untyped-call]
+        error_info = SerializableErrorInfo(message, [], dg.DagsterInvalidConfigError.__name__)
+        super().__init__(message, [], None, user_code_process_error_infos=[error_info])  # type: ignore[no-untyped-call]
 
 
 class RunContext(Protocol):
@@ -236,7 +236,7 @@ class StepAssets:
         return isinstance(kind, type) and issubclass(kind, io_manager)
 
     def in_run(self, keys: Iterable[dg.AssetKey]) -> list[dg.AssetKey]:
-        """Return the assets that the run materializes, because a run may omit assets and steps of its job."""
+        """Return the assets that the run materializes, which may be a subset of those of its job."""
         return [key for key in keys if key in self._layer.executable_asset_keys and self._is_executed(key)]
 
     def step_key(self, key: dg.AssetKey) -> str:
@@ -400,11 +400,11 @@ def execute_as_launched(
         loadable_target_origin=LoadableTargetOrigin(python_file=file, working_directory=os.getcwd()),
         location_name=location_name,
     )
-    backed = RepoBackedJob(job, repository)
+    repository_job = RepoBackedJob(job, repository)
     run = instance.create_run_for_job(
-        backed.get_definition(),
+        repository_job.get_definition(),
         run_config=run_config,
         tags=tags,
         remote_job_origin=RemoteRepositoryOrigin(location, repository.name).get_job_origin(job),
     )
-    return execute_run(backed, run, instance)
+    return execute_run(repository_job, run, instance)

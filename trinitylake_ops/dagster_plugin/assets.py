@@ -113,14 +113,16 @@ def check_other_writers(assets: StepAssets, key: dg.AssetKey, io_manager: type) 
     Raises:
         InvalidInputError: Another asset of the run writes the same table, and one replaces the rows of the other.
     """
-    graph, own = assets.graph, None
+    graph, writer = assets.graph, None
     for other_key in assets.stored_with(key, io_manager):
-        own = own or _Writer.of(graph.get(key).assets_def, key)
+        writer = writer or _Writer.of(graph.get(key).assets_def, key)
         other = _Writer.of(graph.get(other_key).assets_def, other_key)
-        if own is None or other is None or not own.replaces_or_is_replaced(other) or not assets.in_run([other_key]):
+        if writer is None or other is None or not writer.replaces_or_is_replaced(other):
+            continue
+        if not assets.in_run([other_key]):
             continue
         if key not in graph.get_ancestor_asset_keys(other_key) and other_key not in graph.get_ancestor_asset_keys(key):
-            raise _two_writers_error(own, other)
+            raise _two_writers_error(writer, other)
 
 
 def _two_writers_error(writer: _Writer, other: _Writer) -> InvalidInputError:
@@ -324,14 +326,14 @@ def report_exports(
     """
     partitions = names.exports_partitions
     exports = {_partition_of(export.name): export for export in operations.list_exports(lake)}
-    known = set(instance.get_dynamic_partitions(partitions))
-    added, dropped = sorted(exports.keys() - known), sorted(known - exports.keys())
+    existing = set(instance.get_dynamic_partitions(partitions))
+    added, dropped = sorted(exports.keys() - existing), sorted(existing - exports.keys())
     for name, export in sorted(exports.items()):
         state = metadata_entries(
             {"created_at": export.created_at and export.created_at.isoformat(), **_export_metrics(export)}
         )
         data_version = hashlib.sha256(json.dumps(state).encode()).hexdigest()
-        if name in known and _reported_export(instance, names.exports_key, name) == data_version:
+        if name in existing and _reported_export(instance, names.exports_key, name) == data_version:
             continue
         materialization = dg.AssetMaterialization(
             names.exports_key,

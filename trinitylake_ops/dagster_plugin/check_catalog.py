@@ -1,4 +1,4 @@
-"""Checks of a whole lakehouse, and the job that repairs what each check found."""
+"""Checks of a whole lakehouse, and the jobs that repair their findings."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +106,7 @@ Check = Callable[[Lakehouse, CheckLimits], CheckResult]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredCheck:
-    """Declaration of a check: its function, its description, and the jobs that repair what it found."""
+    """Declaration of a check: its function, its description, and the jobs that repair its findings."""
 
     check: Check
     description: str

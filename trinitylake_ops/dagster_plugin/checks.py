@@ -52,7 +52,7 @@ def chosen_checks(chosen: str | Sequence[str] = DEFAULT_CHECKS) -> tuple[str, ..
 
 
 def repairing_jobs(checks: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the operations that repair what the checks found."""
+    """Return the names of the operations that repair the findings of the checks."""
     return tuple({job: None for name in checks for job in CHECKS[name].repaired_by})
 
 

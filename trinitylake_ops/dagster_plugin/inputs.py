@@ -1,4 +1,4 @@
-"""Inputs of assets: loading rows of one or several staged or published tables into the annotated type."""
+"""Load inputs of assets: rows of one or several staged or published tables, in the annotated type."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class InputType:
                 " staged its partitions; annotate the input as pyarrow.Table"
             )
         if not (self.kind in (pa.Table, pa.RecordBatchReader) or is_pandas(self.kind) or is_polars(self.kind)):
-            raise self._unknown(first.name())
+            raise self._unknown_error(first.name())
         tables = [part.table.scan(row_filter=part.rows).to_arrow() for part in parts]
         return self._of_arrow(tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive"))
 
@@ -104,7 +104,7 @@ class InputType:
             )
         if self.kind in (pa.Table, pa.RecordBatchReader) or is_pandas(self.kind) or is_polars(self.kind):
             return self._of_arrow(pa.table({}))
-        raise self._unknown(name)
+        raise self._unknown_error(name)
 
     def _of_arrow(self, rows: pa.Table) -> Any:
         if self.kind is pa.Table:
@@ -113,7 +113,7 @@ class InputType:
             return rows.to_reader()
         return rows.to_pandas() if is_pandas(self.kind) else self.kind(rows)
 
-    def _unknown(self, name: Sequence[str]) -> InvalidInputError:
+    def _unknown_error(self, name: Sequence[str]) -> InvalidInputError:
         return InvalidInputError(
             f"table {'.'.join(name)} cannot be read: the type of the input is not supported; annotate it as a Spark,"
             " pandas or polars DataFrame, polars LazyFrame, pyarrow.Table, pyarrow.RecordBatchReader,"
@@ -208,7 +208,7 @@ def encoded_partitions(
 
 
 def _records_of(table: Table, partitions: Sequence[Mapping[str, str]] | None) -> set[Record] | None:
-    """Return the partitions of a table that contain all rows with some values, None if they are not known."""
+    """Return the partitions of a table that contain all rows with these values, None if they cannot be determined."""
     if partitions is None:
         return None
     try:

@@ -146,7 +146,7 @@ def _check_pool(context: dg.OpExecutionContext, pool: str) -> None:
     if not storage.supports_global_concurrency_limits:  # an in-memory instance of a single process
         return
     default = context.instance.global_op_concurrency_default_limit
-    limit = next((known.limit for known in storage.get_pool_limits() if known.name == pool), default)
+    limit = next((pool_limit.limit for pool_limit in storage.get_pool_limits() if pool_limit.name == pool), default)
     if limit is None or limit > 1:
         context.log.warning(
             "pool limit is missing: this Dagster instance runs %s ops of pool %s concurrently, and all but one of them"

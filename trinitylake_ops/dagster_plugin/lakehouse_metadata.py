@@ -1,4 +1,4 @@
-"""Metrics of a lakehouse's latest version, as Dagster metadata that plots over time."""
+"""Metrics of a lakehouse's latest version, as Dagster metadata that the UI plots over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listeners on the report of an operation: they turn it into the events and the output metadata of its job.
+"""Listeners that turn the report of an operation into the events and the output metadata of its job.
 
 Each listener receives the run and the report, and returns the events to record. The op of every job applies
 ``LISTENERS`` in order, so that an operation only calls ``run.report``.

@@ -140,7 +140,8 @@ def inline_tables(
             parts.append([])
         parts[-1].append(row)
     return {
-        part: markdown_table(header, listed) for part, listed in zip(_numbered(name, len(parts)), parts, strict=True)
+        part: markdown_table(header, listed)
+        for part, listed in zip(_numbered_names(name, len(parts)), parts, strict=True)
     }
 
 
@@ -157,10 +158,12 @@ def inline_lists(name: str, items: Iterable[str]) -> dict[str, dg.MarkdownMetada
         if parts[-1] and len(parts[-1] + line) >= INLINE_MARKDOWN_CHARS:
             parts.append("")
         parts[-1] += line
-    return {part: dg.MetadataValue.md(text) for part, text in zip(_numbered(name, len(parts)), parts, strict=True)}
+    return {
+        part: dg.MetadataValue.md(text) for part, text in zip(_numbered_names(name, len(parts)), parts, strict=True)
+    }
 
 
-def _numbered(name: str, n_parts: int) -> list[str]:
+def _numbered_names(name: str, n_parts: int) -> list[str]:
     """Return the names of consecutive entries."""
     return [name, *(f"{name}_{number}" for number in range(2, n_parts + 1))]
 

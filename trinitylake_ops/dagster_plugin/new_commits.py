@@ -17,9 +17,9 @@ from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 
 _FORMAT = 1
 
-#: Origin of a version: a run of this code location that succeeded (``own``) or is in progress (``running``), a run that
-#: reported only a part of its changes, because it belongs to another code location of this Dagster instance or did not
-#: succeed (``neighbor``), or a writer outside of this Dagster instance (``other``).
+#: Origin of a version: a run of this code location that succeeded (``own``) or is in progress (``running``); a run that
+#: reported only some of its changes, because it belongs to another code location of this Dagster instance or did not
+#: succeed (``neighbor``); or a writer outside of this Dagster instance (``other``).
 RunOrigin: TypeAlias = Literal["own", "running", "neighbor", "other"]
 _RUN_ORIGINS: tuple[RunOrigin, ...] = ("other", "neighbor", "running", "own")
 #: Number of latest versions by runs in progress that are checked again after these runs ended.
@@ -55,7 +55,7 @@ class Cursor:
                 raise InvalidInputError("it has an unknown format")
             cursor = cls(**{**fields, "running": tuple(fields.pop("running", ()))})
         except (ValueError, TypeError, RecursionError) as error:
-            raise InvalidInputError(f"it cannot be read: {error}") from error
+            raise InvalidInputError(f"it cannot be decoded: {error}") from error
         until = 0 if cursor.until is None else cursor.until
         numbers = (cursor.version, cursor.reported, cursor.requested, until)
         minimums = (0, 0, -1, 0)
@@ -95,7 +95,7 @@ class CommitRange:
     changes: tuple[Change, ...]
     #: The records of those versions whose roots exist.
     commits: tuple[VersionInfo, ...]
-    #: Whether all versions were committed by runs of this Dagster instance that reported a part of their changes.
+    #: Whether all versions were committed by runs of this Dagster instance that reported some of their changes.
     by_neighbors: bool = False
 
     @property
@@ -156,10 +156,7 @@ def poll_commits(
     try:
         cursor = Cursor.decode(cursor_text)
     except InvalidInputError as error:
-        note = (
-            f"the cursor cannot be read because {error.message}; commits before version {head.version} may not be"
-            " reported"
-        )
+        note = f"the cursor cannot be read: {error.message}; commits before version {head.version} may not be reported"
         return CommitBatch(head=head, cursor=_at(head, requested=head.version), notes=(note,), is_run_due=True)
     processed = max(cursor.version, cursor.until or 0, cursor.requested)
     if cursor.lakehouse_id != head.definition.id or processed > head.version:

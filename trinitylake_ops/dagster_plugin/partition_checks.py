@@ -72,7 +72,7 @@ def check_formats(asset: str, partitions: dg.TimeWindowPartitionsDefinition, for
         return tuple(start.strftime(text) for text in formats.values())
 
     unit = _shortest_period(partitions.cron_schedule)
-    if unit not in _determined(list(formats.values())):
+    if unit not in _determined_units(list(formats.values())):
         keys, are_all = _first_keys(partitions, unit)
         duplicate = _same_values(partitions, keys, values_of)
         if duplicate is None and are_all:
@@ -118,17 +118,17 @@ def check_keys(
     from trinitylake_ops.iceberg.write.partition_key import typed_value
 
     schema = to_iceberg_schema(columns)
-    for column, own in values.items():
+    for column, run_keys in values.items():
         if column not in keys_of or isinstance(schema.find_type(column), StringType):
             continue
         by_value: dict[object, str] = {}
-        for key in dict.fromkeys([*own, *keys_of[column]()]):
+        for key in dict.fromkeys([*run_keys, *keys_of[column]()]):
             try:
                 typed = typed_value(schema, column, key)
             except InvalidInputError:  # no run can write this key
                 continue
             other = by_value.setdefault(None if typed is None else typed.value, key)
-            if other != key and other in own:
+            if other != key and other in run_keys:
                 raise InvalidInputError(
                     f"asset {asset}: the partition keys {other!r} and {key!r} are the same value of column {column!r},"
                     f" {schema.find_type(column)}, and a run would replace the rows of both; remove one of the keys, or"
@@ -152,7 +152,7 @@ def own_keys(context: dg.OutputContext) -> list[str]:
         return _keys_between(partitions, limits.start, limits.end)
     if not isinstance(partitions, dg.MultiPartitionsDefinition):
         return keys
-    first, last, *known = (
+    first, last, *keys_by_dimension = (
         partitions.get_partition_key_from_str(key).keys_by_dimension for key in (limits.start, limits.end, *keys)
     )
     by_dimension: dict[str, Sequence[str]] = {}
@@ -161,7 +161,7 @@ def own_keys(context: dg.OutputContext) -> list[str]:
         if isinstance(definition, dg.TimeWindowPartitionsDefinition):
             by_dimension[name] = _keys_between(definition, first[name], last[name])
         else:
-            by_dimension[name] = list(dict.fromkeys(key[name] for key in known))
+            by_dimension[name] = list(dict.fromkeys(key[name] for key in keys_by_dimension))
     combined = product(*by_dimension.values())
     return [dg.MultiPartitionKey(dict(zip(by_dimension, keys, strict=True))) for keys in combined]
 
@@ -190,7 +190,7 @@ def _shortest_period(cron_schedule: str) -> _Unit:
     return "day"
 
 
-def _determined(formats: Sequence[str]) -> set[_Unit]:
+def _determined_units(formats: Sequence[str]) -> set[_Unit]:
     """Return the units of local time that the values of the formats determine."""
     letters = {letter for text in formats for letter in _letters(text)}
     months = bool(letters & {"m"}) or any(_differ(letter, _MONTHS) for letter in letters & {"b", "B"})
@@ -200,7 +200,7 @@ def _determined(formats: Sequence[str]) -> set[_Unit]:
     month = year and months
     day = (month and bool(letters & {"d", "e"})) or (year and "j" in letters) or ((iso_week or week) and weekdays)
     hour = day and ("H" in letters or ({"I", "p"} <= letters and _differ("p", _HALF_DAYS)))
-    determined: dict[_Unit, bool] = {
+    by_unit: dict[_Unit, bool] = {
         "minute": hour and "M" in letters,
         "hour": hour,
         "day": day,
@@ -208,7 +208,7 @@ def _determined(formats: Sequence[str]) -> set[_Unit]:
         "month": day or month,
         "year": day or year,
     }
-    return {unit for unit, is_determined in determined.items() if is_determined}
+    return {unit for unit, is_determined in by_unit.items() if is_determined}
 
 
 def _letters(text: str) -> Iterator[str]:
@@ -241,9 +241,9 @@ def _same_values(
     values_of: Callable[[datetime], tuple[str, ...]],
 ) -> tuple[str, str] | None:
     """Return the first two keys whose partitions have the same values."""
-    known: dict[tuple[str, ...], str] = {}
+    first_keys: dict[tuple[str, ...], str] = {}
     for key in keys:
-        other = known.setdefault(values_of(partitions.time_window_for_partition_key(key).start), key)
+        other = first_keys.setdefault(values_of(partitions.time_window_for_partition_key(key).start), key)
         if other != key:
             return other, key
     return None

@@ -73,9 +73,9 @@ def build_publish_asset(
     """
     asset_key = dg.AssetKey(list(key))
     table_keys = {name: _key_of(table) for name, table in tables.items()}
-    known = [table for table in tables.values() if isinstance(table, dg.AssetsDefinition)]
-    check_together(asset_key, (spec for table in known for spec in table.specs), partitions_def)
-    _check_distinct(known)
+    definitions = [table for table in tables.values() if isinstance(table, dg.AssetsDefinition)]
+    check_together(asset_key, (spec for table in definitions for spec in table.specs), partitions_def)
+    _check_distinct(definitions)
 
     @dg.asset(
         key=asset_key,

@@ -18,7 +18,7 @@ from trinitylake_ops.dagster_plugin.metadata import staged_tables_metadata
 from trinitylake_ops.dagster_plugin.names import LakehouseNames
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource, lakehouse_of
 from trinitylake_ops.dagster_plugin.runs.backfills import wait_for_sources
-from trinitylake_ops.dagster_plugin.runs.membership import nothing_staged
+from trinitylake_ops.dagster_plugin.runs.membership import nothing_staged_message
 from trinitylake_ops.dagster_plugin.runs.publications import (
     PUBLISHING,
     RunPublisher,
@@ -85,10 +85,9 @@ def publish_by_step(
         event = published_event(key, note, table, publication.version, {})
         context.log_event(event.with_metadata({**pages(table, note), **event.metadata}))
     totals = staged_tables_metadata([table])
-    for shown in page.events(
-        lake, "publish", version=publication.version, metrics=operation_metrics("publish", totals)
-    ):
-        context.log_event(shown)
+    metrics = operation_metrics("publish", totals)
+    for page_event in page.events(lake, "publish", version=publication.version, metrics=metrics):
+        context.log_event(page_event)
     context.add_output_metadata(
         {"was_published": publication.was_published, "lakehouse_version": publication.version, **totals}
     )
@@ -104,19 +103,19 @@ def _commit(
     reads: Sequence[TableRead],
     isolation: str | None,
 ) -> Publication:
-    partition, instance, own = partition_of(context), context.instance, context.run
+    partition, instance, run = partition_of(context), context.instance, context.run
     publication = publication_of(key, partition, [staged])
     superseded: list[StagedTable] = []
-    if own.parent_run_id is not None or _was_started_before(context):
+    if run.parent_run_id is not None or _was_started_before(context):
         superseded = superseded_appends(
             instance,
-            all_executions(instance, own),
+            all_executions(instance, run),
             (key, partition),
             staged,
             lambda run_id: attempts_of(instance, run_id),
             lambda attempts: committed_versions(lake, attempts),
         )
-    record_attempt(instance, own, Attempt.of(publication, key.to_user_string(), partition, [staged]))
+    record_attempt(instance, run, Attempt.of(publication, key.to_user_string(), partition, [staged]))
     return publish_once(
         lake,
         [staged],
@@ -125,7 +124,7 @@ def _commit(
         superseded=superseded,
         reads=reads,
         isolation=isolation,
-        run_id=own.run_id,
+        run_id=run.run_id,
         message=shortened(f"publish {key.path[-1]}{f' {partition}' if partition else ''}"),
         properties={
             "asset": shortened(key.to_user_string()),
@@ -184,7 +183,7 @@ def publish_staged(
     lakehouse = lakehouse_of(context.resources, names)
     lake = lakehouse.open()
     if not staged:
-        raise dg.Failure(nothing_staged(context.instance, asset_key, table_keys), allow_retries=False)
+        raise dg.Failure(nothing_staged_message(context.instance, asset_key, table_keys), allow_retries=False)
     with no_retries_of_conflicts(asset_key):
         publisher = RunPublisher(context, lake, asset_key, staged)
         if publisher.outcome is None:

@@ -62,9 +62,9 @@ def current_branch() -> str | None:
 
 def branch_clone(branch: str) -> str:
     """Return the name of a branch's clone: a readable slug, and a checksum that makes it unique."""
-    shown = re.sub(r"[^a-z0-9]+", "-", branch.lower())[:_SHOWN_CHARS].strip("-")
+    slug = re.sub(r"[^a-z0-9]+", "-", branch.lower())[:_SHOWN_CHARS].strip("-")
     checksum = hashlib.sha256(branch.encode()).hexdigest()[:12]
-    return f"{BRANCH_PREFIX}{shown}-{checksum}" if shown else f"{BRANCH_PREFIX}{checksum}"
+    return f"{BRANCH_PREFIX}{slug}-{checksum}" if slug else f"{BRANCH_PREFIX}{checksum}"
 
 
 def open_branch(root: str, parent_root: str, name: str, retain_ms: int, options: StorageOptions) -> Lakehouse:

@@ -20,7 +20,7 @@ from trinitylake_ops.operations import Budget
 CRONS: Mapping[str, str] = {
     "repair_hint": "7 * * * *",
     "verify": "0 1 * * *",
-    "drop_overdue_clones": "30 2 * * *",  # before expiration, which reclaims what was kept for the clones
+    "drop_overdue_clones": "30 2 * * *",  # before expiration, which can then reclaim the versions kept for the clones
     "expire": "0 3 * * *",
     "trim": "0 2 * * 0",
     "purge": "0 4 * * 0",
@@ -29,7 +29,7 @@ CRONS: Mapping[str, str] = {
     "check": "30 6 * * *",
 }
 
-#: Those of the operations that reclaim space. Schedules run them without approval, and therefore only within limits.
+#: The operations that reclaim space. Schedules run them without approval, and therefore only within limits.
 LIMITED = ("trim", "expire", "purge", "orphans", "drop_overdue_clones")
 
 WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")

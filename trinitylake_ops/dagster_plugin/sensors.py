@@ -167,8 +167,10 @@ def _tick_message(commit_batch: CommitBatch) -> str:
             ]
         )
         return f"{summary}; no run is due; {commit_batch.versions_left} versions remain"
-    own = f"; {commit_batch.own} versions since the last tick were committed by own runs" if commit_batch.own else ""
-    return f"latest version: {commit_batch.head.version}; {commit_batch.versions_left} versions remain{own}"
+    message = f"latest version: {commit_batch.head.version}; {commit_batch.versions_left} versions remain"
+    if not commit_batch.own:
+        return message
+    return f"{message}; {commit_batch.own} versions since the last tick were committed by own runs"
 
 
 def _note_events(commit_batch: CommitBatch, lakehouse_key: dg.AssetKey) -> Iterator[dg.AssetObservation]:
@@ -360,10 +362,10 @@ def build_closed_branch_sensor(
         # Query the branches after listing the clones, so that the branch of each listed clone was already open.
         open_clones = {branch_clone(branch) for branch in open_branches()}
         clones = [record for record in clones_of(definition) if record.name.startswith(BRANCH_PREFIX)]
-        closed = [record for record in clones if record.name not in open_clones]
-        for record in closed:
+        closed_clones = [record for record in clones if record.name not in open_clones]
+        for record in closed_clones:
             yield dg.RunRequest(run_key=record.clone_id, run_config={"name": record.name})
-        if not closed:
+        if not closed_clones:
             yield dg.SkipReason(f"no closed branches; {len(clones)} clones belong to open branches")
 
     return closed_branches

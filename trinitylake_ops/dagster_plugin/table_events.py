@@ -139,7 +139,7 @@ class TableChanges:
             holders = [] if change.table is None else self.assets.of(change.namespace, change.table)
             if change.table is None or not holders:
                 continue
-            shown = {
+            details = {
                 "dagster/table_name": f"{change.namespace}.{change.table}",
                 "lakehouse_version": self.after.version,
                 "change": change.kind,
@@ -147,18 +147,18 @@ class TableChanges:
             }
             if change.kind != "removed" and pages.bounds.take_table():
                 preview_rows = max(holder.preview_rows for holder in holders)
-                shown = {**_page(pages, change.namespace, change.table, preview_rows), **shown}
+                details = {**_page(pages, change.namespace, change.table, preview_rows), **details}
             for holder in holders:
                 if holder.described is not None and change.kind != "removed":
                     definition = self.after.table(change.namespace, change.table)
-                    shown["dagster/column_schema"] = column_schema(definition, holder.described)
+                    details["dagster/column_schema"] = column_schema(definition, holder.described)
                 if change.kind == "removed" or not has_new_rows:
-                    yield dg.AssetObservation(holder.key, metadata=shown)
+                    yield dg.AssetObservation(holder.key, metadata=details)
                     continue
                 partitions = self._partitions(change.namespace, change.table, holder)
                 for partition, values in partitions.items():
                     counts = self._row_count(pages.bounds, change.namespace, change.table, values)
-                    yield dg.AssetMaterialization(holder.key, partition=partition, metadata={**shown, **counts})
+                    yield dg.AssetMaterialization(holder.key, partition=partition, metadata={**details, **counts})
 
     def _row_count(self, bounds: Bounds, namespace: str, table: str, values: Mapping[str, str]) -> dict[str, int]:
         """Return the row count of a partition as metadata, if the bounds allow it and the count can be determined."""

@@ -214,10 +214,10 @@ class TableIOManager(dg.IOManager):
         if is_publisher(assets) or input_type.kind is StagedTable:
             return self._staged_input(context, lake, membership, keys)
         if assets.is_stored_by(self._settings.kind):
-            for own in assets.own:
-                membership.check_is_published(own)  # fail before the step computes anything
-                with no_retries_of_conflicts(own):
-                    check_other_writers(assets, own, self._settings.kind)
+            for own_key in assets.own:
+                membership.check_is_published(own_key)  # fail before the step computes anything
+                with no_retries_of_conflicts(own_key):
+                    check_other_writers(assets, own_key, self._settings.kind)
         is_self = assets.reads_itself(context)
         output = context.upstream_output
         metadata: Mapping[str, Any] = {} if output is None else output.definition_metadata

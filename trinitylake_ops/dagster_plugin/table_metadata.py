@@ -164,13 +164,13 @@ def preview(table: Table, files: Sequence[FileScanTask], n_rows: int) -> dg.Meta
     from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
     scan = ArrowScan(table.metadata, table.io, table.schema().select(*columns), AlwaysTrue(), limit=n_rows)
-    shown: list[Sequence[object]] = []
+    sample: list[Sequence[object]] = []
     for batch in scan.to_record_batches([small]):
         values = [batch.column(name).to_pylist() for name in columns]
-        shown += islice(zip(*values, strict=True), n_rows - len(shown))
-        if len(shown) >= n_rows:
+        sample += islice(zip(*values, strict=True), n_rows - len(sample))
+        if len(sample) >= n_rows:
             break
-    return table_value(columns, ([_short(value) for value in row] for row in shown))
+    return table_value(columns, ([_short(value) for value in row] for row in sample))
 
 
 def _short(value: object) -> str:
@@ -211,32 +211,32 @@ class TablePages:
             StorageError: A storage request failed.
         """
         definition = self.version.table(namespace, table)
-        shown = table_metadata(self.lake, self.version, namespace, table, definition)
+        metadata = table_metadata(self.lake, self.version, namespace, table, definition)
         if not self.bounds.take_page():
-            return shown
+            return metadata
         try:
-            shown |= self._history(namespace, table)
+            metadata |= self._history(namespace, table)
             if definition.is_iceberg:
-                shown |= self._rows(namespace, table, preview_rows)
+                metadata |= self._rows(namespace, table, preview_rows)
         except TrinityLakeError as error:
-            shown["not_shown"] = str(error)
-        return shown
+            metadata["not_shown"] = str(error)
+        return metadata
 
     def _history(self, namespace: str, table: str) -> dict[str, Any]:
         history = table_history(
             self.lake, namespace, table, head=self.version, most=LISTED_VERSIONS, look_back=SEARCHED_VERSIONS
         )
-        shown: dict[str, Any] = self._versions(history, namespace, table)
+        metadata: dict[str, Any] = self._versions(history, namespace, table)
         newest = next(iter(history.versions), None)
         if newest is not None and newest.rows_changed is not None:
-            shown["rows_changed"] = newest.rows_changed
+            metadata["rows_changed"] = newest.rows_changed
         if columns := [(version.info.version, line) for version in history.versions for line in version.columns]:
-            shown["columns_changed"] = table_value(("version", "column"), columns)
+            metadata["columns_changed"] = table_value(("version", "column"), columns)
         if history.before is not None:
             text = f"roll back {namespace}.{table} alone to version {history.before}"
             if link := self.links.roll_back(history.before, text, f"{namespace}.{table}"):
-                shown["roll_back"] = link_metadata(link)
-        return shown
+                metadata["roll_back"] = link_metadata(link)
+        return metadata
 
     def _versions(self, history: TableHistory, namespace: str, table: str) -> dict[str, Any]:
         rows = [
@@ -263,8 +263,8 @@ class TablePages:
         if isinstance(files, str):
             return {"partition_rows": f"not listed: {files}"}
         partitions = partition_table(loaded, files)
-        shown: dict[str, Any] = {} if partitions is None else {"partition_rows": partitions}
-        return {**shown, "preview": preview(loaded, files, preview_rows)} if preview_rows else shown
+        metadata: dict[str, Any] = {} if partitions is None else {"partition_rows": partitions}
+        return {**metadata, "preview": preview(loaded, files, preview_rows)} if preview_rows else metadata
 
 
 def _version_row(entry: TableVersion) -> tuple[object, ...]:
@@ -301,19 +301,19 @@ def table_metadata(
         table: The name of the table.
         definition: The definition of the table.
     """
-    shown: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "dagster/table_name": f"{namespace}.{table}",
         "dagster/column_schema": column_schema(definition),
         VERSION: version.version,
         "format": definition.table_format,
     }
     if not definition.is_iceberg:
-        return shown
+        return metadata
     snapshot = load_iceberg(definition, catalog_at(lake, version.version).io).current_snapshot()
     totals = totals_of(snapshot)
     figures = {"dagster/row_count": totals.rows, "bytes": totals.bytes, "data_files": totals.files}
     return {
-        **shown,
+        **metadata,
         "dagster/uri": metadata_uri(definition, lake.root),
         **{name: figure for name, figure in figures.items() if figure is not None},
         "snapshot_id": "none" if snapshot is None else str(snapshot.snapshot_id),
@@ -340,14 +340,14 @@ class PublishedPages:
             note: The note of the partition.
         """
         name = (staged.namespace, staged.table)
-        shown: dict[str, Any] = {}
+        metadata: dict[str, Any] = {}
         try:
             if name not in self._by_table:
                 self._by_table[name] = self._pages.of(*name, preview_rows=note.preview_rows)
-            shown |= self._by_table[name]
-            return shown | self._partition(name, note)
+            metadata |= self._by_table[name]
+            return metadata | self._partition(name, note)
         except TrinityLakeError as error:
-            return {**shown, "not_shown": str(error)}
+            return {**metadata, "not_shown": str(error)}
 
     @cached_attribute
     def _pages(self) -> TablePages:

@@ -216,7 +216,7 @@ class Stored:
         Raises:
             InvalidInputError: Two partition keys are the same value of a column.
         """
-        own = {column: list(dict.fromkeys(row[column] for row in values)) for column in self.columns}
+        written = {column: list(dict.fromkeys(row[column] for row in values)) for column in self.columns}
         by_column = {self.columns[0]: partitions}
         if isinstance(partitions, dg.MultiPartitionsDefinition):
             by_column = {dimension.name: dimension.partitions_def for dimension in partitions.partitions_defs}
@@ -227,7 +227,7 @@ class Stored:
         check_keys(
             asset_key.to_user_string(),
             columns,
-            own,
+            written,
             {
                 column: keys_of(definition)
                 for column, definition in by_column.items()
@@ -335,7 +335,7 @@ def is_self_staging(asset: dg.AssetsDefinition, key: dg.AssetKey) -> bool:
 
 
 def _check_dimensions(
-    shown: str,
+    asset_name: str,
     partitions: dg.PartitionsDefinition[str],
     columns: Sequence[str],
     formats: Mapping[str, str] | None,
@@ -345,18 +345,18 @@ def _check_dimensions(
         dimensions = sorted(dimension.name for dimension in partitions.partitions_defs)
         if columns and sorted(columns) != dimensions:
             raise InvalidInputError(
-                f"asset {shown} has the partition dimensions {', '.join(dimensions)}, but its table is partitioned by"
-                f" {', '.join(columns)}; use the same names for dimensions and columns"
+                f"asset {asset_name} has the partition dimensions {', '.join(dimensions)}, but its table is partitioned"
+                f" by {', '.join(columns)}; use the same names for dimensions and columns"
             )
         if formats:
             raise InvalidInputError(
-                f"asset {shown}: partition_format requires time partitions of a single dimension; remove it"
+                f"asset {asset_name}: partition_format requires time partitions of a single dimension; remove it"
             )
     elif formats and not isinstance(partitions, dg.TimeWindowPartitionsDefinition):
-        raise InvalidInputError(f"asset {shown}: partition_format requires time partitions; remove it")
+        raise InvalidInputError(f"asset {asset_name}: partition_format requires time partitions; remove it")
     elif len(columns) > 1 and not formats:
         raise InvalidInputError(
-            f"asset {shown}: a partition key is a single value, but the table has the partition columns"
+            f"asset {asset_name}: a partition key is a single value, but the table has the partition columns"
             f" {', '.join(columns)}; set partition_format, or use multi-dimensional partitions"
         )
 
@@ -419,15 +419,15 @@ def is_polars(kind: Any) -> bool:
 
 def arrow_of_polars(frame: Any) -> pa.Table:
     """Convert a polars frame to Arrow, collecting a LazyFrame. Raises InvalidInputError for unsupported values."""
-    collected = frame.collect() if type(frame).__name__ == "LazyFrame" else frame
-    for name, kind in collected.schema.items():
+    eager_frame = frame.collect() if type(frame).__name__ == "LazyFrame" else frame
+    for name, kind in eager_frame.schema.items():
         if _has_objects(kind):  # polars would export the addresses of the objects
             raise InvalidInputError(
                 f"the polars frame cannot be stored: column {name!r} contains Python objects; cast it to a type such as"
                 " pl.String"
             )
     try:
-        rows: pa.Table = collected.to_arrow()
+        rows: pa.Table = eager_frame.to_arrow()
     except _UNSTORABLE as error:
         reason = str(error).partition("\n")[0]
         raise InvalidInputError(f"the polars frame cannot be stored: {reason}; cast the column") from error

@@ -63,8 +63,8 @@ def _list(run: OperationContext[None]) -> CloneList:
 
 
 def _report_clones(run: ReportingContext[None], report: CloneList) -> None:
-    shown = report.table()
-    metadata = {"list": listing(shown.columns, shown.rows), "details": Json(jsonable(report.clones))}
+    table = report.table()
+    metadata = {"list": listing(table.columns, table.rows), "details": Json(jsonable(report.clones))}
     run.report(f"{len(report.clones)} clones", {"clones": len(report.clones), **metadata})
 
 
@@ -150,7 +150,7 @@ DROP_OVERDUE_CLONES = Operation(
 
 
 def _drop_plans(lake: Lakehouse) -> tuple[list[DropClonePlan], dict[str, str]]:
-    """Return the plans of the drops, and the reasons why others cannot be planned."""
+    """Return the drop plans of clones, and the reasons why other clones cannot be dropped."""
     from trinitylake_ops.operations.clones.clone_records import overdue_clones
 
     plans, failures = [], {}

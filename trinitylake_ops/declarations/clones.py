@@ -104,7 +104,7 @@ class RefreshOptions(CloneNameOptions, PlannedOptions):
 
 
 class PromoteOptions(RefreshOptions):
-    """The clone, which part of it, and the sides chosen for conflicts."""
+    """The clone, the namespaces and tables to promote, and the sides chosen for conflicts."""
 
     namespaces: NamespaceTexts = Field(
         default=[], description="Only these namespaces with their tables. Default: everything."
@@ -143,11 +143,11 @@ def _report_clone(run: ReportingContext[CloneOptions], report: CloneReport) -> N
 
 
 def _report_comparison(run: ReportingContext[CloneNameOptions], comparison: Comparison) -> None:
-    shown = comparison.table()
+    table = comparison.table()
     metadata = {
         **report_entries(comparison.to_dict()),
         **{f"changed_in_{side.value}": len(comparison.on(side)) for side in operations.ChangedOn},
-        "objects": listing(shown.columns, shown.rows),
+        "objects": listing(table.columns, table.rows),
     }
     run.report(comparison.headline, metadata)
 

@@ -170,7 +170,8 @@ def _report_hint(run: ReportingContext[HintOptions], report: HintReport) -> None
 
 REPAIR_HINT = direct(
     job="repair_hint",
-    description="Writes the number of the latest version to the hint file. A wrong hint costs each reader requests.",
+    description="Writes the number of the latest version to the hint file. A wrong hint costs every reader additional"
+    " requests.",
     options=HintOptions,
     execute=_execute_hint,
     report=_report_hint,
@@ -184,7 +185,7 @@ class DropExportOptions(ExportNameOptions, PlannedOptions):
 
 def _drop_metadata(plan: DropExportPlan) -> dict[str, Any]:
     export = plan.export
-    shown = {
+    metadata = {
         "export": export.name,
         "version": export.version,
         "level": export.level,
@@ -192,7 +193,8 @@ def _drop_metadata(plan: DropExportPlan) -> dict[str, Any]:
         "created_at": None if export.created_at is None else f"{export.created_at:%Y-%m-%d %H:%M:%S}",
         "location": export.location,
     }
-    return {**shown, "what_follows": listing(("what follows",), [(one,) for one in plan.consequences])}
+    consequences = [(consequence,) for consequence in plan.consequences]
+    return {**metadata, "what_follows": listing(("what follows",), consequences)}
 
 
 def _report_drop(run: ReportingContext[Any], _plan: DropExportPlan | None, report: CommitReport) -> None:
@@ -254,7 +256,7 @@ def _report_reconcile(run: ReportingContext[Any], _plan: ReconcilePlan | None, r
 
 RECONCILE: PlanDeclaration[ReconcileOptions, ReconcilePlan, ReconcileReport] = PlanDeclaration(
     name="reconcile",
-    description="Corrects exports and expirations after another program went back to older settings.",
+    description="Corrects exports and expirations after another program restored older settings.",
     options=ReconcileOptions,
     plan=lambda run: operations.plan_reconcile(run.lake, acknowledge=run.options.acknowledge or ""),
     plan_metadata=_reconcile_metadata,

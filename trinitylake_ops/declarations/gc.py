@@ -192,7 +192,7 @@ def _expiration_plan(run: OperationContext[ExpireOptions], policy: RetentionPoli
 
 
 def _expire_metadata(plan: ExpirationPlan) -> dict[str, Any]:
-    verdicts = sorted(plan.verdicts, key=lambda verdict: not verdict.expires)  # long tables are cut at the end
+    verdicts = sorted(plan.verdicts, key=lambda verdict: not verdict.expires)  # long tables are truncated
     rows = [(v.version, "expires" if v.expires else "kept", v.reason) for v in verdicts]
     return {
         "versions": plan.versions,

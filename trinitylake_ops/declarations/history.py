@@ -73,7 +73,7 @@ def _history(run: ReportingContext[HistoryOptions]) -> None:
 def _diff(run: ReportingContext[DiffOptions]) -> None:
     from trinitylake_ops.operations.diff.versions import diff_versions
 
-    before, after = (run.lake.snapshot(str(place)) for place in (run.options.before, run.options.after))
+    before, after = (run.lake.snapshot(str(version)) for version in (run.options.before, run.options.after))
     diff = diff_versions(run.lake, before, after)
     table, sums = diff.table(), diff.sums
     numbers: dict[str, Any] = {
@@ -90,7 +90,7 @@ def _diff(run: ReportingContext[DiffOptions]) -> None:
 
 LOG = Operation(
     job="log",
-    description="Shows the newest versions: who committed them, what they changed, and check results. Read-only.",
+    description="Shows the newest versions with their committers, changes and check results. Read-only.",
     options=LogOptions,
     step=_log,
 )

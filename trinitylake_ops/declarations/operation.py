@@ -31,7 +31,7 @@ ReportT = TypeVar("ReportT")
 
 @dataclass(frozen=True, kw_only=True)
 class OperationContext(ABC, Generic[OptionsT]):
-    """The inputs of an operation: an open lakehouse, options and resources to plan and execute with."""
+    """The inputs of an operation: an open lakehouse, options, and the resources for planning and execution."""
 
     lake: Lakehouse
     options: OptionsT
@@ -51,7 +51,7 @@ class OperationContext(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def progress(self) -> Callable[[str, int, int], None]:
-        """Return a callback that reports progress: the counted thing, the number done, and the total."""
+        """Return a callback that reports progress: what is counted, the number done, and the total."""
 
     @abstractmethod
     def group_writer(self) -> AbstractContextManager[GroupWriter]:
@@ -150,11 +150,11 @@ class ReportingContext(OperationContext[OptionsT]):
         """Return a callback that logs progress every few seconds."""
         logged_at_s: dict[str, float] = {}
 
-        def log(what: str, done: int, total: int) -> None:
+        def log(item: str, done: int, total: int) -> None:
             now_s = time.monotonic()
-            if now_s - logged_at_s.setdefault(what, now_s) >= _PROGRESS_SECONDS:
-                logged_at_s[what] = now_s
-                self.log.info("%s: %s of %s", what, f"{done:,}", f"{total:,}")
+            if now_s - logged_at_s.setdefault(item, now_s) >= _PROGRESS_SECONDS:
+                logged_at_s[item] = now_s
+                self.log.info("%s: %s of %s", item, f"{done:,}", f"{total:,}")
 
         return log
 
@@ -227,7 +227,7 @@ class Operation(Generic[OptionsT]):
     changes_exports: bool = False
     #: The approver that commits record, unless the options name one.
     approved_by: str | None = None
-    #: Whether the run proves its result, as far as the orchestrator supports it, for example by asset checks.
+    #: Whether the run checks its result, as far as the orchestrator supports this, for example by asset checks.
     is_proved: bool = False
     #: Whether the operation runs only if the code sets limits.
     needs_limits: bool = False

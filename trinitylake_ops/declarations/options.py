@@ -91,7 +91,7 @@ def _as_text(value: Any) -> Any:
     return str(value) if type(value) is int else value
 
 
-#: The key of a validation context that says whether the orchestrator knows the user.
+#: The key in a validation context for whether the orchestrator knows the user.
 USER_IS_KNOWN = "user_is_known"
 
 # YAML reads ``versions: 21`` as a number.
@@ -99,7 +99,7 @@ _INT_AS_TEXT = BeforeValidator(_as_text)
 
 
 class Options(BaseModel):
-    """Base of the options of an operation, or of a part of them.
+    """Base class of the options of an operation, or of a group of these options.
 
     An option without a default is required. None selects the default of any other option. Raises InvalidInputError
     with a one-line message for the first invalid option.
@@ -111,8 +111,8 @@ class Options(BaseModel):
     @classmethod
     def _raise_one_line(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if isinstance(values, Mapping):  # drop None, so that defaults apply and are validated
-            known = cls.model_fields
-            values = {name: value for name, value in values.items() if not (value is None and name in known)}
+            fields = cls.model_fields
+            values = {name: value for name, value in values.items() if not (value is None and name in fields)}
         try:
             return handler(values)
         except ValidationError as error:
@@ -169,7 +169,7 @@ def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
 
 
 class OneOf(Options):
-    """Base of options of which exactly one must be set; the others are None."""
+    """Base class of a group of options of which exactly one must be set; the others are None."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
@@ -214,9 +214,9 @@ def _check_approver(text: str, info: ValidationInfo) -> str:
 def check_person(text: str) -> None:
     """Raise InvalidInputError for a text that cannot be recorded as a person's name."""
     if len(text) > LONGEST_USER_CHARS or not text.isprintable():
-        shown = repr(text[:LONGEST_USER_CHARS]) + ("..." if len(text) > LONGEST_USER_CHARS else "")
+        quoted = repr(text[:LONGEST_USER_CHARS]) + ("..." if len(text) > LONGEST_USER_CHARS else "")
         raise InvalidInputError(
-            f"approved_by: {shown} is not a valid name; use at most {LONGEST_USER_CHARS} printable characters"
+            f"approved_by: {quoted} is not a valid name; use at most {LONGEST_USER_CHARS} printable characters"
         )
 
 
@@ -293,18 +293,18 @@ class VersionSource(OneOf):
         return str(self.version) if self.export is None else self.export
 
 
-def age_field(what: str) -> Any:
+def age_field(text: str) -> Any:
     """Return a field for a minimum age."""
     return Field(
         default=None,
-        description=f"{what} at least this long ago, such as 7d. The minimum and default is the lakehouse's"
+        description=f"{text} at least this long ago, such as 7d. The minimum and default is the lakehouse's"
         " txn_ttl_millis plus 5 minutes.",
     )
 
 
-def limit_field(what: str) -> Any:
+def limit_field(text: str) -> Any:
     """Return a field for a limit. None means no limit."""
-    return Field(default=None, gt=0, le=MOST_SECONDS, allow_inf_nan=False, description=f"{what}. Default: no limit.")
+    return Field(default=None, gt=0, le=MOST_SECONDS, allow_inf_nan=False, description=f"{text}. Default: no limit.")
 
 
 #: The approver that commits of unattended runs record.
@@ -344,5 +344,5 @@ class ApplyLimits:
 
     def policy(self, lake: Lakehouse) -> RetentionPolicy:
         """Return the lakehouse's retention settings, extended to protect everything younger than ``min_age``."""
-        own = RetentionPolicy.of(lake.snapshot().definition)
-        return replace(own, protected_ms=max(own.protected_ms, self.min_age // _MILLISECOND))
+        policy = RetentionPolicy.of(lake.snapshot().definition)
+        return replace(policy, protected_ms=max(policy.protected_ms, self.min_age // _MILLISECOND))

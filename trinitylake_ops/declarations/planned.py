@@ -80,8 +80,8 @@ class Approval(Options):
     )
     approved_by: PersonText = Field(
         default="",
-        description="Name of the person who approves the plan. The run and the log of the lakehouse record it. In"
-        " Dagster+ leave it out: the user who launches the run is recorded.",
+        description="Name of the person who approves the plan, which the run and the log of the lakehouse record."
+        " In Dagster+ leave it out: the user who launches the run is recorded.",
     )
 
 
@@ -159,25 +159,25 @@ class LimitedOptions(UnattendedOptions):
 KEEP = ("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly")
 
 
-def rules_of(what: str, aged: str, otherwise: str) -> dict[str, Any]:
+def rules_of(noun: str, aged: str, otherwise: str) -> dict[str, Any]:
     """Return the fields of retention rules by name.
 
     Args:
-        what: The retained thing, such as ``version``.
+        noun: The name of the retained object, such as ``version``.
         aged: The event that starts its age, such as ``superseded``.
         otherwise: The default of a rule, in words.
     """
     texts = {
-        "min_versions": f"Keep at least this number of the newest {what}s.",
-        "keep_last": f"Keep the last N {what}s.",
-        "keep_hourly": f"Keep the newest {what} of each of the last N hours that have one.",
-        "keep_daily": f"Keep the newest {what} of each of the last N days that have one.",
-        "keep_weekly": f"Keep the newest {what} of each of the last N weeks (from Monday) that have one.",
-        "keep_monthly": f"Keep the newest {what} of each of the last N months that have one.",
+        "min_versions": f"Keep at least this number of the newest {noun}s.",
+        "keep_last": f"Keep the last N {noun}s.",
+        "keep_hourly": f"Keep the newest {noun} of each of the last N hours that have one.",
+        "keep_daily": f"Keep the newest {noun} of each of the last N days that have one.",
+        "keep_weekly": f"Keep the newest {noun} of each of the last N weeks (from Monday) that have one.",
+        "keep_monthly": f"Keep the newest {noun} of each of the last N months that have one.",
     }
     return {
         "max_age": Field(
-            default=None, description=f"Keep {what}s {aged} within this duration, such as 30d. Default: {otherwise}."
+            default=None, description=f"Keep {noun}s {aged} within this duration, such as 30d. Default: {otherwise}."
         ),
         **{
             name: Field(default=None, ge=0, description=f"{text} Default: {otherwise}.") for name, text in texts.items()
@@ -387,7 +387,7 @@ def end_deletion(run: ReportingContext[Any], operation: str, report: PurgeReport
         "failures": listing(("path", "reason"), failures),
     }
     again = f"run {run.job(operation)} again to make a plan, then approve it"
-    # A deletion that is not finished has recorded its start.
+    # An unfinished deletion has recorded its start.
     has_committed = report.version is not None or not report.is_complete
     committed = operation if has_committed else None
     run.report(str(report.table().title), metadata, committed=committed, logged={} if failures else None)

@@ -14,7 +14,7 @@ MAX_DETAIL_ROWS = 200
 MAX_CELL_CHARS = 2000
 _MAX_LOGGED_ROWS = 100
 
-# Characters with a meaning in Markdown. Underscores within a word and ampersands before a space have none.
+# Characters with a meaning in Markdown, which excludes underscores within a word and ampersands before a space.
 _MARKDOWN = re.compile(r"[\\|`<\[*~]|(?<![^\W_])_|_(?![^\W_])|&(?=[#\w])")
 
 # Text that GitHub's Markdown links automatically: URLs, "www." and mail addresses. Renderers detect them after removing
@@ -35,7 +35,7 @@ class Link:
     @property
     def markdown(self) -> str:
         """The link as Markdown."""
-        text = _escaped(_one_line(self.text)).replace("]", r"\]")
+        text = _escape(_one_line(self.text)).replace("]", r"\]")
         return f"[{text}]({self.url})"
 
 
@@ -81,14 +81,14 @@ def inline_chart(svg: str) -> InlineChart:
 
 
 def _cell(value: object) -> str:
-    """Return a value as the one-line text of a cell. Only a Link becomes a link, and HTML is escaped."""
+    """Format a value as a one-line cell. Only a Link becomes a link, and HTML is escaped."""
     return value.markdown if isinstance(value, Link) else plain_markdown(value)
 
 
 def plain_markdown(value: object) -> str:
     """Return Markdown that shows the text of a value literally on one line."""
     parts = _ADDRESS.split(_one_line(str(value)))
-    return "".join(f"`{part}`" if is_address else _escaped(part) for is_address, part in _alternating(parts))
+    return "".join(f"`{part}`" if is_address else _escape(part) for is_address, part in _alternating(parts))
 
 
 def _alternating(parts: Sequence[str]) -> Iterator[tuple[bool, str]]:
@@ -99,7 +99,7 @@ def _one_line(text: str) -> str:
     return visible(shortened(" ".join(text.splitlines())))
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return _MARKDOWN.sub(r"\\\g<0>", text)
 
 

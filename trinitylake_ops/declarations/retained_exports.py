@@ -60,8 +60,8 @@ class ExportList:
 
 
 def _report_exports(run: ReportingContext[None], report: ExportList) -> None:
-    shown = report.table()
-    metadata = {"list": listing(shown.columns, shown.rows), "details": Json(jsonable(report.exports))}
+    table = report.table()
+    metadata = {"list": listing(table.columns, table.rows), "details": Json(jsonable(report.exports))}
     run.report(f"{len(report.exports)} exports", {"exports": len(report.exports), **metadata})
 
 
@@ -87,11 +87,11 @@ def _execute_check(run: OperationContext[VerifyExportOptions]) -> ExportCheck:
 
 
 def _report_check(run: ReportingContext[VerifyExportOptions], report: ExportCheck) -> None:
-    shown = report.table()
-    metadata = {**report_entries(report.to_dict()), "differences": listing(shown.columns, shown.rows)}
+    table = report.table()
+    metadata = {**report_entries(report.to_dict()), "differences": listing(table.columns, table.rows)}
     if not report.is_clean:
-        raise run.failure(str(shown.title), metadata)
-    run.report(str(shown.title), metadata)
+        raise run.failure(str(table.title), metadata)
+    run.report(str(table.title), metadata)
 
 
 VERIFY_EXPORT = direct(
@@ -134,11 +134,11 @@ class PruneExportsOptions(PlannedOptions):
 
 
 def _prune_metadata(plan: PrunePlan) -> dict[str, Any]:
-    shown = plan.table()
+    table = plan.table()
     return {
         "exports": len(plan.verdicts),
         "exports_dropped": len(plan.names),
-        "plan": listing(shown.columns, shown.rows),
+        "plan": listing(table.columns, table.rows),
     }
 
 

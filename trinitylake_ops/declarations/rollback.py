@@ -1,4 +1,4 @@
-"""Rollback and restore: their plans, which show what is regained and what is lost, and their execution."""
+"""Rollback and restore: plans, which show the regained and the lost changes, and their execution."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.operations import CommitReport, RestorePlan, RollbackPlan, VersionDiff
     from trinitylake_ops.operations.diff.versions import ChangedObject
 
-#: How many versions a plan searches for the last one whose checks passed, and for commits that are lost.
+#: How many versions a plan searches for the last version whose checks passed, and for lost commits.
 MOST_VERSIONS = 200
 _MOST_SECONDS = 20.0
 _MOST_PARTITIONED = 20  # tables whose manifests are read
@@ -76,14 +76,14 @@ class SampleOptions(Options):
 
 
 class RollbackOptions(PartOptions, SampleOptions, PlannedOptions):
-    """The target of a rollback, and which part of the lakehouse to roll back."""
+    """The target of a rollback, and the namespaces and tables to roll back."""
 
     to: Annotated[RollbackTarget, ARGUMENT] = Field(description="The version to return to, selected by one of these.")
     reapply: bool = Field(default=False, description="Also roll back commits that happen after the plan was made.")
 
 
 class RestoreOptions(ExportNameOptions, PartOptions, SampleOptions, PlannedOptions):
-    """The export to restore, and which part of it."""
+    """The export to restore, and the namespaces and tables to restore from it."""
 
 
 def _plan_rollback(run: OperationContext[RollbackOptions]) -> RollbackPlan:
@@ -135,9 +135,15 @@ def _rollback_metadata(plan: RollbackPlan) -> dict[str, Any]:
 
     operation = plan.operation
     diff = count_changes(operation.lake, operation.base, operation.target.snapshot, plan.changes)
-    shown = _diff_metadata(diff, _partitions(plan, diff))
-    warned = {"warning": plan.warning.removeprefix("warning: ")} if plan.warning else {}
-    return {**warned, "to_version": plan.to_version, **shown, **_damaged(plan), "details": _details(plan, diff)}
+    metadata = _diff_metadata(diff, _partitions(plan, diff))
+    warning_metadata = {"warning": plan.warning.removeprefix("warning: ")} if plan.warning else {}
+    return {
+        **warning_metadata,
+        "to_version": plan.to_version,
+        **metadata,
+        **_damaged(plan),
+        "details": _details(plan, diff),
+    }
 
 
 def _row_differences(run: ReportingContext[Any], plan: RollbackPlan) -> dict[str, Any]:
@@ -179,11 +185,11 @@ def _damaged(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
 
 
 def _details(plan: RollbackPlan | RestorePlan, diff: VersionDiff) -> Json:
-    """Return a plan as JSON to copy, because its tables are cut earlier. It contains the first objects only."""
+    """Return a plan as JSON to copy. It contains more objects than the tables, but not all objects of a large plan."""
     content = {name: value for name, value in plan.to_dict().items() if name != "changes"}
     objects: Sequence[object] = diff.objects or plan.changes
-    shown = {"objects": jsonable(list(objects[:_MOST_DETAILED])), "more_objects": max(0, len(objects) - _MOST_DETAILED)}
-    return Json({**content, **shown})
+    more = max(0, len(objects) - _MOST_DETAILED)
+    return Json({**content, "objects": jsonable(list(objects[:_MOST_DETAILED])), "more_objects": more})
 
 
 def _diff_metadata(diff: VersionDiff, partitions: Mapping[str, str]) -> dict[str, Any]:

@@ -54,8 +54,9 @@ class OptionSpec:
 
     def bounds(self) -> tuple[Any, bool, Any]:
         """Return the minimum, whether the minimum itself is excluded, and the maximum. None means no bound."""
-        known = {name: getattr(mark, name) for mark in self.marks for name in ("ge", "gt", "le") if hasattr(mark, name)}
-        return known.get("ge", known.get("gt")), "gt" in known, known.get("le")
+        names = ("ge", "gt", "le")
+        limits = {name: getattr(mark, name) for mark in self.marks for name in names if hasattr(mark, name)}
+        return limits.get("ge", limits.get("gt")), "gt" in limits, limits.get("le")
 
     def kind_text(self) -> str:
         """Return the type of the values in words, for the reference."""
@@ -106,9 +107,9 @@ def _present(annotation: Any) -> tuple[Any, tuple[Any, ...], bool]:
             (annotation,) = (one for one in get_args(annotation) if one is not type(None))
             is_nullable = True
         else:
-            return annotation, _flattened(marks), is_nullable
+            return annotation, _flatten(marks), is_nullable
 
 
-def _flattened(marks: tuple[Any, ...]) -> tuple[Any, ...]:
+def _flatten(marks: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return annotations together with those that a ``Field(...)`` among them contains."""
     return tuple(one for mark in marks for one in (mark, *getattr(mark, "metadata", ())))

@@ -1,4 +1,4 @@
-"""Versions as rows of a table: who committed each, and what it changed."""
+"""Format versions as rows of a table, with the committer and the changes of each."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class VersionRows:
         end_s = time.monotonic() + most_seconds
         versions = [info.version for info in infos]
         diffs = dict(diffs_of(lake, versions, latest, is_over=lambda: time.monotonic() > end_s))
-        shown = [info for info in infos if is_wanted(diffs[info.version])]
+        wanted = [info for info in infos if is_wanted(diffs[info.version])]
         undone = find_undone(latest.files, infos)
         marks = {info.version: undone.text(info.version) for info in infos}
-        return self.rows_with(latest, shown, {version: _changes(diff) for version, diff in diffs.items()}, marks)
+        return self.rows_with(latest, wanted, {version: _changes(diff) for version, diff in diffs.items()}, marks)
 
     def rows_with(
         self,

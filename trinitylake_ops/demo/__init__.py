@@ -1,1 +1,1 @@
-"""The demo: flights of New York, published month by month, and what operators do with them."""
+"""The demo: publishes flights from New York month by month, and rehearses incidents."""

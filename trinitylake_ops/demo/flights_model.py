@@ -55,7 +55,7 @@ def airports(spark: SparkSession, source: FlightsSource) -> DataFrame:
         spark: The session.
         source: The source files.
     """
-    # The source escapes apostrophes like some database dumps.
+    # The source escapes apostrophes in the way of some database dumps.
     cleaned = _read(spark, source, "airports").withColumn("name", F.regexp_replace("name", r"\\+", ""))
     return schema.conform(cleaned, schema.AIRPORTS)
 
@@ -102,7 +102,7 @@ def flights(spark: SparkSession, source: FlightsSource, month: int | None = None
     flight_date = F.make_date("year", "month", "day")
     sched_dep_at = F.timestamp_add("MINUTE", F.col("minute"), F.col("time_hour"))
     flight_id = F.concat(  # null if any part is null, which the key's check stops
-        F.date_format(flight_date, "yyyyMMdd"), *_dashed(F.col("carrier"), F.col("flight"), F.col("origin"))
+        F.date_format(flight_date, "yyyyMMdd"), *_join_with_dashes(F.col("carrier"), F.col("flight"), F.col("origin"))
     )
     cleaned = typed.withColumns(
         {
@@ -256,7 +256,7 @@ def _read(spark: SparkSession, source: FlightsSource, name: str) -> DataFrame:
     )
 
 
-def _dashed(*columns: Column) -> list[Column]:
+def _join_with_dashes(*columns: Column) -> list[Column]:
     return [part for column in columns for part in (F.lit("-"), column)]
 
 

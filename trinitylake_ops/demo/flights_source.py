@@ -59,7 +59,7 @@ class FlightsSource:
         FileMissingError, InvalidInputError, or CorruptFileError for an invalid zip file.
         """
         path = self.path(name)
-        readable = _unzipped(path, name) if path.suffix == ".zip" else path
+        readable = _unzip(path, name) if path.suffix == ".zip" else path
         # Spark treats a path as a glob pattern, so special characters are escaped.
         return "file://" + "".join(f"\\{letter}" if letter in "\\*?[]{}" else letter for letter in str(readable))
 
@@ -113,7 +113,7 @@ def _only_member(archive: zipfile.ZipFile, path: Path) -> zipfile.ZipInfo:
     return members[0]
 
 
-def _unzipped(path: Path, name: str) -> Path:
+def _unzip(path: Path, name: str) -> Path:
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     target = cache_folder() / "flights" / f"{name}-{digest[:32]}.csv"

@@ -234,15 +234,15 @@ def run_checks(
         frame = frame.join(F.broadcast(carriers), "carrier", "left")
     aggregates = {name: sql for check in checks for name, sql in check.aggregates.items()}
     row = frame.agg(*(F.expr(sql).alias(name) for name, sql in aggregates.items())).first()
-    seen: Observed = row.asDict() if row is not None else {}
+    aggregates_row: Observed = row.asDict() if row is not None else {}
     results = []
     for check in checks:
-        observed = {name: seen[name] for name in check.aggregates}
+        observed = {name: aggregates_row[name] for name in check.aggregates}
         results.append(CheckResult(check.name, check.holds(observed), check.blocking, check.description, observed))
     return tuple(results)
 
 
-def _none(name: str) -> Callable[[Observed], bool]:
+def _is_zero(name: str) -> Callable[[Observed], bool]:
     return lambda observed: observed[name] == 0
 
 
@@ -260,13 +260,13 @@ def _key_checks(table: FlightsTable) -> tuple[Check, ...]:
             "key_not_null",
             f"The key ({key}) is never null.",
             {"null_key_rows": f"count_if({is_null})"},
-            _none("null_key_rows"),
+            _is_zero("null_key_rows"),
         ),
         Check(
             "key_unique",
             f"The key ({key}) is unique.",
             {"duplicate_key_rows": f"count_if(NOT ({is_null})) - count(DISTINCT {key})"},
-            _none("duplicate_key_rows"),
+            _is_zero("duplicate_key_rows"),
         ),
     )
 
@@ -277,7 +277,7 @@ def _month_check(month: int | None) -> Check:
         "expected_month",
         "Every row belongs to the month of the run.",
         {"rows_of_other_months": f"count_if(NOT coalesce(month {expected}, false) OR year IS NULL)"},
-        _none("rows_of_other_months"),
+        _is_zero("rows_of_other_months"),
     )
 
 
@@ -293,7 +293,7 @@ def _flight_checks() -> tuple[Check, ...]:
                 "min_dep_delay_min": "min(dep_delay)",
                 "max_dep_delay_min": "max(dep_delay)",
             },
-            _none("implausible_dep_delays"),
+            _is_zero("implausible_dep_delays"),
         ),
         Check(
             "few_null_dep_delays",
@@ -306,13 +306,13 @@ def _flight_checks() -> tuple[Check, ...]:
             "known_carriers",
             "Every carrier is in airlines.",
             {"unknown_carrier_rows": f"count_if({_KNOWN_CARRIER} IS NULL)"},
-            _none("unknown_carrier_rows"),
+            _is_zero("unknown_carrier_rows"),
         ),
         Check(
             "known_origins",
             f"Every origin is one of {', '.join(ORIGINS)}.",
             {"unknown_origin_rows": f"count_if(NOT coalesce(origin IN ({origins}), false))"},
-            _none("unknown_origin_rows"),
+            _is_zero("unknown_origin_rows"),
         ),
         Check(
             "positive_distance",
@@ -321,7 +321,7 @@ def _flight_checks() -> tuple[Check, ...]:
                 "rows_without_distance": "count_if(NOT coalesce(distance > 0, false))",
                 "min_distance_mi": "min(distance)",
             },
-            _none("rows_without_distance"),
+            _is_zero("rows_without_distance"),
         ),
     )
 
@@ -335,7 +335,7 @@ SHIFT_MIN = 60
 
 
 def corrupt(flights: DataFrame, kind: FaultKind) -> DataFrame:
-    """Return the flights with a fault in the rows of :data:`FAULTY_CARRIER`. The number of rows and the schema stay.
+    """Return the flights with a fault in the rows of :data:`FAULTY_CARRIER`, with the same schema and number of rows.
 
     Args:
         frame: The flights.

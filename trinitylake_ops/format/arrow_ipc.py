@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.checksums import SEAL_KEYS, check_seals
-from trinitylake_ops.format.file_names import is_immutable_path, version_named
+from trinitylake_ops.format.file_names import is_immutable_path, version_of_root
 from trinitylake_ops.format.keys import built_texts
 
 _U8, _I16, _U16, _I32, _U32, _I64 = (struct.Struct("<" + code) for code in "BhHiIq")
@@ -52,7 +52,9 @@ def check_body(data: bytes) -> None:
     """
     claimed_bytes = decompressed_bytes(data)
     if claimed_bytes > MAX_DECOMPRESSED_BYTES:
-        raise ValueError(f"it claims to decompress to {claimed_bytes} bytes, more than {MAX_DECOMPRESSED_BYTES}")
+        raise ValueError(
+            f"it declares a decompressed size of {claimed_bytes} bytes, more than {MAX_DECOMPRESSED_BYTES}"
+        )
 
 
 def check_stream(data: bytes, limit_bytes: int) -> None:
@@ -70,22 +72,22 @@ def check_stream(data: bytes, limit_bytes: int) -> None:
     try:
         while at < len(data):
             if _read(_U32, data, at) != _CONTINUATION:
-                raise ValueError("its messages do not follow each other")
+                raise ValueError("its messages are not contiguous")
             metadata_bytes = _read(_U32, data, at + 4)
             if not metadata_bytes:
                 break
             message = _root(data, at + 8)
             body_bytes = _number(_I64, data, message, _MESSAGE_BODY_BYTES)
             if body_bytes < 0 or metadata_bytes + body_bytes > len(data) - at - 8:
-                raise ValueError("a message of it leads out of it")
+                raise ValueError("one of its messages extends beyond its end")
             if _number(_U8, data, message, _MESSAGE_HEADER_TYPE) in (_DICTIONARY_BATCH, _RECORD_BATCH):
                 of_this_bytes = _claimed_bytes(data, at, metadata_bytes + 8, body_bytes)
                 claimed_bytes += of_this_bytes
                 if of_this_bytes > MAX_DECOMPRESSED_BYTES or claimed_bytes > limit_bytes:
-                    raise ValueError(f"it claims to decompress to {claimed_bytes} bytes")
+                    raise ValueError(f"it declares a decompressed size of {claimed_bytes} bytes")
             at += 8 + metadata_bytes + body_bytes
     except struct.error as error:
-        raise ValueError(f"its metadata leads out of the stream: {error}") from error
+        raise ValueError(f"its metadata refers to bytes outside the stream: {error}") from error
 
 
 def decompressed_bytes(data: bytes) -> int:
@@ -98,17 +100,17 @@ def decompressed_bytes(data: bytes) -> int:
         footer_bytes = _read(_I32, data, len(data) - _TAIL_BYTES)
         footer = _root(data, len(data) - _TAIL_BYTES - footer_bytes)
         blocks = [
-            _BLOCK.unpack_from(data, place)
+            _BLOCK.unpack_from(data, position)
             for field in _FOOTER_BLOCKS
-            for place in _items(data, _field(data, footer, field), _BLOCK.size, len(data))
+            for position in _items(data, _field(data, footer, field), _BLOCK.size, len(data))
         ]
         _check_blocks(blocks, len(data) - _TAIL_BYTES - footer_bytes)
         return sum(_claimed_bytes(data, *block) for block in blocks)
     except struct.error as error:
-        raise ValueError(f"its metadata leads out of the file: {error}") from error
+        raise ValueError(f"its metadata refers to bytes outside the file: {error}") from error
 
 
-def places_in_batch(data: bytes, start: int) -> tuple[int, int]:
+def offsets_in_batch(data: bytes, start: int) -> tuple[int, int]:
     """Return the positions of a record batch's field nodes (numbers of rows and nulls) and of its buffers.
 
     Args:
@@ -116,8 +118,8 @@ def places_in_batch(data: bytes, start: int) -> tuple[int, int]:
         start: The position of the batch's message, which must be valid.
     """
     message = _root(data, start + 8)
-    batch = _linked(data, _field(data, message, _MESSAGE_HEADER))
-    nodes, buffers = (_linked(data, _field(data, batch, field)) for field in (_BATCH_NODES, _BATCH_BUFFERS))
+    batch = _table_position(data, _field(data, message, _MESSAGE_HEADER))
+    nodes, buffers = (_table_position(data, _field(data, batch, field)) for field in (_BATCH_NODES, _BATCH_BUFFERS))
     return nodes + 4, buffers + 4
 
 
@@ -129,7 +131,7 @@ def _check_blocks(blocks: Iterable[tuple[int, int, int]], end: int) -> None:
             raise ValueError("its messages overlap")
         free = start + metadata_bytes + body_bytes
     if free > end:
-        raise ValueError("its messages reach into its footer")
+        raise ValueError("its messages overlap its footer")
 
 
 def _claimed_bytes(data: bytes, start: int, metadata_bytes: int, body_bytes: int) -> int:
@@ -143,14 +145,14 @@ def _claimed_bytes(data: bytes, start: int, metadata_bytes: int, body_bytes: int
     if _number(_I64, data, message, _MESSAGE_BODY_BYTES) != body_bytes:
         raise ValueError("a message and the footer differ in the size of its body")
     body = start + metadata_bytes
-    batch = _linked(data, _field(data, message, _MESSAGE_HEADER))
+    batch = _table_position(data, _field(data, message, _MESSAGE_HEADER))
     if batch and _number(_U8, data, message, _MESSAGE_HEADER_TYPE) == _DICTIONARY_BATCH:
-        batch = _linked(data, _field(data, batch, _DICTIONARY_DATA))
+        batch = _table_position(data, _field(data, batch, _DICTIONARY_DATA))
     if not batch:
         return 0
     buffers = [
-        _BUFFER.unpack_from(data, place)
-        for place in _items(data, _field(data, batch, _BATCH_BUFFERS), _BUFFER.size, metadata_bytes)
+        _BUFFER.unpack_from(data, position)
+        for position in _items(data, _field(data, batch, _BATCH_BUFFERS), _BUFFER.size, metadata_bytes)
     ]
     if sum(abs(stored_bytes) for _, stored_bytes in buffers) > body_bytes:
         raise ValueError("its buffers overlap")
@@ -164,17 +166,17 @@ def _claimed_bytes(data: bytes, start: int, metadata_bytes: int, body_bytes: int
     return total_bytes
 
 
-def _read(code: struct.Struct, data: bytes, place: int) -> int:
-    if not 0 <= place <= len(data):
+def _read(code: struct.Struct, data: bytes, position: int) -> int:
+    if not 0 <= position <= len(data):
         # struct would otherwise count from the end, or overflow
-        raise ValueError(f"its metadata leads to byte {place}")
-    number: int = code.unpack_from(data, place)[0]
+        raise ValueError(f"its metadata refers to byte {position}")
+    number: int = code.unpack_from(data, position)[0]
     return number
 
 
-def _root(data: bytes, place: int) -> int:
+def _root(data: bytes, position: int) -> int:
     """Return the position of the root table of a FlatBuffer."""
-    return place + _read(_U32, data, place)
+    return position + _read(_U32, data, position)
 
 
 def _field(data: bytes, table: int, number: int) -> int:
@@ -187,19 +189,19 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 def _number(code: struct.Struct, data: bytes, table: int, number: int) -> int:
     """Return the number in a field of a table, 0 if the field is absent."""
-    place = _field(data, table, number)
-    return _read(code, data, place) if place else 0
+    position = _field(data, table, number)
+    return _read(code, data, position) if position else 0
 
 
-def _linked(data: bytes, place: int) -> int:
+def _table_position(data: bytes, position: int) -> int:
     """Return the position of the table that a field refers to, 0 if the field is absent."""
-    return place + _read(_U32, data, place) if place else 0
+    return position + _read(_U32, data, position) if position else 0
 
 
-def _items(data: bytes, place: int, item_bytes: int, room_bytes: int) -> Iterator[int]:
+def _items(data: bytes, position: int, item_bytes: int, room_bytes: int) -> Iterator[int]:
     """Yield the positions of the structs in the vector that a field refers to. Raise ValueError if it is too large."""
-    if place:
-        vector = _linked(data, place)
+    if position:
+        vector = _table_position(data, position)
         n_items = _read(_U32, data, vector)
         if n_items * item_bytes > room_bytes:
             raise ValueError(f"its metadata declares {n_items} items, which do not fit into {room_bytes} bytes")
@@ -287,7 +289,7 @@ def check_file_seals(data: bytes, schema: pa.Schema, path: str) -> bool:
     return _check(data, _seal_in(_first_schema(data)), _seal_in(schema), path)
 
 
-def check_is_no_copy(data: bytes, path: str) -> None:
+def check_not_copied(data: bytes, path: str) -> None:
     """Raise CorruptFileError if an intact file is a copy of an older root."""
     # The footer is parsed here, because the fast check of the form ignores some of its bytes.
     seal = _seal_in(footer_schema(data, path, ": its footer is damaged"))
@@ -321,7 +323,7 @@ def _may_be_copied_to(path: str, name: str) -> bool:
 
     Such a program rolls back by copying an old root to a later version, and exports by copying a root to another path.
     """
-    copied, version = version_named(name), version_named(path)
+    copied, version = version_of_root(name), version_of_root(path)
     if copied is None:
         return False
     return copied < version if version is not None else not is_immutable_path(path)
@@ -465,7 +467,7 @@ def _own_form(name_bytes: int) -> _OwnForm:
     head, tail = (int.from_bytes(part, "little") for part in (first_file[:head_bytes], first_file[-tail_bytes:]))
     seal = f"{_NO_DIGITS.decode()} {'0' * name_bytes}".encode() if name_bytes else b""
     seal_offsets = (first_file.find(seal), first_file.rfind(seal) - len(first_file)) if seal else (0, 0)
-    batch_offsets = (batch, *places_in_batch(first_file, batch))
+    batch_offsets = (batch, *offsets_in_batch(first_file, batch))
     form = (*batch_offsets, head_bytes, head_mask, head & head_mask, tail_bytes, tail_mask, tail & tail_mask)
     return _OwnForm(*form, len(seal), *seal_offsets)
 

@@ -85,7 +85,7 @@ def check_seals(
             raise CorruptFileError(f"{path!r} is damaged: its checksum does not match", path=path)
         return True
     if is_whole and not may_be_copy and is_unique_name(path):
-        raise CorruptFileError(f"{path!r} is the file {match[2][:200]!r}, which took its place", path=path)
+        raise CorruptFileError(f"{path!r} was replaced by a copy of the file {match[2][:200]!r}", path=path)
     return is_whole
 
 

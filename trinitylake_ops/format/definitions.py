@@ -253,7 +253,7 @@ class LakehouseDef:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> LakehouseDef:
-        """Read a definition. Raises CorruptFileError if it is no protobuf, or of a major version above ours."""
+        """Read a definition. Raises CorruptFileError if it is not valid, or its major version is not supported."""
         definition = _from_message(cls, _parse(data, pb.LakehouseDef, path))
         if definition.major_version > MAJOR_VERSION:
             raise CorruptFileError(
@@ -289,7 +289,7 @@ class NamespaceDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column; nested types hold their parts in ``struct_fields``, ``map_key``/``map_value``, ``list_element``."""
+    """A column; nested types have their parts in ``struct_fields``, ``map_key``/``map_value``, ``list_element``."""
 
     id: int
     name: str
@@ -358,8 +358,8 @@ class TableDef:
     def rebased(self, root: str) -> TableDef:
         """Return the definition in the form that another lakehouse has to read.
 
-        ``root`` is the lakehouse that holds it. A metadata file that the definition names by its path lies under that
-        root.
+        ``root`` is that of the lakehouse that contains the definition. A metadata file that it names by a path is under
+        this root.
         """
         location = self.format_properties.get(METADATA_LOCATION)
         if not location:
@@ -391,7 +391,7 @@ class SavedWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTransaction:
-    """A transaction that is handed from one process to another: its base, its reads, and its writes."""
+    """A transaction that one process passes to another: its base, its reads, and its writes."""
 
     id: str
     base_version: int
@@ -468,18 +468,18 @@ def _parse(data: bytes, message_type: type[M], path: str) -> M:
         raise CorruptFileError(
             f"{path!r} is empty, so it was truncated; restore the file, or run: trinitylake repair", path=path
         )
-    message = _parsed(data, message_type, path)
+    message = _decode(data, message_type, path)
     _check_seals(data, message, path)
     return message
 
 
-def _parsed(data: bytes, message_type: type[M], path: str) -> M:
+def _decode(data: bytes, message_type: type[M], path: str) -> M:
     if message_type not in (pb.SavedTransaction, pb.Seals):  # both seals are read
         check_definition_size(len(data), path)
     try:
         return message_type.FromString(data)
     except DecodeError as error:
-        raise CorruptFileError(f"{path!r} is no {message_type.__name__} in protobuf", path=path) from error
+        raise CorruptFileError(f"{path!r} is not a valid {message_type.__name__}", path=path) from error
 
 
 def _check_seals(data: bytes, message: Any, path: str) -> bool:
@@ -517,7 +517,7 @@ def _seal_fields(seal: str) -> tuple[bytes, bytes]:
     return pb.Seals(seal=seal).SerializeToString(), pb.Seals(seal_2=seal).SerializeToString()
 
 
-def resealed(data: bytes, source: str, target: str) -> bytes:
+def reseal(data: bytes, source: str, target: str) -> bytes:
     """Replace the seals of a definition so that it can be copied. A file without seals is returned unchanged.
 
     Args:
@@ -549,7 +549,7 @@ def check_definition_file(data: bytes, path: str) -> bool:
     Raises:
         CorruptFileError: The file is damaged, or replaced another file.
     """
-    return _check_seals(data, _parsed(data, pb.Seals, path), path)
+    return _check_seals(data, _decode(data, pb.Seals, path), path)
 
 
 def _to_message(value: Any, message_type: type[M]) -> M:

@@ -128,7 +128,7 @@ def _readable_beyond_ascii(name: str) -> str:
     """Return the readable form of names in older paths, with non-ASCII letters, which some file systems change."""
     chars = zip(name, _readable(name), strict=True)
     return "".join(
-        char if ord(char) > 0x7F and unicodedata.category(char)[0] in "LN" else shown for char, shown in chars
+        char if ord(char) > 0x7F and unicodedata.category(char)[0] in "LN" else ascii_char for char, ascii_char in chars
     )
 
 
@@ -239,7 +239,7 @@ def parse_root_path(path: str) -> int | None:
     return version
 
 
-def version_named(location: str) -> int | None:
+def version_of_root(location: str) -> int | None:
     """Return the version if the last segment of a location is the name of a root, None otherwise."""
     try:
         return parse_root_path(location.rpartition("/")[2])

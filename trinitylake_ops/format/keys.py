@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyarrow.lib import StringBuilder
 
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError, InvalidNameError
-from trinitylake_ops.format.file_names import version_named
+from trinitylake_ops.format.file_names import version_of_root
 
 _FEW_TEXTS = 64  # above this number of strings, pa.array is faster than the builder
 _MAX_UTF8_BYTES = 2**31 - 1  # offsets of utf8 are 32-bit numbers
@@ -204,7 +204,7 @@ class KeyCodec:
     def table_key(self, namespace: str, table: str) -> str:
         """Return the key of a table. Raise InvalidNameError for an invalid name."""
         validate_name(table, self.table_name_max_size_bytes, "table")
-        return self.tables_prefix(namespace) + _padded(table, self.table_name_max_size_bytes)
+        return self.tables_prefix(namespace) + _pad(table, self.table_name_max_size_bytes)
 
     def tables_prefix(self, namespace: str) -> str:
         """Return the prefix of the keys of all tables in a namespace. Raise InvalidNameError for an invalid name."""
@@ -212,7 +212,7 @@ class KeyCodec:
 
     def _encoded_namespace(self, namespace: str) -> str:
         validate_name(namespace, self.namespace_name_max_size_bytes, "namespace")
-        return _padded(namespace, self.namespace_name_max_size_bytes)
+        return _pad(namespace, self.namespace_name_max_size_bytes)
 
     def decode(self, key: str, path: str | None = None) -> ObjectName | None:
         """Decode the name in a key.
@@ -269,13 +269,13 @@ class KeyCodec:
         try:
             namespace = encoded[: self.namespace_name_max_size_bytes].decode("utf-8").rstrip(_PAD)
             if key.startswith(NAMESPACE_KEY_PREFIX):
-                name, again = ObjectName(namespace), self.namespace_key(namespace)
+                name, expected_key = ObjectName(namespace), self.namespace_key(namespace)
             else:
                 table = encoded[self.namespace_name_max_size_bytes :].decode("utf-8").rstrip(_PAD)
-                name, again = ObjectName(namespace, table), self.table_key(namespace, table)
+                name, expected_key = ObjectName(namespace, table), self.table_key(namespace, table)
         except (UnicodeDecodeError, InvalidNameError) as error:
             raise CorruptFileError(f"key {key!r} is not the encoding of a valid name: {error}", path=path) from error
-        if again != key:
+        if expected_key != key:
             raise CorruptFileError(f"key {key!r} is not padded to the name sizes of the lakehouse", path=path)
         return name
 
@@ -286,7 +286,7 @@ def _are_ascii_names(names: pa.StringArray) -> bool:
     return shortest_bytes > 0 and not names.buffers()[2].to_pybytes().translate(None, _ASCII_IN_NAMES)
 
 
-def _padded(name: str, size_bytes: int) -> str:
+def _pad(name: str, size_bytes: int) -> str:
     return name + _PAD * (size_bytes - len(name.encode("utf-8")))
 
 
@@ -343,12 +343,12 @@ def own_rows(system: dict[str, str], path: str) -> dict[str, str]:
     """
     if COMMIT_ID not in system and COMMIT_INFO not in system:
         return system
-    version = version_named(path)
+    version = version_of_root(path)
     if version is None:  # the root of an export, perhaps a copy of another program's root: derive its version
-        before = version_named(system.get(PREVIOUS_ROOT, ""))
+        before = version_of_root(system.get(PREVIOUS_ROOT, ""))
         version = 0 if before is None else before + 1
-    stamped = decode_commit_info(system).get(STAMPED_VERSION, version)
-    return system if type(stamped) is int and stamped == version else _unstamped(system)
+    stamped_version = decode_commit_info(system).get(STAMPED_VERSION, version)
+    return system if type(stamped_version) is int and stamped_version == version else _without_stamp(system)
 
 
 def without_carried_stamp(system: dict[str, str], before: Mapping[str, str]) -> dict[str, str]:
@@ -361,7 +361,7 @@ def without_carried_stamp(system: dict[str, str], before: Mapping[str, str]) -> 
         before: The system rows of the previous root.
     """
     commit_id = system.get(COMMIT_ID)
-    return _unstamped(system) if commit_id is not None and commit_id == before.get(COMMIT_ID) else system
+    return _without_stamp(system) if commit_id is not None and commit_id == before.get(COMMIT_ID) else system
 
 
 def clock_reset(system: Mapping[str, str], version: int) -> int | None:
@@ -389,7 +389,7 @@ def is_clock_reset(system: Mapping[str, str], version: int) -> bool:
     return COMMIT_ID in system and clock_reset(system, version) == version
 
 
-def _unstamped(system: Mapping[str, str]) -> dict[str, str]:
+def _without_stamp(system: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in system.items() if name not in (COMMIT_ID, COMMIT_INFO)}
 
 

@@ -215,8 +215,8 @@ def validate_table_def(definition: TableDef) -> TableDef:
     if any(column_id < 1 for column_id in ids):
         raise InvalidDefinitionError("column ids start at 1")
     if len(set(ids)) != len(ids):
-        twice = next(column_id for column_id in ids if ids.count(column_id) > 1)
-        raise InvalidDefinitionError(f"column id {twice} is used more than once")
+        duplicate = next(column_id for column_id in ids if ids.count(column_id) > 1)
+        raise InvalidDefinitionError(f"column id {duplicate} is used more than once")
     top_level = {column.id for column in definition.schema.columns}
     for name in ("distribution_keys", "primary_keys", "sort_keys", "unique_columns"):
         if unknown := [column_id for column_id in getattr(definition, name) if column_id not in top_level]:

@@ -87,9 +87,9 @@ def validate_path(path: str) -> str:
 def _check_segments(segments: list[str], location: str) -> None:
     for segment in segments:
         if segment in ("", ".", ".."):
-            shown = repr(segment) if segment else "an empty segment"
+            description = repr(segment) if segment else "an empty segment"
             raise InvalidLocationError(
-                f"invalid location {location!r}: it contains {shown}; use the normalized location", path=location
+                f"invalid location {location!r}: it contains {description}; use the normalized location", path=location
             )
         if "\0" in segment:
             raise InvalidLocationError(f"invalid location {location!r}: it contains a NUL character", path=location)
@@ -118,8 +118,8 @@ def to_location(root: str, uri: str) -> str:
     """
     location = uri.removeprefix(root)
     if ":/" in location:
-        respelled = _respelled(root, uri)
-        location = respelled.removeprefix(root) if respelled.startswith(root) else location
+        converted = _convert_scheme(root, uri)
+        location = converted.removeprefix(root) if converted.startswith(root) else location
     return validate_location(location)
 
 
@@ -128,7 +128,7 @@ def located(root: str) -> Callable[[str], str]:
     return functools.cache(functools.partial(to_location, root))
 
 
-def _respelled(root: str, uri: str) -> str:
+def _convert_scheme(root: str, uri: str) -> str:
     """Convert URI forms of Hadoop's file systems (``s3a://``, ``abfs://``, ``file:/path``) to that of the root."""
     if root.startswith("s3://"):
         return _S3_SCHEMES.sub("s3://", uri)

@@ -27,7 +27,7 @@ from trinitylake_ops.format.keys import (
     own_rows,
     text_array,
 )
-from trinitylake_ops.format.node_sections import MalformedError, Rows, ascend, not_ascending
+from trinitylake_ops.format.node_sections import MalformedError, Rows, ascend, not_ascending_error
 
 #: The values of ``node_compression``: none, and the codecs that Arrow has for IPC files.
 NODE_COMPRESSIONS = ("", "lz4", "zstd")
@@ -210,7 +210,7 @@ _KEEP_PROPERTIES = ("export", "rollback", "restore")
 
 
 def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str = "") -> bytes:
-    """Encode the sealed root that replaces the root of a purged version, so that its name stays taken (FORMAT.md).
+    """Encode the sealed root that replaces the root of a purged version, so that its name is never reused (FORMAT.md).
 
     The sealed root preserves the commit's id, its position in the chain, its operation and its members. It also
     preserves the properties of an export, which the next export needs, and those of a rollback or restore, which
@@ -221,7 +221,8 @@ def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str =
         sealed_at_ms: The time of sealing, in milliseconds since the epoch.
         path: The path of the root.
     """
-    kept = {name: system[name] for name in (CREATED_AT_MILLIS, PREVIOUS_ROOT, COMMIT_ID, CLOCK_RESET) if name in system}
+    preserved_names = (CREATED_AT_MILLIS, PREVIOUS_ROOT, COMMIT_ID, CLOCK_RESET)
+    preserved = {name: system[name] for name in preserved_names if name in system}
     info = decode_commit_info(system)
     names = [
         STAMPED_VERSION,
@@ -231,8 +232,8 @@ def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str =
     ]
     fields = {name: info[name] for name in names if name in info}
     if fields:
-        kept[COMMIT_INFO] = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-    rows = {**kept, N_KEYS: "0", SEALED_AT_MILLIS: str(sealed_at_ms)}
+        preserved[COMMIT_INFO] = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    rows = {**preserved, N_KEYS: "0", SEALED_AT_MILLIS: str(sealed_at_ms)}
     columns = [
         built_texts(rows),
         built_texts(rows.values()),
@@ -256,7 +257,7 @@ def decode_node(data: bytes, path: str) -> NodeFile:
     """
     node, keys = _decoded(data, path)
     if not ascend([keys]):
-        raise not_ascending(keys).of(path)
+        raise not_ascending_error(keys).of(path)
     return node
 
 

@@ -15,7 +15,7 @@ from trinitylake_ops.format.arrow_ipc import (
     Present,
     check_body,
     check_file_seals,
-    check_is_no_copy,
+    check_not_copied,
     read_own_batch,
 )
 from trinitylake_ops.format.keys import (
@@ -122,7 +122,7 @@ class Rows:
             raise error.of(path) from error
         # A rollback never copies the root of a purged version, and such a copy would hide a live version.
         if SEALED_AT_MILLIS in rows.system:
-            check_is_no_copy(data, path)
+            check_not_copied(data, path)
         return rows
 
     @property
@@ -162,9 +162,9 @@ class Rows:
 
     def _add_system_rows(self, n_rows: int) -> None:
         names, values = (self._column(column, 0, n_rows).to_pylist() for column in (_KEY, _PVALUE))
-        lacking = _rows(0, n_rows) & (~self.present[_PVALUE] | self.present[_PNODE])
-        if lacking:
-            raise MalformedError(f"system row {names[_lowest(lacking)]!r} lacks its value or has a child")
+        invalid = _rows(0, n_rows) & (~self.present[_PVALUE] | self.present[_PNODE])
+        if invalid:
+            raise MalformedError(f"system row {names[_lowest(invalid)]!r} lacks its value or has a child")
         for name, value in zip(names, values, strict=True):
             if name.startswith(_OBJECT_KEY_PREFIXES):
                 raise MalformedError(f"object key {name!r} is among the system rows")
@@ -247,11 +247,11 @@ def ascend(columns: Iterable[TextColumn]) -> bool:
     lower, upper = [keys.slice(0, len(keys) - 1) for keys in arrays], [keys.slice(1) for keys in arrays]
     if len(arrays) == 1:  # faster than chunked arrays
         return not pc.greater_equal(lower[0], upper[0]).true_count
-    descending = pc.greater_equal(pa.chunked_array(lower, pa.utf8()), pa.chunked_array(upper, pa.utf8()))
-    return not pc.any(descending, min_count=0).as_py()
+    is_descending = pc.greater_equal(pa.chunked_array(lower, pa.utf8()), pa.chunked_array(upper, pa.utf8()))
+    return not pc.any(is_descending, min_count=0).as_py()
 
 
-def not_ascending(keys: Iterable[str]) -> MalformedError:
+def not_ascending_error(keys: Iterable[str]) -> MalformedError:
     """Return the error for keys that do not ascend."""
     lower, upper = next(pair for pair in pairwise(keys) if pair[0] >= pair[1])
     return MalformedError(f"key {upper!r} does not ascend after {lower!r}")

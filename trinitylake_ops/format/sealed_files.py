@@ -47,7 +47,7 @@ def encode_sealed_json(content: Mapping[str, Any], path: str, *, indent: int | N
 
 
 def decode_sealed_json(data: bytes, path: str) -> dict[str, Any]:
-    """Decode a JSON file and check its seals, if any. Files of older versions have none.
+    """Decode a JSON file and check its seals, if any. Files of older releases have no seals.
 
     Args:
         data: The content of the file.

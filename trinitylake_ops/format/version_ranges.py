@@ -24,7 +24,7 @@ class VersionRanges:
     @classmethod
     def of(cls, versions: Iterable[int]) -> VersionRanges:
         """Return the set of these versions."""
-        return cls._merged((version, version) for version in versions)
+        return cls._merge((version, version) for version in versions)
 
     @classmethod
     @functools.lru_cache(maxsize=64)  # the same few texts are parsed for each version of a history
@@ -37,10 +37,10 @@ class VersionRanges:
             if not 0 <= first <= last <= MAX_VERSION:
                 raise InvalidInputError(f"invalid version ranges {text[:200]!r}; use a format such as 3-90,95")
             ranges.append((first, last))
-        return cls._merged(ranges)
+        return cls._merge(ranges)
 
     @classmethod
-    def _merged(cls, ranges: Iterable[tuple[int, int]]) -> VersionRanges:
+    def _merge(cls, ranges: Iterable[tuple[int, int]]) -> VersionRanges:
         merged: list[tuple[int, int]] = []
         for first, last in sorted(ranges):
             if merged and first <= merged[-1][1] + 1:
@@ -64,7 +64,7 @@ class VersionRanges:
         return sum(last - first + 1 for first, last in self.ranges)
 
     def __or__(self, other: VersionRanges) -> VersionRanges:
-        return self._merged((*self.ranges, *other.ranges))
+        return self._merge((*self.ranges, *other.ranges))
 
     def __sub__(self, other: VersionRanges) -> VersionRanges:
         rest = list(self.ranges)

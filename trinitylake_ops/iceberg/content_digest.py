@@ -91,8 +91,8 @@ class ContentDigest:
             column = None if stored is None else batch.column(stored.name)
             kind = None if stored is None else stored.field_type
             default = constants.get(field.field_id, field.initial_default)
-            rows = _folded(rows, self._hash(field, column, kind, batch.num_rows, field.name, default))
-        mixed = _mixed(rows)
+            rows = _fold(rows, self._hash(field, column, kind, batch.num_rows, field.name, default))
+        mixed = _mix(rows)
         self._n_rows += batch.num_rows
         self._rows += _sum(mixed)
         return mixed
@@ -106,10 +106,11 @@ class ContentDigest:
         if self._n_rows != other._n_rows:
             return f"{self._n_rows} rows became {other._n_rows}"
         for path in (*self._columns, *other._columns):
-            (values, nulls, checksum), others = self._column(path), other._column(path)
-            if [values, nulls] != others[:2]:
-                return f"column {path!r} had {values} values ({nulls} null), and has {others[0]} ({others[1]} null)"
-            if checksum != others[2]:
+            (values, nulls, checksum), other_counts = self._column(path), other._column(path)
+            if [values, nulls] != other_counts[:2]:
+                counts = f"{other_counts[0]} ({other_counts[1]} null)"
+                return f"column {path!r} had {values} values ({nulls} null), and has {counts}"
+            if checksum != other_counts[2]:
                 return f"column {path!r} has different values"
         return None if (self._rows - other._rows) % (1 << 64) == 0 else "values moved to other rows"
 
@@ -139,7 +140,7 @@ class ContentDigest:
         self, field: NestedField, array: pa.Array | None, kind: IcebergType | None, n: int, path: str, default: Any
     ) -> pa.Array:
         """Return the hash of each value, and count the values. Without an array, all values are the default."""
-        counts = self._columns.setdefault(path, [0, 0, 0])  # inserted before its nested fields
+        counts = self._columns.setdefault(path, [0, 0, 0])  # the entry must precede those of nested fields
         if array is None or kind is None:
             array, kind = _default(field.field_type, default, n), field.field_type
         if pa.types.is_dictionary(array.type):
@@ -175,11 +176,11 @@ class ContentDigest:
                 default = _default(field.field_type, field.initial_default, len(array))
                 child, stored = pc.if_else(array.is_valid(), default, None), field
             child_type = None if stored is None else stored.field_type
-            hashes = _folded(
+            hashes = _fold(
                 hashes,
                 self._hash(field, child, child_type, len(array), f"{path}.{field.name}", field.initial_default),
             )
-        return _mixed(hashes)
+        return _mix(hashes)
 
     def _list(self, kind: ListType, array: pa.Array, stored: ListType, path: str) -> pa.Array:
         if not isinstance(array, pa.ListArray | pa.LargeListArray):
@@ -196,11 +197,11 @@ class ContentDigest:
         entries, lengths = _elements(lists)
         keys, values = entries.flatten()
         n = len(entries)
-        hashes = _folded(
+        hashes = _fold(
             self._hash(kind.key_field, keys, stored.key_type, n, f"{path}.key", None),
             self._hash(kind.value_field, values, stored.value_type, n, f"{path}.value", None),
         )
-        return _sequences(_mixed(hashes), lengths)
+        return _sequences(_mix(hashes), lengths)
 
 
 def _elements(lists: pa.Array) -> tuple[pa.Array, pa.Array]:
@@ -234,7 +235,7 @@ def _primitive(array: pa.Array, kind: IcebergType) -> pa.Array:
         numbers = array.cast(pa.date32()).view(pa.int32()).cast(pa.int64())
     else:
         numbers = (array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array).cast(pa.int64())
-    return _finished(pc.multiply(numbers.view(_U64), _u64(_FIRST)))
+    return _finalize(pc.multiply(numbers.view(_U64), _u64(_FIRST)))
 
 
 def _texts(array: pa.Array) -> pa.Array:
@@ -254,13 +255,13 @@ def _texts(array: pa.Array) -> pa.Array:
     longest = pc.max(lengths).as_py() or 0
     shorter, width = 0, _SHORT
     if longest <= width:
-        return _padded(texts, lengths, longest)
+        return _hash_padded(texts, lengths, longest)
     hashes = _constant(0, n)
     while shorter < longest and shorter < _LONG:  # group by similar length to limit the memory of padding
         of_width = pc.less_equal(lengths, pa.scalar(width, _U64))
         if shorter:
             of_width = pc.and_(of_width, pc.greater(lengths, pa.scalar(shorter, _U64)))
-        hashed = _padded(texts.filter(of_width), lengths.filter(of_width), width)
+        hashed = _hash_padded(texts.filter(of_width), lengths.filter(of_width), width)
         hashes = hashed if len(hashed) == n else pc.replace_with_mask(hashes, of_width, hashed)
         shorter, width = width, 2 * width
     if longest > _LONG:
@@ -269,11 +270,11 @@ def _texts(array: pa.Array) -> pa.Array:
     return hashes
 
 
-def _padded(texts: pa.Array, lengths: pa.Array, longest: int) -> pa.Array:
+def _hash_padded(texts: pa.Array, lengths: pa.Array, longest: int) -> pa.Array:
     """Return hashes of values up to a length, padded with zeros to the same number of words."""
     width = -(-longest // 8) * 8
     if not len(texts) or not width:
-        return _finished(pc.multiply(lengths, _u64(_SECOND)))
+        return _finalize(pc.multiply(lengths, _u64(_SECOND)))
     _, offsets, data = texts.buffers()
     # The kernel pads by bytes and does not decode them.
     chars = pa.Array.from_buffers(pa.large_string(), len(texts), [None, offsets, data], offset=texts.offset)
@@ -289,7 +290,7 @@ def _of_words(data: pa.Buffer, lengths: pa.Array, width: int) -> pa.Array:
     for at in range(n_words):
         column = words if n_words == 1 else pc.take(words, _word_indices(n_words, at).slice(0, n), boundscheck=False)
         hashes = pc.add(hashes, pc.multiply(column, _u64(_WORD_MULTIPLIERS[at])))
-    return _finished(hashes)
+    return _finalize(hashes)
 
 
 @functools.cache
@@ -321,13 +322,13 @@ def _sequences(hashes: pa.Array, lengths: pa.Array) -> pa.Array:
             ]
         )
     if not len(hashes):
-        return _mixed(_constant(_FIRST, n))
+        return _mix(_constant(_FIRST, n))
     powers, inverses = _powers(_BASE, len(hashes)), _powers(_INVERSE, len(hashes) + 1)
     sums = pa.concat_arrays([_constant(0, 1), pc.cumulative_sum(pc.multiply(hashes, powers.slice(0, len(hashes))))])
     ends = pc.cumulative_sum(lengths.cast(pa.int64()))
     starts = pc.subtract(ends, lengths)
     totals = pc.multiply(pc.subtract(sums.take(ends), sums.take(starts)), inverses.take(starts))
-    return _mixed(pc.add(totals, pc.multiply(pc.add(lengths.cast(_U64), pa.scalar(1, _U64)), _u64(_FIRST))))
+    return _mix(pc.add(totals, pc.multiply(pc.add(lengths.cast(_U64), pa.scalar(1, _U64)), _u64(_FIRST))))
 
 
 def _powers(base: int, n: int) -> pa.Array:
@@ -344,19 +345,19 @@ def _compute_powers(base: int, n: int) -> pa.Array:
     return pc.cumulative_prod(pa.concat_arrays([_constant(1, 1), _constant(base, n - 1)]))
 
 
-def _mixed(values: pa.Array) -> pa.Array:
+def _mix(values: pa.Array) -> pa.Array:
     """Return hashes of numbers in which each bit depends on all bits of the number."""
     values = pc.multiply(pc.add(values, _u64(_BASE)), _u64(_FIRST))
     values = pc.multiply(pc.bit_wise_xor(values, pc.shift_right(values, _u64(_HALF))), _u64(_SECOND))
     return pc.bit_wise_xor(values, pc.shift_right(values, _u64(_HALF)))
 
 
-def _finished(hashes: pa.Array) -> pa.Array:
+def _finalize(hashes: pa.Array) -> pa.Array:
     """Fold the high bits of products into all bits of the hash."""
     return pc.multiply(pc.bit_wise_xor(hashes, pc.shift_right(hashes, _u64(_HALF))), _u64(_SECOND))
 
 
-def _folded(hashes: pa.Array, added: pa.Array) -> pa.Array:
+def _fold(hashes: pa.Array, added: pa.Array) -> pa.Array:
     return pc.add(pc.multiply(hashes, _u64(_BASE)), added)
 
 

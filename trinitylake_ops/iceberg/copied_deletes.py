@@ -41,7 +41,7 @@ def is_copied_format(location: str) -> bool:
 def parquet_deletes(data: bytes, source: str, target: str, new_uri: Callable[[str], str]) -> bytes:
     """Return a Parquet position delete file with new paths, sorted by path and position.
 
-    Column ids and properties stay. Equal input always gives equal bytes.
+    Column ids and properties do not change. Equal input always gives equal bytes.
 
     Args:
         data: Contents of the source file.

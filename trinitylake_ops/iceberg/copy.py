@@ -40,7 +40,7 @@ from trinitylake_ops.iceberg.managed import metadata_uri
 from trinitylake_ops.iceberg.metadata import COMPRESSED, metadata_json
 from trinitylake_ops.iceberg.properties import settable_properties
 from trinitylake_ops.iceberg.reach import FileKind, files_of
-from trinitylake_ops.iceberg.validation.avro import AvroHeader, uncompressed
+from trinitylake_ops.iceberg.validation.avro import AvroHeader, decompress
 from trinitylake_ops.iceberg.validation.bounds import column_types, repair_record
 from trinitylake_ops.iceberg.validation.checksums import sealed_table_file
 
@@ -83,7 +83,7 @@ class FileCopy:
 
 @dataclass(frozen=True, slots=True)
 class TableFileMap:
-    """Maps the locations of a table's files to those of their copies.
+    """Maps the locations of a table's files to the locations of their copies.
 
     Under another root each file keeps its path. Under the same root it moves into ``folder``. An external file, for
     example one under another ``table_root``, moves into the table's folder.
@@ -189,7 +189,7 @@ class TableCopy:
         return self.places.location(self.places.path(io.location(metadata_uri(definition, io.root))))
 
 
-def rewritten(
+def rewrite_file(
     copy: FileCopy, data: bytes, io: StorageFileIO, places: TableFileMap, sizes_bytes: Mapping[str, int]
 ) -> bytes:
     """Return the contents of the copy of a file that contains paths.
@@ -306,7 +306,7 @@ def avro_with(location: str, data: bytes, change: Callable[[dict[str, Any]], Non
         data: Contents of the file.
         change: Changes a record in place.
     """
-    content = uncompressed(data, location)
+    content = decompress(data, location)
     schema, plain_schema = _schema_of(content.data)
     reader = fastavro.reader(io.BytesIO(_with_schema(content.data, json.dumps(plain_schema).encode())))
     records: list[dict[str, Any]] = []

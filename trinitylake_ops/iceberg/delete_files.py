@@ -51,7 +51,7 @@ _Numbered = tuple[int, DataFile]
 
 
 class DeleteFiles:
-    """The live delete files of manifest entries, indexed by what they apply to.
+    """The live delete files of manifest entries, indexed by the data files and partitions that they apply to.
 
     The constructor raises InvalidDefinitionError for a delete file of an unsupported format.
     """
@@ -166,7 +166,7 @@ def planned_tasks(
     snapshot = metadata.current_snapshot() if snapshot_id is None else metadata.snapshot_by_id(snapshot_id)
     manifests = [] if snapshot is None else manifests_in(snapshot, io)
     deletes = DeleteFiles(live_entries(manifests, io, ManifestContent.DELETES), metadata)
-    may_match = _pruning(metadata, row_filter)
+    may_match = _file_filter(metadata, row_filter)
     return [
         FileScanTask(entry.data_file, deletes.of(entry), row_filter)
         for entry in live_entries(manifests, io, ManifestContent.DATA)
@@ -174,7 +174,7 @@ def planned_tasks(
     ]
 
 
-def _pruning(metadata: TableMetadata, row_filter: BooleanExpression) -> Callable[[DataFile], bool]:
+def _file_filter(metadata: TableMetadata, row_filter: BooleanExpression) -> Callable[[DataFile], bool]:
     """Return a predicate: whether a data file may match a filter, by its partition and statistics."""
     if row_filter == AlwaysTrue():
         return lambda _: True
@@ -294,17 +294,19 @@ class _DeletedKeys:
                 key = codes
                 continue
             pairs = _pairs(key, codes, len(values))
-            known = pairs.unique()
-            self._steps.append((values, known))
-            key = pc.index_in(pairs, value_set=known)
+            codes_by_value = pairs.unique()
+            self._steps.append((values, codes_by_value))
+            key = pc.index_in(pairs, value_set=codes_by_value)
 
     def matches(self, columns: Sequence[pa.Array]) -> pa.Array:
         """Return a mask of the rows whose key is in the set. Columns are in the order of the table's."""
         key: pa.Array | None = None
-        for column, (values, known) in zip(columns, self._steps, strict=True):
+        for column, (values, codes_by_value) in zip(columns, self._steps, strict=True):
             codes = pc.index_in(_plain(column).cast(values.type), value_set=values)
             key = (
-                codes if key is None or known is None else pc.index_in(_pairs(key, codes, len(values)), value_set=known)
+                codes
+                if key is None or codes_by_value is None
+                else pc.index_in(_pairs(key, codes, len(values)), value_set=codes_by_value)
             )
         assert key is not None
         return pc.is_valid(key)

@@ -338,10 +338,10 @@ def _check_times(name: str, metadata: TableMetadata, current: TableMetadata | No
     Iceberg's Java library rejects commits more than a minute before the newest snapshot, so one writer with a fast
     clock would block the table for other writers. A table that is ahead already may continue from its newest time.
     """
-    known = set() if current is None else {snapshot.snapshot_id for snapshot in current.snapshots}
+    existing_ids = set() if current is None else {snapshot.snapshot_id for snapshot in current.snapshots}
     newest_ms = max([time.time_ns() // 1_000_000, *([] if current is None else [current.last_updated_ms])])
     for snapshot in metadata.snapshots:
-        if snapshot.snapshot_id not in known and snapshot.timestamp_ms > newest_ms + CLOCK_MARGIN_MS:
+        if snapshot.snapshot_id not in existing_ids and snapshot.timestamp_ms > newest_ms + CLOCK_MARGIN_MS:
             raise errors.InvalidDefinitionError(
                 f"snapshot {snapshot.snapshot_id} of table {name} has the time {snapshot.timestamp_ms} ms since 1970,"
                 f" {(snapshot.timestamp_ms - newest_ms) // 1000} s ahead of this machine's clock; correct the writer's"

@@ -1,4 +1,4 @@
-"""Managed tables: their locations, and which lakehouse owns a table.
+"""Managed tables: locations, and the lakehouse that owns each table.
 
 A MANAGED table's location is ``<root>tables/<TableDef.id>``, with ``metadata/`` and ``data/`` below it. Its
 ``format_properties["metadata_location"]`` refers to its current metadata file, by a path under the lakehouse's root or
@@ -38,7 +38,7 @@ MANAGED_PROPERTIES: Mapping[str, str] = {
     "gc.enabled": "false",
     "write.metadata.delete-after-commit.enabled": "false",
 }
-#: Iceberg format version of new tables. PyIceberg would lose parts of later versions that it does not support.
+#: Iceberg format version of new tables. PyIceberg would drop metadata of later versions that it does not support.
 LATEST_WRITTEN_VERSION = 2
 
 

@@ -364,13 +364,15 @@ def check_identity(definition: TableDef, metadata: TableMetadata, uri: str) -> N
         CorruptFileError: The location or table UUID differs.
     """
     if definition.is_managed and table_id_of(metadata.location) != definition.id:
-        raise misplaced(definition, uri, f"its location is {metadata.location[:200]!r}")
+        raise misplaced_error(definition, uri, f"its location is {metadata.location[:200]!r}")
     expected_uuid = definition.format_properties.get(TABLE_UUID)
     if expected_uuid is not None and expected_uuid != str(metadata.table_uuid):
-        raise misplaced(definition, uri, f"its table-uuid is {metadata.table_uuid}, expected {expected_uuid[:36]}")
+        raise misplaced_error(
+            definition, uri, f"its table-uuid is {metadata.table_uuid}, expected {expected_uuid[:36]}"
+        )
 
 
-def misplaced(definition: TableDef, uri: str, how: str) -> CorruptFileError:
+def misplaced_error(definition: TableDef, uri: str, how: str) -> CorruptFileError:
     """Return the error for metadata that does not belong to the table of a definition.
 
     Args:

@@ -47,23 +47,23 @@ _MAX_WIDTH = 2**31 - 1
 _Clashes = Mapping[frozenset[int], tuple[str, str]]
 
 
-def check_new_schemas(metadata: TableMetadata, known: Iterable[Schema] = ()) -> None:
+def check_new_schemas(metadata: TableMetadata, accepted_schemas: Iterable[Schema] = ()) -> None:
     """Check new schemas of a table.
 
     Args:
         metadata: The metadata of the table with its new schemas.
-        known: The existing schemas of the table. Violations in them are accepted.
+        accepted_schemas: The existing schemas of the table. Violations in them are accepted.
 
     Raises:
         InvalidDefinitionError: Two columns of a struct differ only by case, and :data:`CASE_SENSITIVE` does not allow
             it. Or a column has a default value before format version 3. Or two columns share an id, or an id is
             reserved. Or values of a column have more than :data:`MAX_FIXED_BYTES`.
     """
-    known = list(known)
-    new_schemas = [schema for schema in metadata.schemas if schema not in known]
-    check_columns(new_schemas, known)
-    check_case(new_schemas, metadata.properties, known)
-    check_defaults(new_schemas, metadata.format_version, known)
+    accepted_schemas = list(accepted_schemas)
+    new_schemas = [schema for schema in metadata.schemas if schema not in accepted_schemas]
+    check_columns(new_schemas, accepted_schemas)
+    check_case(new_schemas, metadata.properties, accepted_schemas)
+    check_defaults(new_schemas, metadata.format_version, accepted_schemas)
 
 
 def check_types_kept(metadata: TableMetadata, current: TableMetadata) -> None:
@@ -99,19 +99,19 @@ def _is_promotion(old: IcebergType, new: IcebergType) -> bool:
         return False
 
 
-def check_new_layouts(metadata: TableMetadata, known: TableMetadata | None = None) -> None:
+def check_new_layouts(metadata: TableMetadata, current: TableMetadata | None = None) -> None:
     """Check new partition specs and sort orders of a table.
 
     Args:
         metadata: The metadata of the table with its new specs and orders.
-        known: The metadata before the change, None for a new table. Its specs and orders are accepted.
+        current: The metadata before the change, None for a new table. Its specs and orders are accepted.
 
     Raises:
         InvalidDefinitionError: A transform is unknown, has a width that is not between 1 and 2^31 - 1, or cannot be
             applied to the type of its column. Or a partition field has an empty name.
     """
-    specs = {} if known is None else {spec.spec_id: spec.fields for spec in known.partition_specs}
-    orders = {} if known is None else {order.order_id: order.fields for order in known.sort_orders}
+    specs = {} if current is None else {spec.spec_id: spec.fields for spec in current.partition_specs}
+    orders = {} if current is None else {order.order_id: order.fields for order in current.sort_orders}
     new_fields: list[PartitionField | SortField] = []
     for spec in metadata.partition_specs:
         new_fields += () if specs.get(spec.spec_id) == spec.fields else spec.fields
@@ -141,38 +141,38 @@ def _check_transform(transform: Transform[Any, Any], source: IcebergType | None)
         raise InvalidDefinitionError(f"transform {transform} cannot be applied to a column of type {source}"[:300])
 
 
-def check_columns(schemas: Iterable[Schema], known: Iterable[Schema] = ()) -> None:
+def check_columns(schemas: Iterable[Schema], accepted_schemas: Iterable[Schema] = ()) -> None:
     """Check the ids and sizes of columns.
 
     Args:
         schemas: The schemas to check.
-        known: Schemas whose columns are accepted.
+        accepted_schemas: Schemas whose columns are accepted.
 
     Raises:
         InvalidDefinitionError: Two columns share an id, an id is reserved, or values of a column have more than
             :data:`MAX_FIXED_BYTES`.
     """
-    accepted = {fault for schema in known for fault in _column_faults(schema)}
+    accepted = {fault for schema in accepted_schemas for fault in _column_faults(schema)}
     for schema in schemas:
         for fault, message in _column_faults(schema).items():
             if fault not in accepted:
                 raise InvalidDefinitionError(message)
 
 
-def check_defaults(schemas: Iterable[Schema], format_version: int, known: Iterable[Schema] = ()) -> None:
+def check_defaults(schemas: Iterable[Schema], format_version: int, accepted_schemas: Iterable[Schema] = ()) -> None:
     """Check that columns have no default values before format version 3.
 
     Args:
         schemas: The schemas to check.
         format_version: The format version of the table.
-        known: Schemas whose columns are accepted.
+        accepted_schemas: Schemas whose columns are accepted.
 
     Raises:
         InvalidDefinitionError: A column has a default value.
     """
     if format_version >= _FIRST_WITH_DEFAULTS:
         return
-    accepted = {column for schema in known for column in _defaults(schema)}
+    accepted = {column for schema in accepted_schemas for column in _defaults(schema)}
     for schema in schemas:
         for column, name in _defaults(schema).items():
             if column not in accepted:
@@ -182,20 +182,22 @@ def check_defaults(schemas: Iterable[Schema], format_version: int, known: Iterab
                 )
 
 
-def check_case(schemas: Iterable[Schema], properties: Mapping[str, str], known: Iterable[Schema] = ()) -> None:
+def check_case(
+    schemas: Iterable[Schema], properties: Mapping[str, str], accepted_schemas: Iterable[Schema] = ()
+) -> None:
     """Check that the names of a struct's columns do not differ only by case.
 
     Args:
         schemas: The schemas to check.
         properties: The properties of the table. :data:`CASE_SENSITIVE` allows such columns.
-        known: Schemas whose columns are accepted.
+        accepted_schemas: Schemas whose columns are accepted.
 
     Raises:
         InvalidDefinitionError: Two columns differ only by case, and the table does not allow it.
     """
     if properties.get(CASE_SENSITIVE, "").lower() == "true":
         return
-    accepted = {columns for schema in known for columns in _clashes(schema)}
+    accepted = {columns for schema in accepted_schemas for columns in _clashes(schema)}
     for schema in schemas:
         for columns, (name, other) in _clashes(schema).items():
             if columns not in accepted:
@@ -277,8 +279,8 @@ def check_new_snapshots(name: str, metadata: TableMetadata, current: TableMetada
         InvalidDefinitionError: The id of a snapshot is not positive (PyIceberg interprets -1 as no snapshot), the table
             does not have its schema, or its parents form a cycle. Or ``main`` is a tag, to which no engine can append.
     """
-    known = set() if current is None else {snapshot.snapshot_id for snapshot in current.snapshots}
-    new_snapshots = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id not in known]
+    existing_ids = set() if current is None else {snapshot.snapshot_id for snapshot in current.snapshots}
+    new_snapshots = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id not in existing_ids]
     parents = {snapshot.snapshot_id: snapshot.parent_snapshot_id for snapshot in new_snapshots}
     schema_ids = {schema.schema_id for schema in metadata.schemas}
     for snapshot in new_snapshots:

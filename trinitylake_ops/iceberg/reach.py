@@ -37,7 +37,7 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.io.input_file import TableFileUnreadableError
 from trinitylake_ops.iceberg.managed import metadata_uri
 from trinitylake_ops.iceberg.metadata import InlineSnapshot, walked_metadata
-from trinitylake_ops.iceberg.validation.avro import SNAPSHOT_ID, AvroContent, uncompressed
+from trinitylake_ops.iceberg.validation.avro import SNAPSHOT_ID, AvroContent, decompress
 from trinitylake_ops.iceberg.validation.bounds import has_faulty_summaries, mark_faulty
 from trinitylake_ops.storage.parallel import run_parallel
 
@@ -183,7 +183,7 @@ def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
         file, content = _open(snapshot.manifest_list, io)
         snapshot_id = content.meta_int(SNAPSHOT_ID)
         if snapshot_id not in (None, snapshot.snapshot_id):
-            raise _swapped(
+            raise _swapped_file_error(
                 snapshot.manifest_list, f"it belongs to snapshot {snapshot_id}, not {snapshot.snapshot_id}", io
             )
         # Snapshot.manifests() would return the manifests of a process-wide cache, and the file may differ.
@@ -245,7 +245,7 @@ def entries_within(
         CorruptFileError: The manifest is not Avro, or declares more than it contains.
         Exception: Any exception of the decoder for a corrupt manifest.
     """
-    content = uncompressed(data, manifest.manifest_path, window)
+    content = decompress(data, manifest.manifest_path, window)
     take(content.n_kept)
     file = _SingleFileIO(_DecompressedFile(manifest.manifest_path, content.data))
     entries = manifest.fetch_manifest_entry(cast(FileIO, file), discard_deleted=False)
@@ -269,7 +269,7 @@ def _check_size(manifest: ManifestFile, content: AvroContent, io: StorageFileIO)
     """Raise CorruptFileError, before decoding, for a manifest whose size differs from its list."""
     if content.file_bytes != manifest.manifest_length:
         how = f"it has {content.file_bytes} bytes, but its manifest list declares {manifest.manifest_length}"
-        raise _swapped(manifest.manifest_path, how, io)
+        raise _swapped_file_error(manifest.manifest_path, how, io)
     _check_count(manifest, content.n_records, io)
 
 
@@ -293,7 +293,7 @@ def _check_is_listed(manifest: ManifestFile, entries: list[ManifestEntry], io: S
     uri, snapshot_id = manifest.manifest_path, manifest.added_snapshot_id
     added = {entry.snapshot_id for entry in entries if entry.status == _ADDED and snapshot_id is not None}
     if others := added - {snapshot_id}:
-        raise _swapped(
+        raise _swapped_file_error(
             uri, f"it has files of snapshot {others.pop()}, but its manifest list declares {snapshot_id}", io
         )
 
@@ -310,7 +310,7 @@ class _SingleFileIO:
 
 def _open(uri: str, io: StorageFileIO) -> tuple[InputFile, AvroContent]:
     """Return a file for PyIceberg's decoder, and its content. Raises CorruptFileError for a file that is not Avro."""
-    content = uncompressed(io.new_input(uri).read_whole(), io.location(uri))
+    content = decompress(io.new_input(uri).read_whole(), io.location(uri))
     return _DecompressedFile(uri, content.data), content
 
 
@@ -331,13 +331,13 @@ class _DecompressedFile(InputFile):
         return BytesIO(self._data)
 
 
-def _swapped(uri: str, how: str, io: StorageFileIO) -> CorruptFileError:
+def _swapped_file_error(uri: str, how: str, io: StorageFileIO) -> CorruptFileError:
     location = io.location(uri)
     return CorruptFileError(f"{location!r} is not the file that its table refers to: {how}; restore it", path=location)
 
 
 @contextmanager
-def _decoding(uri: str, what: str, io: StorageFileIO) -> Iterator[None]:
+def _decoding(uri: str, kind: str, io: StorageFileIO) -> Iterator[None]:
     """Convert the decoder's arbitrary exceptions for corrupt input into CorruptFileErrors that name the file."""
     try:
         yield
@@ -346,7 +346,7 @@ def _decoding(uri: str, what: str, io: StorageFileIO) -> Iterator[None]:
     except Exception as error:
         location = io.location(uri)
         raise CorruptFileError(
-            f"{location!r} is not a readable Iceberg {what}: {type(error).__name__}; restore it", path=location
+            f"{location!r} is not a readable Iceberg {kind}: {type(error).__name__}; restore it", path=location
         ) from error
 
 
@@ -372,7 +372,7 @@ class _Tolerance:
 
 def _content_files(manifests: list[ManifestFile], io: StorageFileIO, tolerance: _Tolerance) -> Iterator[TableFile]:
     concurrency = io.storage.concurrency
-    seen: set[str] = set()
+    yielded: set[str] = set()
     deleted: dict[str, TableFile] = {}
 
     def existing_entries(manifest: ManifestFile) -> list[ManifestEntry]:
@@ -384,10 +384,10 @@ def _content_files(manifests: list[ManifestFile], io: StorageFileIO, tolerance: 
                 path = entry.data_file.file_path
                 if entry.status == ManifestEntryStatus.DELETED:
                     deleted.setdefault(path, content_file(entry, io, live=False))
-                elif path not in seen:
-                    seen.add(path)
+                elif path not in yielded:
+                    yielded.add(path)
                     yield content_file(entry, io, live=True)
-    yield from (file for path, file in deleted.items() if path not in seen)
+    yield from (file for path, file in deleted.items() if path not in yielded)
 
 
 def content_file(entry: ManifestEntry, io: StorageFileIO, *, live: bool) -> TableFile:

@@ -149,7 +149,7 @@ def first_rows(
     """
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # importing it loads pandas
 
-    schema = _selected(metadata.schema(), columns)
+    schema = _select(metadata.schema(), columns)
     names = [field.name for field in schema.fields] if columns is None else list(columns)
     batches: list[pa.RecordBatch] = []
     left = limit
@@ -292,7 +292,7 @@ def _batches(
     yield from file_batches(RemainingRows(_scan(metadata, io, schema)), task, io)
 
 
-def _selected(schema: Schema, columns: Sequence[str] | None) -> Schema:
+def _select(schema: Schema, columns: Sequence[str] | None) -> Schema:
     if columns is None:
         return schema
     fields = {field.name: field for field in schema.fields}

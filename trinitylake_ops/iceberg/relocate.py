@@ -149,7 +149,7 @@ def _is_moved(uri: str, home: str, io: StorageFileIO) -> bool:
     return not uri.startswith(home) and not is_uri(_path_at(uri, home, io))
 
 
-def relocated(definition: TableDef, moved: MovedFiles, io: StorageFileIO) -> tuple[TableCopy, TableDef]:
+def plan_relocated_files(definition: TableDef, moved: MovedFiles, io: StorageFileIO) -> tuple[TableCopy, TableDef]:
     """Plan the copies that replace a table's moved files under new names.
 
     Args:

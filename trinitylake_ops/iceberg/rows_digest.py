@@ -1,4 +1,4 @@
-"""Digests of the rows that a rewrite reads and writes, and of the rows of a stream's epoch.
+"""Compute digests of the rows that a rewrite reads and writes, and of the rows of a stream's epoch.
 
 The digest of a rewrite is computed from the columns as Arrow reads them, before PyIceberg projects them to the table's
 schema, so that faults of the projection or of a later step are detected when the written files are compared.
@@ -61,7 +61,7 @@ class DigestedRows(RemainingRows):
         parameters = inspect.signature(iceberg_arrow._to_requested_schema).parameters
         # Readers may return UTC timestamps without a time zone. PyIceberg 0.11 always does, and has no parameter.
         allowed: dict[str, Any] = {name: True for name in ("allow_timestamp_tz_mismatch",) if name in parameters}
-        for stored in self._remaining(task):
+        for stored in self._remaining_rows(task):
             self.digest.add(stored.batch, stored.columns, stored.constants)
             yield iceberg_arrow._to_requested_schema(
                 self.scan._projected_schema,
@@ -80,7 +80,7 @@ class DigestedRows(RemainingRows):
         for stored in self._stored(file):
             self.digest.add(stored.batch, stored.columns, stored.constants)
 
-    def _remaining(self, task: FileScanTask) -> Iterator[_StoredRows]:
+    def _remaining_rows(self, task: FileScanTask) -> Iterator[_StoredRows]:
         """Yield the remaining rows of a data file."""
         from pyiceberg.io.pyarrow import _combine_positional_deletes, _read_all_delete_files
 
@@ -180,7 +180,7 @@ class RowsDigest:
         """Yield batches unchanged, and add their rows."""
         for batch in batches:
             self.n_rows += batch.num_rows
-            hashes = _combined(batch.columns, batch.num_rows)
+            hashes = _combine_hashes(batch.columns, batch.num_rows)
             self.total = (self.total + (pc.sum(hashes).as_py() or 0)) & _MASK
             yield batch
 
@@ -190,11 +190,11 @@ def total_of(digests: Iterable[RowsDigest]) -> RowsDigest:
     return reduce(RowsDigest.__add__, digests, RowsDigest())
 
 
-def _combined(columns: Iterable[pa.Array], n_rows: int) -> pa.Array:
+def _combine_hashes(columns: Iterable[pa.Array], n_rows: int) -> pa.Array:
     """Return a hash of each row over several columns, in order."""
     rows = pa.repeat(_number(0), n_rows)
     for column in columns:
-        rows = _mixed(pc.add(pc.multiply(rows, _number(_COLUMN)), _hashes(column)))
+        rows = _finalize(pc.add(pc.multiply(rows, _number(_COLUMN)), _hashes(column)))
     return rows
 
 
@@ -202,15 +202,15 @@ def _hashes(column: pa.Array) -> pa.Array:
     """Return a 64-bit unsigned hash of each value. Arithmetic wraps."""
     kind = column.type
     if pa.types.is_struct(kind):
-        values = _combined(column.flatten(), len(column))
+        values = _combine_hashes(column.flatten(), len(column))
     elif pa.types.is_nested(kind):
         values = _string_hashes(map(repr, column.to_pylist()))
     elif pa.types.is_floating(kind):
-        values = _mixed(_bits(column.cast(pa.float32(), safe=False), pa.int32()))
+        values = _finalize(_bits(column.cast(pa.float32(), safe=False), pa.int32()))
     elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        values = _mixed(column.cast(pa.int64(), safe=False).cast(pa.uint64(), safe=False))
+        values = _finalize(column.cast(pa.int64(), safe=False).cast(pa.uint64(), safe=False))
     elif pa.types.is_temporal(kind) and kind.bit_width in (32, _BITS):
-        values = _mixed(_bits(column, pa.int32() if kind.bit_width < _BITS else pa.int64()))
+        values = _finalize(_bits(column, pa.int32() if kind.bit_width < _BITS else pa.int64()))
     elif pa.types.is_null(kind):
         return pa.repeat(_number(_NULL), len(column))
     else:
@@ -225,7 +225,7 @@ def _bits(column: pa.Array, integer: pa.DataType) -> pa.Array:
     return column.view(integer).cast(pa.int64()).cast(pa.uint64(), safe=False)
 
 
-def _mixed(values: pa.Array) -> pa.Array:
+def _finalize(values: pa.Array) -> pa.Array:
     """Finalize as Murmur3 does, so that each input bit affects all output bits."""
     shift = pa.scalar(33, pa.uint64())
     for multiplier in _MULTIPLIERS:

@@ -1,4 +1,4 @@
-"""The target of a catalog, a single change of it, and registration of tables.
+"""The target of a catalog, single changes of it, and the registration of tables.
 
 * LatestTarget: each change is a separate commit.
 * TransactionTarget: changes join an open transaction, which its owner commits.
@@ -62,7 +62,7 @@ _MAX_MESSAGE_CHARS = 500  # of a commit message; names may be much longer
 
 
 class CatalogTarget(Protocol):
-    """What a catalog reads and writes."""
+    """The version or transaction that a catalog reads and writes."""
 
     @property
     def storage(self) -> Storage:
@@ -257,14 +257,14 @@ class TableChange:
 
 @contextmanager
 def changing(
-    target: CatalogTarget, io: StorageFileIO, what: str, files: StorageFileIO | None = None
+    target: CatalogTarget, io: StorageFileIO, message: str, files: StorageFileIO | None = None
 ) -> Iterator[TableChange]:
     """Apply one change to a target. Its written files are deleted, best effort, if it certainly failed.
 
     Args:
         target: The target.
         io: Writes metadata files.
-        what: Message of the commit.
+        message: Message of the commit.
         files: Writes the new data files of the change in the background. They are complete before the commit.
 
     Raises:
@@ -276,7 +276,7 @@ def changing(
     """
     change: TableChange | None = None
     try:
-        with target.change(what) as writer:
+        with target.change(message) as writer:
             change = TableChange(writer, io, target.commits_changes)
             yield change
             if files is not None:
@@ -343,9 +343,11 @@ def registering_io(io: StorageFileIO, uris: Iterable[str]) -> StorageFileIO:
     roots = {_root_of(uri, io.allowed_roots) for uri in uris if io.allowed_roots.known(uri) is None}
     opened_storages = [open_storage(root, io.storage_options.beyond(io.root, root)) for root in sorted(roots)]
     names = io.allowed_roots.names
-    registering = StorageFileIO.on(io.storage, io.storage_options, read_only=True, others=opened_storages, names=names)
-    registering.metadata_limit_bytes = io.metadata_limit_bytes
-    return registering.strict()
+    registration_io = StorageFileIO.on(
+        io.storage, io.storage_options, read_only=True, others=opened_storages, names=names
+    )
+    registration_io.metadata_limit_bytes = io.metadata_limit_bytes
+    return registration_io.strict()
 
 
 def root_to_allow(definition: TableDef, io: StorageFileIO) -> str | None:
@@ -372,7 +374,7 @@ def _root_of(uri: str, allowed_roots: AllowedRoots) -> str:
     """Return the root through which a metadata file outside all known roots is read."""
     if roots_nest(uri):
         return normalize_root_uri(_folder_of(uri))
-    return root_of_table_file(uri) or allowed_roots.strict().find(uri).root  # its error names what to allow
+    return root_of_table_file(uri) or allowed_roots.strict().find(uri).root  # its error names the root to allow
 
 
 def _folder_of(uri: str) -> str:

@@ -97,7 +97,7 @@ def listed_snapshots(definition: TableDef, io: StorageFileIO) -> ListedSnapshots
     ordered = sorted(metadata.snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
     ids = tuple(snapshot.snapshot_id for snapshot in ordered)
     is_in_place = is_managed_location(metadata.location, definition, io)
-    referred = _referred(metadata) | _staged(metadata, io.storage.now_ms())
+    referred = _referred_snapshots(metadata) | _staged(metadata, io.storage.now_ms())
     return ListedSnapshots(ids, referred, is_in_place, metadata.format_version <= LATEST_WRITTEN_VERSION)
 
 
@@ -154,7 +154,7 @@ def write_without_snapshots(
     return replace(definition, format_properties=properties)
 
 
-def _referred(metadata: TableMetadata) -> frozenset[int]:
+def _referred_snapshots(metadata: TableMetadata) -> frozenset[int]:
     referred = {ref.snapshot_id for ref in metadata.refs.values()}
     if metadata.current_snapshot_id is not None:
         referred.add(metadata.current_snapshot_id)

@@ -72,11 +72,11 @@ def adapt_updates(updates: Sequence[TableUpdate], current: TableMetadata | None)
         InvalidDefinitionError: An update is not supported by a lakehouse.
     """
     adapter = _UpdateAdapter(current)
-    adapted = [result for update in updates for result in adapter.fit(update)]
-    adapted += adapter.property_updates()
+    adapted_updates = [result for update in updates for result in adapter.fit(update)]
+    adapted_updates += adapter.property_updates()
     if current is None:
-        adapted.append(SetPropertiesUpdate(updates=dict(MANAGED_PROPERTIES)))
-    return adapted
+        adapted_updates.append(SetPropertiesUpdate(updates=dict(MANAGED_PROPERTIES)))
+    return adapted_updates
 
 
 def check_format(properties: Mapping[str, str]) -> None:
@@ -179,7 +179,7 @@ class _UpdateAdapter:
         self._order_ids: dict[int, int] = {}
 
     def fit(self, update: TableUpdate) -> list[TableUpdate]:
-        """Return the updates to apply for an update, none for one without effect."""
+        """Return the updates to apply for a client's update, none if it has no effect."""
         match update:
             case AddSchemaUpdate():
                 return self._add_schema(update)

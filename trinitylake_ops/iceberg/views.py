@@ -294,14 +294,14 @@ def _entry(version: ViewVersion) -> ViewHistoryEntry:
     return ViewHistoryEntry.model_validate({"timestamp-ms": version.timestamp_ms, "version-id": version.version_id})
 
 
-def _is_same(one: ViewVersion, other: ViewVersion) -> bool:
-    def comparable(version: ViewVersion) -> tuple[object, ...]:
+def _is_same(version: ViewVersion, other: ViewVersion) -> bool:
+    def comparable(compared: ViewVersion) -> tuple[object, ...]:
         return (
-            version.summary, version.representations, version.default_catalog, version.default_namespace,
-            version.schema_id,
+            compared.summary, compared.representations, compared.default_catalog, compared.default_namespace,
+            compared.schema_id,
         )  # fmt: skip
 
-    return comparable(one) == comparable(other)
+    return comparable(version) == comparable(other)
 
 
 def _check_dialects(version: ViewVersion) -> None:
@@ -404,5 +404,5 @@ def _properties(reader: CatalogReader, namespace: str, missing: type[Exception])
     try:
         return reader.namespace(namespace).properties
     except errors.NamespaceNotFoundError as error:
-        what = "View" if missing is NoSuchViewError else "Namespace"
-        raise missing(f"{what} does not exist: {namespace}") from error
+        kind = "View" if missing is NoSuchViewError else "Namespace"
+        raise missing(f"{kind} does not exist: {namespace}") from error

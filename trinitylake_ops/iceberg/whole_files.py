@@ -179,5 +179,5 @@ class TableFiles:
             self.faulty_bounds.add(location)
         live = [entry for entry in entries if entry.status != ManifestEntryStatus.DELETED]
         files = [content_file(entry, self._io, live=True) for entry in live]
-        others = dict.fromkeys(file for file in files if file.kind != FileKind.DATA)
-        return [*(file for file in files if file.kind == FileKind.DATA), *others]
+        other_files = dict.fromkeys(file for file in files if file.kind != FileKind.DATA)
+        return [*(file for file in files if file.kind == FileKind.DATA), *other_files]

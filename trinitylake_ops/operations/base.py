@@ -1,7 +1,7 @@
 """Base classes of operations and their plans, with the cost and the telemetry of each run.
 
 A plan only reads. Its digest is ``<base version>-<sha256>`` over the base version and all effects, so an approval
-covers exactly these effects. If the effects depend on the time, the digest contains the time, too, and the plan is made
+covers exactly these effects. If the effects depend on the time, the digest also contains the time, and the plan is made
 again for the version and the time of the approved digest.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from trinitylake_ops.errors import FileMissingError, NotFoundError, PlanChangedError
 from trinitylake_ops.format.keys import COMMIT_ID
-from trinitylake_ops.operations.budget import Spending, counting
+from trinitylake_ops.operations.budget import Spending, counting_storage
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.storage import MeteredStorage, Storage
 from trinitylake_ops.telemetry import hub, spans
@@ -93,13 +93,13 @@ class MeteredLakehouse:
     """
 
     def __init__(self, lake: Lakehouse, spending: Spending | None = None, *, keeps_cache: bool = False):
-        self._storage = MeteredStorage(lake.storage) if spending is None else counting(lake.storage, spending)
+        self._storage = MeteredStorage(lake.storage) if spending is None else counting_storage(lake.storage, spending)
         self._others: list[MeteredStorage] = []
         self._begun_s = time.monotonic()
         self.lake = lake.on(self._storage) if keeps_cache else uncached_on(self._storage, lake.storage_options)
 
-    def also(self, storage: Storage) -> Storage:
-        """Return another storage whose requests are counted as well."""
+    def meter(self, storage: Storage) -> Storage:
+        """Return a storage that counts its requests in this cost."""
         self._others.append(MeteredStorage(storage))
         return self._others[-1]
 
@@ -320,7 +320,7 @@ class TimedOperation(PlannedOperation[TimedT, ReportT]):
                 " plan"
             ) from error
         try:
-            then = self.plan_at(base, now_ms)
+            approved = self.plan_at(base, now_ms)
         except FileMissingError as error:
             if self.lake.latest_version() == base_version:
                 raise
@@ -328,5 +328,5 @@ class TimedOperation(PlannedOperation[TimedT, ReportT]):
                 f"the approved plan was made on version {base_version}, and a file that it was made from was deleted"
                 " since, for example by dropping an export; review the new plan"
             ) from error
-        then.check_approved(str(approved_digest))
-        return then
+        approved.check_approved(str(approved_digest))
+        return approved

@@ -128,7 +128,7 @@ class Spending:
         """Enforce the budget while the block plans.
 
         Args:
-            progress: Called with the counted thing, the number done, and the total.
+            progress: Called with the unit that is counted, the number done, and the total.
 
         Yields:
             The progress callback to use in the block.
@@ -138,10 +138,10 @@ class Spending:
         """
         reached = ""
 
-        def report_progress(what: str, done: int, total: int) -> None:
+        def report_progress(unit: str, done: int, total: int) -> None:
             nonlocal reached
-            reached = f" ({what}: {done} of {total})"
-            progress(what, done, total)
+            reached = f" ({unit}: {done} of {total})"
+            progress(unit, done, total)
             if done < total:
                 self.check_time()
 
@@ -176,7 +176,7 @@ class CountingStorage(MeteredStorage):
         super()._count(kind)
 
 
-def counting(storage: Storage, spending: Spending) -> CountingStorage:
+def counting_storage(storage: Storage, spending: Spending) -> CountingStorage:
     """Return a storage whose requests are charged to a budget, or the storage itself if they already are.
 
     Args:
@@ -195,7 +195,7 @@ def counted_with(storage: Storage, other: Storage) -> Storage:
         storage: The storage that may have a budget.
         other: The other storage.
     """
-    return counting(other, storage.spending) if isinstance(storage, CountingStorage) else other
+    return counting_storage(other, storage.spending) if isinstance(storage, CountingStorage) else other
 
 
 class LimitedStorage(StorageWrapper):

@@ -51,7 +51,7 @@ class Work(Protocol[A_contra, T_co]):
     def storages(self) -> Sequence[Storage]:
         """The storages that the work uses, whose requests are counted."""
 
-    def __call__(self, things: Sequence[A_contra], /) -> Sequence[T_co]:
+    def __call__(self, items: Sequence[A_contra], /) -> Sequence[T_co]:
         """Return the result of each item of a batch, in order."""
 
 
@@ -110,12 +110,12 @@ class Executor(Protocol):
     def window(self) -> int:
         """The number of items to collect before work on them starts."""
 
-    def map(self, work: Work[A, T], things: Sequence[A]) -> Iterator[T]:
+    def map(self, work: Work[A, T], items: Sequence[A]) -> Iterator[T]:
         """Run work on items, in batches by weight.
 
         Args:
             work: The work. Its exceptions are raised.
-            things: The items.
+            items: The items.
 
         Yields:
             The result of each item, in order.
@@ -173,16 +173,16 @@ class LocalExecutor:
     #: Collected items are held in memory.
     window = _BATCH[Weight.DEFINITION]
 
-    def map(self, work: Work[A, T], things: Sequence[A]) -> Iterator[T]:
+    def map(self, work: Work[A, T], items: Sequence[A]) -> Iterator[T]:
         """Yield the result of each item, batch by batch. Raises the errors of the work.
 
         Args:
             work: The work.
-            things: The items.
+            items: The items.
         """
-        batch = _BATCH.get(work.weight, max(1, len(things)))
-        for start in range(0, len(things), batch):
-            yield from work(things[start : start + batch])
+        batch = _BATCH.get(work.weight, max(1, len(items)))
+        for start in range(0, len(items), batch):
+            yield from work(items[start : start + batch])
 
     def listed(self, listing: Listing) -> Iterator[FileInfo]:
         """Yield the files of the whole listing. Raises StorageError."""

@@ -202,7 +202,7 @@ def list_exports(lake: Lakehouse, latest: Snapshot | None = None) -> list[Export
     """
     definition = (latest or lake.snapshot()).definition
     clones = {record.name for record in definition.exports if record.clone_id}
-    known = {record.name: _info(record) for record in definition.exports if not record.clone_id}
+    recorded = {record.name: _info(record) for record in definition.exports if not record.clone_id}
     foreign = {
         name: ExportInfo(
             name=name,
@@ -215,9 +215,9 @@ def list_exports(lake: Lakehouse, latest: Snapshot | None = None) -> list[Export
             manifest_path=None,
         )
         for name, location in definition.exported_snapshots.items()
-        if name not in known and name not in clones
+        if name not in recorded and name not in clones
     }
-    return [info for _, info in sorted({**known, **foreign}.items())]
+    return [info for _, info in sorted({**recorded, **foreign}.items())]
 
 
 def _info(record: ExportRecord) -> ExportInfo:

@@ -79,11 +79,11 @@ def lease(storage: Storage, operation: str) -> Iterator[Lease]:
         MaintenanceBlockedError: Another operation holds the lease.
         StorageError: The storage failed.
     """
-    acquired = _acquire(storage, operation)
+    new_lease = _acquire(storage, operation)
     try:
-        yield acquired
+        yield new_lease
     finally:
-        acquired.release()
+        new_lease.release()
 
 
 def describe_lease(storage: Storage) -> str | None:
@@ -114,12 +114,12 @@ def _acquire(storage: Storage, operation: str) -> Lease:
             path=lease_path(newest),
         )
     holder = str(uuid.uuid4())
-    acquired = Lease(storage, newest + 1, holder, operation, now_ms + DURATION_MS)
-    data = _content(lease_path(acquired.number), holder, operation, acquired.expires_at_ms)
-    if not create_settled(storage, lease_path(acquired.number), data, is_ours=lambda existing: existing == data):
-        raise _lease_taken_error(lease_path(acquired.number))
+    new_lease = Lease(storage, newest + 1, holder, operation, now_ms + DURATION_MS)
+    data = _content(lease_path(new_lease.number), holder, operation, new_lease.expires_at_ms)
+    if not create_settled(storage, lease_path(new_lease.number), data, is_ours=lambda existing: existing == data):
+        raise _lease_taken_error(lease_path(new_lease.number))
     storage.delete_many([info.path for info in existing.values()])  # never the newest, so numbers are never reused
-    return acquired
+    return new_lease
 
 
 def _existing_leases(storage: Storage) -> dict[int, FileInfo]:

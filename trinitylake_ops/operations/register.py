@@ -97,13 +97,13 @@ def _deletions_blocked(lake: Lakehouse, uris: Iterable[str]) -> Iterator[Callabl
         InvalidInputError: No kept version refers to a file.
     """
     io = reading_io(lake)
-    own = {io.location(uri) for uri in uris if io.folders.is_own_file(uri)}
-    if not own:
+    own_locations = {io.location(uri) for uri in uris if io.folders.is_own_file(uri)}
+    if not own_locations:
         yield lambda _base: None
         return
-    with lease(lake.storage, _OPERATION) as held:
-        _check_committed(lake, own)
-        yield lambda _base: held.check()
+    with lease(lake.storage, _OPERATION) as held_lease:
+        _check_committed(lake, own_locations)
+        yield lambda _base: held_lease.check()
 
 
 def _check_committed(lake: Lakehouse, metadata_paths: Collection[str]) -> None:
@@ -196,7 +196,7 @@ def register_catalog(
         metered.lake.transaction(message=f"catalog {source.name}", operation=_OPERATION) as txn,
     ):
         check_no_gap(metered.lake.files.roots, txn.base.version)
-        new, known = _new_tables(txn, metered.lake.root, tables)
+        new, registered = _new_tables(txn, metered.lake.root, tables)
         definitions = _definitions(metered.lake, txn, new)
         created = [name for name in dict.fromkeys(name for name, _ in new) if not txn.has_namespace(name)]
         for namespace in created:
@@ -211,7 +211,7 @@ def register_catalog(
         version=txn.committed_version,
         namespaces=tuple(created),
         tables=tuple(".".join(name) for name in new),
-        known=tuple(".".join(name) for name in known),
+        known=tuple(".".join(name) for name in registered),
         not_iceberg=tuple(".".join(name) for name in not_iceberg),
         cost=metered.cost(),
     )
@@ -250,8 +250,8 @@ class _Source:
     def tables(self, namespaces: Sequence[str] | None) -> tuple[list[tuple[_Name, str]], list[_Name]]:
         """Return all tables with their metadata files, and the names of tables of other formats."""
         tables: list[tuple[_Name, str]] = []
-        others: list[_Name] = []
-        for namespace in self._selected(namespaces):
+        other_formats: list[_Name] = []
+        for namespace in self._selected_namespaces(namespaces):
             with self._describing_failures(f"list the tables of {'.'.join(namespace)}"):
                 identifiers = self.catalog.list_tables(namespace)
             for identifier in sorted(identifiers):
@@ -260,10 +260,10 @@ class _Source:
                     try:
                         tables.append((name, self.catalog.load_table(identifier).metadata_location))
                     except NoSuchIcebergTableError:
-                        others.append(name)
-        return tables, others
+                        other_formats.append(name)
+        return tables, other_formats
 
-    def _selected(self, namespaces: Sequence[str] | None) -> list[Identifier]:
+    def _selected_namespaces(self, namespaces: Sequence[str] | None) -> list[Identifier]:
         all_namespaces = list(self._descendants(()))
         if namespaces is None:
             return all_namespaces
@@ -324,17 +324,17 @@ def _new_tables(
             existing[name] = to_location(root, uri)
         else:
             new[name] = uri
-    known = [name for name, location in existing.items() if _metadata_location(txn, name) == location]
-    conflicts += [".".join(name) for name in existing.keys() - set(known)]
+    registered = [name for name, location in existing.items() if _metadata_location(txn, name) == location]
+    conflicts += [".".join(name) for name in existing.keys() - set(registered)]
     if conflicts:
-        shown = ", ".join(sorted(conflicts)[:_MAX_NAMES]) + (
+        text = ", ".join(sorted(conflicts)[:_MAX_NAMES]) + (
             f" and {len(conflicts) - _MAX_NAMES} more" * (len(conflicts) > _MAX_NAMES)
         )
         raise ObjectExistsError(
-            f"nothing was registered: {len(conflicts)} tables already exist with other metadata ({shown}); drop them"
+            f"nothing was registered: {len(conflicts)} tables already exist with other metadata ({text}); drop them"
             " first, or select other namespaces"
         )
-    return new, known
+    return new, registered
 
 
 def _metadata_location(txn: Transaction, name: _Name) -> str | None:

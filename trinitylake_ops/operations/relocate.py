@@ -26,12 +26,12 @@ from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.iceberg.copy import TableCopy
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO, reading_io, writing_io
 from trinitylake_ops.iceberg.reach import DAMAGE, TableFile, files_of
-from trinitylake_ops.iceberg.relocate import DELETES_REMEDY, MovedFiles, moved_files, relocated
+from trinitylake_ops.iceberg.relocate import DELETES_REMEDY, MovedFiles, moved_files, plan_relocated_files
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, base_id_of, digest_of
 from trinitylake_ops.operations.definition_commits import commit_on_latest
 from trinitylake_ops.operations.gc.survey import on_latest
 from trinitylake_ops.operations.gc.table_files import iceberg_metadata
-from trinitylake_ops.operations.gc.tables import defined, table_root_of, tables_of
+from trinitylake_ops.operations.gc.tables import table_root_of, tables_of, with_definitions
 from trinitylake_ops.operations.metadata_rewrites import check_tables, discarded_on_failure
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.transfer.copy import Transfer
@@ -293,7 +293,7 @@ def moved_tables(
 
     tables: list[MovedTable] = []
     damaged: dict[str, TrinityLakeError] = {}
-    for entries in defined(base, tables_of(base)):
+    for entries in with_definitions(base, tables_of(base)):
         results = run_parallel(
             in_one_round_trip(inspect_table), [definition for _, _, definition in entries], lake.storage.concurrency
         )
@@ -335,7 +335,7 @@ def check_files_exist(base: Snapshot, io: StorageFileIO, table_root: str) -> Non
         CorruptFileError: A file has another size than the metadata of its table records.
         StorageError: Another storage request failed.
     """
-    for entries in defined(base, tables_of(base)):
+    for entries in with_definitions(base, tables_of(base)):
         for name, _, definition in entries:
             if not (definition.is_managed and iceberg_metadata(definition)):
                 continue
@@ -412,7 +412,7 @@ def _commit(lake: Lakehouse, plan: RelocationPlan) -> int:
         base = txn.base
 
         def relocate_table(table: MovedTable) -> tuple[TableCopy, TableDef]:
-            return relocated(base.table_at(table.definition_location), table.files, io)
+            return plan_relocated_files(base.table_at(table.definition_location), table.files, io)
 
         copies = run_parallel(in_one_round_trip(relocate_table), plan.moved, lake.storage.concurrency)
         selection = Selection(tables=[copy for copy, _ in copies])

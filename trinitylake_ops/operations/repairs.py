@@ -320,8 +320,8 @@ class _Planner:
             return None
         return base
 
-    def _add(self, step: Step, action: str, what: str, version: int | None = None) -> None:
-        self._steps.append(RepairStep(action=action, what=what, version=version))
+    def _add(self, step: Step, action: str, description: str, version: int | None = None) -> None:
+        self._steps.append(RepairStep(action=action, what=description, version=version))
         self._executable_steps.append(step)
 
     def _findings(self, *codes: str) -> list[Finding]:
@@ -346,8 +346,8 @@ class _Planner:
     def _plan_owners(self) -> None:
         if table_ids := self._report.unclaimed:
             self._repaired.update(self._findings("owner-missing"))
-            what = f"owner files of {len(table_ids)} tables, for example {table_ids[0]!r}"
-            self._add(ClaimFolders(tuple(table_ids)), "claim", what)
+            description = f"owner files of {len(table_ids)} tables, for example {table_ids[0]!r}"
+            self._add(ClaimFolders(tuple(table_ids)), "claim", description)
 
     def _plan_hint(self) -> None:
         if findings := self._findings("hint-wrong"):
@@ -359,8 +359,8 @@ class _Planner:
             damaged = VersionRanges.parse(self._report.damaged_versions)
             target = newest_intact_version(self._lake, base, damaged)
             if target is not None:
-                what = "everything, to the newest intact version"
-                self._add(RollbackStep(target.version, target.root), "rollback", what, target.version)
+                description = "everything, to the newest intact version"
+                self._add(RollbackStep(target.version, target.root), "rollback", description, target.version)
             return
         damaged_files = {finding.path for finding in self._report.findings if finding.severity == "error"}
         search = IntactDefinitionSearch(self._lake, damaged_files)

@@ -25,7 +25,7 @@ class VersionAge:
     created_at_ms: int
     #: None for the latest version.
     superseded_at_ms: int | None
-    #: What needs the version in any case, for people.
+    #: Descriptions of everything that needs the version regardless of its age.
     pins: tuple[str, ...] = ()
 
     def settled(self, reset_ms: int, now_ms: int) -> VersionAge:
@@ -169,8 +169,8 @@ def judge(versions: Sequence[VersionAge], policy: RetentionPolicy, now_ms: int) 
         )
     newest_first = sorted(versions, key=lambda age: age.version, reverse=True)
     # Versions from the future are kept in any case, and must not count as the newest: a clock may have been wrong.
-    past = [age for age in newest_first if age.created_at_ms <= now_ms]
-    by_rule = _retained_by_count(past, policy) | _retained_by_period(past, policy)
+    ages = [age for age in newest_first if age.created_at_ms <= now_ms]
+    by_rule = _retained_by_count(ages, policy) | _retained_by_period(ages, policy)
     return tuple(_verdict(age, policy, now_ms, by_rule.get(age.version)) for age in versions)
 
 
@@ -192,9 +192,9 @@ def _verdict(age: VersionAge, policy: RetentionPolicy, now_ms: int, rule: str | 
         )
     maximum_ms = policy.age_overrides.get(age.version, policy.maximum_age_ms)
     if superseded_ms <= maximum_ms:
-        own = " of its own" if age.version in policy.age_overrides else ""
+        suffix = " of its own" if age.version in policy.age_overrides else ""
         return kept(
-            f"superseded {span_text(superseded_ms)} ago, within the maximum age{own} of {span_text(maximum_ms)}"
+            f"superseded {span_text(superseded_ms)} ago, within the maximum age{suffix} of {span_text(maximum_ms)}"
         )
     if rule is not None:
         return kept(rule)
@@ -234,8 +234,8 @@ def _retained_by_period(newest_first: Sequence[VersionAge], policy: RetentionPol
                 continue
             newest.setdefault(period, age.version)
         for period, version in newest.items():
-            shown = "-".join(f"{part:02}" for part in period)
-            kept.setdefault(version, f"{name.removeprefix('keep_')} version of {shown}")
+            period_text = "-".join(f"{part:02}" for part in period)
+            kept.setdefault(version, f"{name.removeprefix('keep_')} version of {period_text}")
     return kept
 
 

@@ -43,15 +43,15 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def clipped(text: str, most_chars: int) -> str:
-    """Return untrusted text on one line, with control characters escaped, and clipped.
+def truncate(text: str, most_chars: int) -> str:
+    """Return untrusted text on one line, with control characters escaped, and truncated.
 
     Args:
         text: The text.
         most_chars: The maximum length.
     """
-    shown = visible(text[:most_chars])
-    return shown if len(shown) <= most_chars and len(text) <= most_chars else shown[: most_chars - 1] + "…"
+    escaped = visible(text[:most_chars])
+    return escaped if len(escaped) <= most_chars and len(text) <= most_chars else escaped[: most_chars - 1] + "…"
 
 
 def listed(parts: Sequence[str]) -> str:
@@ -71,9 +71,9 @@ def ago(duration_ms: int) -> str:
 def ranges(versions: Iterable[int]) -> str:
     """Format versions as ranges, newest first. Only the first ranges are listed."""
     ranges = VersionRanges.of(versions).ranges
-    shown = [f"{first:,}" if first == last else f"{first:,}–{last:,}" for first, last in reversed(ranges)]
-    more = len(shown) - _MOST_RANGES
-    return ", ".join(shown[:_MOST_RANGES]) + (f" and {counted(more, 'range')} more" if more > 0 else "")
+    texts = [f"{first:,}" if first == last else f"{first:,}–{last:,}" for first, last in reversed(ranges)]
+    more = len(texts) - _MOST_RANGES
+    return ", ".join(texts[:_MOST_RANGES]) + (f" and {counted(more, 'range')} more" if more > 0 else "")
 
 
 def span(versions: range) -> str:
@@ -291,13 +291,13 @@ def _bar_title(versions: Sequence[TimelineVersion]) -> str:
     if len(versions) == 1:
         (version,) = versions
         time = "" if version.record.created_at_ms is None else f", {utc(version.record.created_at_ms)}"
-        what = f": {version.record.operation}" if version.record.operation else ""
-        return f"version {version.number}{time}{what}; {version.state}: {version.why}"
+        operation = f": {version.record.operation}" if version.record.operation else ""
+        return f"version {version.number}{time}{operation}; {version.state}: {version.why}"
     counts = Counter(version.state for version in versions)
-    shown = ", ".join(f"{counts[state]:,} {state}" for state in VersionState if counts[state])
+    state_counts = ", ".join(f"{counts[state]:,} {state}" for state in VersionState if counts[state])
     times = [version.record.created_at_ms for version in versions if version.record.created_at_ms is not None]
     period = f", {utc(times[0])} to {utc(times[-1])}" if times else ""
-    return f"{span(range(versions[0].number, versions[-1].number + 1))}{period}: {shown}"
+    return f"{span(range(versions[0].number, versions[-1].number + 1))}{period}: {state_counts}"
 
 
 def _segments(versions: Sequence[TimelineVersion], top: float) -> tuple[Segment, ...]:
@@ -319,15 +319,15 @@ def _version_ticks(axis: _Axis) -> tuple[Tick, ...]:
     longest = len(f"{axis.last:,}") * _CHAR_WIDTH + 14
     step = _round_up(longest / axis.bar_width * axis.per_bar)
     first_x, last_x = axis.middle(axis.first), axis.middle(axis.last)
-    shown: list[Tick] = []
+    ticks: list[Tick] = []
     for version in dict.fromkeys((axis.first, *range(-(-axis.first // step) * step, axis.last, step), axis.last)):
         x = axis.middle(version)
         is_free = last_x - x >= longest and (version == axis.first or x - first_x >= longest)
         if is_free or version == axis.last:
             half = len(f"{version:,}") * _CHAR_WIDTH / 2
             anchor, x = ("start", 0.0) if x < half else ("end", WIDTH) if x > WIDTH - half else ("middle", x)
-            shown.append(Tick(x, f"{version:,}", anchor))
-    return tuple(shown)
+            ticks.append(Tick(x, f"{version:,}", anchor))
+    return tuple(ticks)
 
 
 def _time_ticks(timeline: Timeline, axis: _Axis) -> tuple[Tick, ...]:
@@ -338,27 +338,27 @@ def _time_ticks(timeline: Timeline, axis: _Axis) -> tuple[Tick, ...]:
         if version.record.created_at_ms is not None
     ]
     labels: list[tuple[int, str]] = []
-    for length, shown in _PERIODS:
+    for length, label_slice in _PERIODS:
         labels = [
-            (version, time[shown])
+            (version, time[label_slice])
             for (_, before), (version, time) in pairwise([(-1, ""), *times])
             if time[:length] != before[:length]
         ]
         if len(labels) >= min(4, len(times)):
             break
-    return _spaced(axis, labels)
+    return _space_ticks(axis, labels)
 
 
-def _spaced(axis: _Axis, labels: Iterable[tuple[int, str]]) -> tuple[Tick, ...]:
-    shown: list[Tick] = []
+def _space_ticks(axis: _Axis, labels: Iterable[tuple[int, str]]) -> tuple[Tick, ...]:
+    ticks: list[Tick] = []
     free_x = 0.0
     for version, text in labels:
         x = axis.bar_of(version) * axis.bar_width
         width = len(text) * _CHAR_WIDTH
         if x >= free_x and x + width <= WIDTH:
-            shown.append(Tick(x, text.replace("T", " "), "start"))
+            ticks.append(Tick(x, text.replace("T", " "), "start"))
             free_x = x + width + 16
-    return tuple(shown)
+    return tuple(ticks)
 
 
 def _flags(timeline: Timeline, axis: _Axis) -> tuple[tuple[Flag, ...], int, int]:
@@ -369,7 +369,7 @@ def _flags(timeline: Timeline, axis: _Axis) -> tuple[tuple[Flag, ...], int, int]
     rows = min(1, len(named))
     for version, name in named[-_MOST_FLAGS:]:
         x = axis.middle(version)
-        text = clipped(name, 28)
+        text = truncate(name, 28)
         width = len(text) * _CHAR_WIDTH + 14
         is_right = x + width <= WIDTH
         start = x if is_right else x - width
@@ -384,7 +384,7 @@ def _flags(timeline: Timeline, axis: _Axis) -> tuple[tuple[Flag, ...], int, int]
                 text_y=None if row is None else row * _FLAG_ROW - 5,
                 anchor="start" if is_right else "end",
                 text=text,
-                title=f"version {version} is exported as {clipped(name, 100)}",
+                title=f"version {version} is exported as {truncate(name, 100)}",
             )
         )
     return tuple(flags), rows, len(named) - len(flags)
@@ -406,8 +406,8 @@ def _arcs(timeline: Timeline, axis: _Axis) -> tuple[tuple[Arc, ...], int]:
 def _marks(timeline: Timeline, axis: _Axis, findings: Mapping[int, int]) -> tuple[Dot, ...]:
     """Mark bars with versions that other programs wrote, and bars with findings."""
     foreign = Counter(axis.bar_of(version.number) for version in timeline.versions if version.is_foreign)
-    shown = Counter({version: number for version, number in findings.items() if timeline.at(version) is not None})
-    with_findings = Counter(axis.bar_of(version) for version in shown.elements())
+    counts = Counter({version: number for version, number in findings.items() if timeline.at(version) is not None})
+    with_findings = Counter(axis.bar_of(version) for version in counts.elements())
     marks = []
     for bar in sorted({*foreign, *with_findings}):
         middle = (bar + 0.5) * axis.bar_width

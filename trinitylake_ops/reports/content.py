@@ -11,7 +11,7 @@ from itertools import pairwise
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.operations.gc.unreached import ReclaimedFiles
 from trinitylake_ops.operations.verification.verify import Finding
-from trinitylake_ops.reports.chart import Chart, ago, clipped, counted, ranges, size, utc
+from trinitylake_ops.reports.chart import Chart, ago, counted, ranges, size, truncate, utc
 from trinitylake_ops.reports.timeline import Timeline, TimelineVersion, VersionState
 from trinitylake_ops.versions.snapshot import Snapshot
 
@@ -39,7 +39,7 @@ LABELS: Mapping[VersionState, str] = {
 class Metric:
     """One important number."""
 
-    #: What it is.
+    #: What the number measures.
     label: str
     #: The formatted value.
     value: str
@@ -74,11 +74,11 @@ class KindRow:
 
     #: The kind of files.
     kind: str
-    #: Their number.
+    #: The number of files.
     files: str
-    #: Their total size.
+    #: The total size of the files.
     size: str
-    #: Their share of all reclaimed bytes, 0 to 100.
+    #: The percentage of all reclaimed bytes, from 0 to 100.
     percent: float
 
 
@@ -160,8 +160,8 @@ class Heading:
 
     @property
     def place(self) -> str:
-        """The root, clipped."""
-        return clipped(self.root, _LONGEST_ROOT_CHARS)
+        """The root, clipped to a maximum length."""
+        return truncate(self.root, _LONGEST_ROOT_CHARS)
 
     @property
     def made_at(self) -> str:
@@ -191,21 +191,21 @@ def state_rows(timeline: Timeline) -> tuple[StateRow, ...]:
     for state in timeline.counts:
         versions = timeline.of_state(state)
         reasons = Counter(_SPAN.sub("superseded", version.why) for version in versions)
-        shown = [
-            clipped(reason, _LONGEST_MESSAGE_CHARS) + (f" ({number:,})" if len(reasons) > 1 else "")
+        texts = [
+            truncate(reason, _LONGEST_MESSAGE_CHARS) + (f" ({number:,})" if len(reasons) > 1 else "")
             for reason, number in reasons.most_common(_MOST_REASONS)
         ]
         more = len(reasons) - _MOST_REASONS
-        why = "; ".join(shown) + (f"; and {counted(more, 'other reason')}" if more > 0 else "")
+        why = "; ".join(texts) + (f"; and {counted(more, 'other reason')}" if more > 0 else "")
         numbers = ranges(version.number for version in versions)
         rows.append(StateRow(state, LABELS[state], f"{len(versions):,}", numbers, why))
     return tuple(rows)
 
 
-def kind_rows(freed: ReclaimedFiles) -> tuple[KindRow, ...]:
+def kind_rows(reclaimed: ReclaimedFiles) -> tuple[KindRow, ...]:
     """Return the reclaimed files by kind, largest first."""
-    counts, sizes = freed.counts(), freed.bytes_by(freed.kinds)
-    total = freed.bytes or 1
+    counts, sizes = reclaimed.counts(), reclaimed.bytes_by(reclaimed.kinds)
+    total = reclaimed.bytes or 1
     ordered = sorted(sizes, key=lambda kind: (-sizes[kind], kind))
     return tuple(KindRow(kind, f"{counts[kind]:,}", size(sizes[kind]), 100 * sizes[kind] / total) for kind in ordered)
 
@@ -213,12 +213,12 @@ def kind_rows(freed: ReclaimedFiles) -> tuple[KindRow, ...]:
 def tree_of(snapshot: Snapshot) -> Tree:
     """Return the tree of a version, or the reason why it cannot be read. Reads all its nodes.
 
-    A damaged tree must not prevent the report, because that is when it is needed.
+    A damaged tree must not prevent the report, because damage is a reason to create one.
     """
     try:
         shape = snapshot.tree_shape()
     except TrinityLakeError as error:
-        return Tree(note=f"The tree cannot be read: {clipped(str(error), _LONGEST_FINDING_CHARS)}")
+        return Tree(note=f"The tree cannot be read: {truncate(str(error), _LONGEST_FINDING_CHARS)}")
     rows = tuple(
         LevelRow(
             name="root" if level.depth == 0 else "leaves" if level.depth == shape.height else f"level {level.depth}",
@@ -250,11 +250,11 @@ def finding_rows(findings: Sequence[Finding]) -> Findings:
     rows = tuple(
         FindingRow(
             severity=finding.severity,
-            code=clipped(finding.code, 60),
-            message=clipped(finding.message, _LONGEST_FINDING_CHARS),
+            code=truncate(finding.code, 60),
+            message=truncate(finding.message, _LONGEST_FINDING_CHARS),
             version="" if finding.version is None else f"{finding.version:,}",
-            path=clipped(finding.path or "", _LONGEST_FINDING_CHARS),
-            remedy=clipped(finding.fix or "", _LONGEST_MESSAGE_CHARS),
+            path=truncate(finding.path or "", _LONGEST_FINDING_CHARS),
+            remedy=truncate(finding.fix or "", _LONGEST_MESSAGE_CHARS),
         )
         for finding in ordered[:MOST_ROWS]
     )
@@ -309,7 +309,7 @@ def _notable(timeline: Timeline, of_interest: Iterable[int]) -> list[TimelineVer
 
 def _version_row(version: TimelineVersion) -> VersionRow:
     record = version.record
-    signs = [f"exported as {clipped(name, 60)}" for name in version.exports[:_MOST_REASONS]]
+    signs = [f"exported as {truncate(name, 60)}" for name in version.exports[:_MOST_REASONS]]
     if len(version.exports) > _MOST_REASONS:
         signs.append(f"and {counted(len(version.exports) - _MOST_REASONS, 'export')} more")
     if record.rollback_from is not None:
@@ -322,9 +322,9 @@ def _version_row(version: TimelineVersion) -> VersionRow:
         time="" if record.created_at_ms is None else utc(record.created_at_ms),
         state=version.state,
         label=LABELS[version.state],
-        operation=clipped(record.operation or "", 40),
-        message=clipped(record.message or "", _LONGEST_MESSAGE_CHARS),
-        why=clipped(version.why, _LONGEST_MESSAGE_CHARS),
+        operation=truncate(record.operation or "", 40),
+        message=truncate(record.message or "", _LONGEST_MESSAGE_CHARS),
+        why=truncate(version.why, _LONGEST_MESSAGE_CHARS),
         signs=tuple(signs),
     )
 
@@ -338,7 +338,7 @@ def latest_version_metric(timeline: Timeline, now_ms: int) -> Metric:
     """
     record = timeline.latest.record
     age = "" if record.created_at_ms is None else ago(now_ms - record.created_at_ms)
-    by = clipped(record.operation or "", 40)
+    by = truncate(record.operation or "", 40)
     return Metric("Latest", f"{record.version:,}", " by ".join(filter(None, (age, by))))
 
 
@@ -360,7 +360,7 @@ def version_count_metrics(timeline: Timeline) -> list[Metric]:
             figures.append(Metric(label[0].upper() + label[1:], f"{counts[state]:,}", note, tone))
     names = [name for version in timeline.versions for name in version.exports] + list(timeline.unplaced_exports)
     if names:
-        figures.append(Metric("Exports", f"{len(names):,}", clipped(", ".join(reversed(names)), 32)))
+        figures.append(Metric("Exports", f"{len(names):,}", truncate(", ".join(reversed(names)), 32)))
     if foreign := sum(version.is_foreign for version in timeline.versions):
         figures.append(Metric("Other programs", f"{foreign:,}", "versions that another program wrote", "warn"))
     return figures
@@ -369,6 +369,6 @@ def version_count_metrics(timeline: Timeline) -> list[Metric]:
 def export_notes(timeline: Timeline) -> list[str]:
     """Return a note on exports whose versions are not in the report, if any."""
     names = timeline.unplaced_exports
-    shown = ", ".join(clipped(name, 60) for name in names[:10])
+    listed_names = ", ".join(truncate(name, 60) for name in names[:10])
     more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
-    return [f"Exports of versions that are not in this report: {shown}{more}."] if names else []
+    return [f"Exports of versions that are not in this report: {listed_names}{more}."] if names else []

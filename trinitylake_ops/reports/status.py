@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from trinitylake_ops.operations.status.activity import Committer
 from trinitylake_ops.operations.status.due import Due, StatusFinding
 from trinitylake_ops.operations.status.state import Status
-from trinitylake_ops.reports.chart import ago, clipped, counted, size, utc
+from trinitylake_ops.reports.chart import ago, counted, size, truncate, utc
 from trinitylake_ops.reports.content import Heading, Metric, Step
 from trinitylake_ops.reports.rendering import render_status
 from trinitylake_ops.versions.snapshot import epoch_ms
@@ -34,7 +34,7 @@ class StatusTable:
     title: str
     columns: tuple[str, ...]
     rows: tuple[StatusRow, ...]
-    #: The text instead of a table without rows.
+    #: The text to show if the table has no rows.
     empty: str = ""
 
 
@@ -61,12 +61,12 @@ def status_page(states: Sequence[tuple[str, Status]], *, silent: Sequence[str] =
 
 
 def _section(name: str, status: Status) -> Section:
-    steps = tuple(Step("", clipped(command, _LONGEST_CHARS)) for command in status.commands)
+    steps = tuple(Step("", truncate(command, _LONGEST_CHARS)) for command in status.commands)
     heading = Heading(
         subject="status",
         root=status.root,
         now_ms=epoch_ms(status.now),
-        headline=clipped(status.headline, _LONGEST_CHARS),
+        headline=truncate(status.headline, _LONGEST_CHARS),
         tone=status.tone,
         steps=steps,
     )
@@ -77,7 +77,7 @@ def _section(name: str, status: Status) -> Section:
     )
     cost = status.cost
     note = f"Read with {counted(cost.total_requests, 'request')}. Use verify to check that all files are intact."
-    return Section(clipped(name, 64), heading, _status_metrics(status), tables, note)
+    return Section(truncate(name, 64), heading, _status_metrics(status), tables, note)
 
 
 _COMMITTERS = ("writer", "engine", "versions", "transactions", "conflicts", "last", "operations")
@@ -93,33 +93,33 @@ def _status_metrics(status: Status) -> tuple[Metric, ...]:
         Metric("Versions", f"{status.kept:,}", f"and {status.expired:,} waiting for a purge"),
         *(Metric("Undone", range_.versions, f"by version {range_.by:,}", "warn") for range_ in status.undone),
         Metric("Conflicts", lost, f"of the newest {counted(commits.versions, 'version')}"),
-        Metric("Reclaimable", "unknown" if space is None else size(space), clipped(status.space.note, _LONGEST_CHARS)),
+        Metric("Reclaimable", "unknown" if space is None else size(space), truncate(status.space.note, _LONGEST_CHARS)),
         Metric("Hint", hint, "", "good" if hint == "right" else "warn"),
         Metric("Exports", f"{status.exports:,}", counted(status.clones, "clone")),
-        Metric("Running", "yes" if status.running else "none", clipped(status.running or "", _LONGEST_CHARS)),
+        Metric("Running", "yes" if status.running else "none", truncate(status.running or "", _LONGEST_CHARS)),
     )
 
 
 def _due(due: Due) -> StatusRow:
-    cells = (due.what, due.state.value, clipped(due.why, _LONGEST_CHARS), clipped(due.command, _LONGEST_CHARS))
+    cells = (due.what, due.state.value, truncate(due.why, _LONGEST_CHARS), truncate(due.command, _LONGEST_CHARS))
     return StatusRow(cells, _TONES[due.state.value])
 
 
 def _finding_row(finding: StatusFinding) -> StatusRow:
     return StatusRow(
-        (clipped(finding.message, _LONGEST_CHARS), finding.severity, finding.command), _TONES[finding.severity]
+        (truncate(finding.message, _LONGEST_CHARS), finding.severity, finding.command), _TONES[finding.severity]
     )
 
 
 def _committer(committer: Committer) -> StatusRow:
     return StatusRow(
         (
-            clipped(committer.name, _LONGEST_CHARS),
-            clipped(committer.engine or "", 80),
+            truncate(committer.name, _LONGEST_CHARS),
+            truncate(committer.engine or "", 80),
             f"{committer.versions:,}",
             f"{committer.transactions:,}",
             f"{committer.lost:,}",
             utc(epoch_ms(committer.last_at)),
-            clipped(", ".join(committer.operations), _LONGEST_CHARS),
+            truncate(", ".join(committer.operations), _LONGEST_CHARS),
         )
     )

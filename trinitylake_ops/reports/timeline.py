@@ -103,23 +103,23 @@ def timeline(
     Raises:
         CorruptFileError: If expirations in the definition are invalid.
     """
-    known = sorted(records, key=lambda record: record.version)
-    last = known[-1].version if known else -1
+    ordered = sorted(records, key=lambda record: record.version)
+    last = ordered[-1].version if ordered else -1
     outcomes = _VersionOutcomes(definition, verdicts, expired_now, last if latest is None else latest)
     commit_ids: set[str] = set()
-    shown: list[TimelineVersion] = []
-    for record in known:
-        shown += map(_deleted, range(shown[-1].number + 1 if shown else record.version, record.version))
+    states: list[TimelineVersion] = []
+    for record in ordered:
+        states += map(_deleted, range(states[-1].number + 1 if states else record.version, record.version))
         is_known = record.is_readable and record.created_at_ms is not None
         is_foreign = is_known and (record.commit_id is None or record.commit_id in commit_ids)
         commit_ids.add(record.commit_id or "")
-        shown.append(outcomes.fate(record, is_foreign))
-    shown += map(_unseen, range(last + 1, outcomes.latest + 1))
-    placed = range(shown[0].number, outcomes.latest + 1)
-    counts = Counter(version.state for version in shown)
+        states.append(outcomes.fate(record, is_foreign))
+    states += map(_unknown_version, range(last + 1, outcomes.latest + 1))
+    numbers = range(states[0].number, outcomes.latest + 1)
+    counts = Counter(version.state for version in states)
     return Timeline(
-        versions=tuple(shown),
-        unplaced_exports=tuple(name for name, version in _exports(definition) if version not in placed),
+        versions=tuple(states),
+        unplaced_exports=tuple(name for name, version in _exports(definition) if version not in numbers),
         counts={state: counts[state] for state in VersionState if counts[state]},
     )
 
@@ -168,7 +168,7 @@ class _VersionOutcomes:
         if verdict is not None:
             return VersionState.EXPIRING if verdict.expires else VersionState.KEPT, verdict.reason
         names = self._exports.get(version, ())
-        return VersionState.KEPT, f"exported as {_listed(names)}" if names else "not expired"
+        return VersionState.KEPT, f"exported as {_join_names(names)}" if names else "not expired"
 
 
 def _deleted(version: int) -> TimelineVersion:
@@ -179,7 +179,7 @@ def _deleted(version: int) -> TimelineVersion:
     )
 
 
-def _unseen(version: int) -> TimelineVersion:
+def _unknown_version(version: int) -> TimelineVersion:
     return TimelineVersion(
         record=VersionRecord(version=version, is_readable=False),
         state=VersionState.UNSEEN,
@@ -208,5 +208,5 @@ def _version_at(location: str) -> int | None:
         return None
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return ", ".join(repr(name) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

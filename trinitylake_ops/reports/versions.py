@@ -13,7 +13,7 @@ from trinitylake_ops.operations.diff.versions import TableDelta
 from trinitylake_ops.operations.gc.expire import ExpirationPlan, ExpirationReport
 from trinitylake_ops.operations.verification.verify import Finding, VerifyReport
 from trinitylake_ops.operations.version_records import VersionRecord
-from trinitylake_ops.reports.chart import Chart, clipped, counted, draw, listed, size, utc
+from trinitylake_ops.reports.chart import Chart, counted, draw, listed, size, truncate, utc
 from trinitylake_ops.reports.content import (
     LABELS,
     Heading,
@@ -92,13 +92,14 @@ def expiration_chart(plan: ExpirationPlan) -> str:
 def verification_page(report: VerifyReport, now_ms: int) -> str:
     """Return a report of all versions and verify's findings.
 
-    Reads the nodes of the latest version's tree, but no roots. The report contains what cannot be read as notes.
+    Reads the nodes of the latest version's tree, but no roots. Notes in the report list the versions and definitions
+    that cannot be read.
 
     Args:
         report: The result of verify.
         now_ms: When the report is created.
     """
-    versions, note = _verified(report)
+    versions, note = _verification_timeline(report)
     heading = Heading(
         subject="verify",
         root=report.root,
@@ -123,7 +124,7 @@ def verification_page(report: VerifyReport, now_ms: int) -> str:
 
 def verification_chart(report: VerifyReport) -> str:
     """Return the chart of verify's findings as an SVG file. Reads nothing."""
-    versions, _ = _verified(report)
+    versions, _ = _verification_timeline(report)
     return _chart_text(versions, _verified_chart(report, versions), _verification_headline(report, versions))
 
 
@@ -200,7 +201,7 @@ def _planned(plan: ExpirationPlan, report: ExpirationReport | None) -> Timeline:
     expired_now = VersionRanges.parse(report.versions if report else "")
     spared = VersionRanges.parse(report.spared if report else "")
     verdicts = [
-        replace(verdict, expires=False, reason="not expired, because something keeps it now")
+        replace(verdict, expires=False, reason="not expired, because it is kept now")
         if verdict.version in spared
         else verdict
         for verdict in plan.verdicts
@@ -248,7 +249,7 @@ def _expiration_steps(plan: ExpirationPlan, report: ExpirationReport | None) -> 
 # verify
 
 
-def _verified(report: VerifyReport) -> tuple[Timeline, str]:
+def _verification_timeline(report: VerifyReport) -> tuple[Timeline, str]:
     """Return the versions, and a note if the definition of the latest version cannot be read."""
     try:
         definition = None if report.latest is None else report.latest.definition
@@ -270,7 +271,7 @@ def _verification_notes(report: VerifyReport) -> list[str]:
         f" {counted(report.exports, 'export')}, in {counted(report.cost.total_requests, 'request')}."
     )
     checksums = f"Checksums: {report.checksums}." if report.checksums else ""
-    skipped = f"Not checked: {clipped('; '.join(report.unchecked), 400)}." if report.unchecked else ""
+    skipped = f"Not checked: {truncate('; '.join(report.unchecked), 400)}." if report.unchecked else ""
     return list(filter(None, (checked, checksums, skipped)))
 
 
@@ -346,7 +347,7 @@ def comparison_page(comparison: Comparison, now_ms: int) -> str:
         subject="compare",
         root=comparison.root,
         now_ms=now_ms,
-        headline=clipped(comparison.headline, 300),
+        headline=truncate(comparison.headline, 300),
         tone="warn" if conflicts else "good",
         steps=(step,),
     )
@@ -369,7 +370,7 @@ def _section(comparison: Comparison, side: ChangedOn, title: str) -> ComparedSec
 def _row(compared: ComparedObject) -> ComparedRow:
     name = compared.name if compared.table is not None else f"namespace {compared.name}"
     return ComparedRow(
-        clipped(name, _LONGEST_NAME_CHARS),
+        truncate(name, _LONGEST_NAME_CHARS),
         _text(compared.in_clone, compared.clone),
         _text(compared.in_parent, compared.parent),
     )
@@ -384,7 +385,7 @@ def _text(kind: str | None, delta: TableDelta | None) -> str:
         parts += [f"{sign}{counted(rows, 'row')}" for sign, rows in _signed(delta.rows_added, delta.rows_removed)]
         parts += [f"{sign}{size(bytes_)}" for sign, bytes_ in _signed(delta.bytes_added or 0, delta.bytes_removed or 0)]
     if delta is not None and delta.schema:
-        parts.append(clipped(f"columns {'; '.join(delta.schema)}", _LONGEST_COLUMNS_CHARS))
+        parts.append(truncate(f"columns {'; '.join(delta.schema)}", _LONGEST_COLUMNS_CHARS))
     return ", ".join(parts)
 
 

@@ -35,7 +35,7 @@ from trinitylake_ops.server.telemetry import (
     record_response,
     request_span,
 )
-from trinitylake_ops.server.tokens import Principal, Tokens, anonymous, bearer_of, unauthorized
+from trinitylake_ops.server.tokens import Principal, Tokens, anonymous, bearer_of, unauthorized_error
 from trinitylake_ops.server.tokens import Scope as Granted
 from trinitylake_ops.server.warehouses import Warehouse, Warehouses
 from trinitylake_ops.server.workers import TableKey, Work
@@ -105,7 +105,7 @@ class Application:
         is_shared = self._tokens is not None or self._issuers is not None
         self.scheduler = Scheduler(self._limits, is_shared=is_shared, ended_late=self._ended_late)
         self._readiness = Readiness(
-            [served.lake for served in self.warehouses.served], self.scheduler.workers, self._redacted
+            [served.lake for served in self.warehouses.served], self.scheduler.workers, self._redact
         )
         self._reading_metrics: asyncio.Task[None] | None = None
         self._most_bytes_of_one = self._limits.bodies_bytes // (2 if is_shared else 1)
@@ -118,7 +118,7 @@ class Application:
         """Handle a request, or an event of the process' lifespan."""
         if scope["type"] == "http":
             request = Request(scope, receive)
-            response = await self._logged(request)
+            response = await self._serve_logged(request)
             headers = {"content-type": "application/json"} if response.body else {}
             await _response(response, {**headers, **response.headers})(scope, receive, send)
         elif scope["type"] == "lifespan":
@@ -142,7 +142,7 @@ class Application:
             self._issuers.close()
         background.drain()
 
-    async def _logged(self, request: Request) -> JsonResponse:
+    async def _serve_logged(self, request: Request) -> JsonResponse:
         begun_s, request_id = time.monotonic(), secrets.token_hex(8)
         log_fields: dict[str, object] = {"request": request_id, "method": request.method, "path": _path(request)}
         with self.metrics.in_progress(), request_span(request.method, request.headers, request_id) as span:
@@ -154,20 +154,20 @@ class Application:
         log_fields["status"] = response.status
         log_fields["milliseconds"] = round(seconds * 1_000, 1)
         if response.error is not None:
-            log_fields |= {"error": response.error, "detail": self._redacted(response.detail or "")}
+            log_fields |= {"error": response.error, "detail": self._redact(response.detail or "")}
         level = logging.WARNING if response.status >= 500 else logging.INFO
         logger.log(
             level, "%s %s: %d", request.method, log_fields["path"], response.status, extra={"fields": log_fields}
         )
         return replace(response, headers={**response.headers, "x-request-id": request_id})
 
-    def _redacted(self, text: str) -> str:
+    def _redact(self, text: str) -> str:
         for served in self.warehouses.served:
             text = served.lake.storage_options.redact(text)
         return redact_assignments(text)
 
     async def _respond(self, request: Request, request_id: str, log_fields: dict[str, object]) -> JsonResponse:
-        path, changes, held = request.scope["raw_path"], False, _HeldBody()
+        path, changes, held_body = request.scope["raw_path"], False, _HeldBody()
         is_look = request.method in ("GET", "HEAD")
         if "transfer-encoding" in request.headers and "content-length" in request.headers:
             # A proxy may use the other header for the length, and forward the rest of the body as another request.
@@ -189,7 +189,7 @@ class Application:
             principal = await self._principal(request, allows_password=is_page)
             log_fields["principal"] = principal.name
             query = _query(request)
-            held.principal = principal.name
+            held_body.principal = principal.name
             if is_page or (is_look and path in _LOOKS):
                 log_fields["operation"] = f"GET {_path(request)}"
                 if path == b"/metrics":
@@ -200,7 +200,7 @@ class Application:
             route, names = find_route(request.method, path)
             changes = route.changes
             log_fields["operation"] = f"{route.method} {route.template}"
-            body = await self._body(request, held)
+            body = await self._body(request, held_body)
 
             def call() -> Call:
                 warehouse = self._warehouse(principal, names["prefix"])
@@ -219,8 +219,8 @@ class Application:
         except Exception as error:  # noqa: BLE001 - each becomes a response, and unexpected ones are logged
             return failed(error, changes=changes, request_id=request_id)
         finally:
-            self.n_body_bytes -= held.n_bytes
-            self._n_bytes_of -= Counter({held.principal: held.n_bytes})
+            self.n_body_bytes -= held_body.n_bytes
+            self._n_bytes_of -= Counter({held_body.principal: held_body.n_bytes})
 
     @contextlib.contextmanager
     def _execution(self, principal: Principal, request: Request) -> Iterator[Execution]:
@@ -313,7 +313,7 @@ class Application:
         if self._tokens is not None:
             return await self._tokens.principal(authorization)
         if self._issuers is not None:
-            raise unauthorized("the bearer token is missing")
+            raise unauthorized_error("the bearer token is missing")
         # Any web page in a browser on this machine could send requests to a loopback name. Some requests, for example
         # for images and links, have no origin; Sec-Fetch-Site is "none" if the user opened the address directly.
         site = request.headers.get("sec-fetch-site", "none")
@@ -340,7 +340,7 @@ class Application:
             }
         )
 
-    async def _body(self, request: Request, held: _HeldBody) -> bytes:
+    async def _body(self, request: Request, held_body: _HeldBody) -> bytes:
         limit = self._limits.body_bytes
         length_text = request.headers.get("content-length", "0")
         if not length_text.isdecimal() or len(length_text) > 15 or int(length_text) > limit:
@@ -349,12 +349,12 @@ class Application:
         try:
             async with asyncio.timeout(self._limits.seconds):
                 async for part in request.stream():
-                    held.n_bytes += len(part)
+                    held_body.n_bytes += len(part)
                     self.n_body_bytes += len(part)
-                    self._n_bytes_of[held.principal] += len(part)
-                    if held.n_bytes > limit:
+                    self._n_bytes_of[held_body.principal] += len(part)
+                    if held_body.n_bytes > limit:
                         raise too_large(limit)
-                    is_too_many = self._n_bytes_of[held.principal] > self._most_bytes_of_one
+                    is_too_many = self._n_bytes_of[held_body.principal] > self._most_bytes_of_one
                     if is_too_many or self.n_body_bytes > self._limits.bodies_bytes:
                         raise responses.too_many("too many request bodies are in transit; retry later")
                     parts.append(part)
@@ -365,7 +365,7 @@ class Application:
     def _ended_late(self, ended: asyncio.Future[object]) -> None:
         error = None if ended.cancelled() else ended.exception()
         outcome = "successfully" if error is None else f"with {type(error).__name__}: {error}"
-        logger.warning("a request that exceeded its time limit has ended %s", self._redacted(outcome))
+        logger.warning("a request that exceeded its time limit has ended %s", self._redact(outcome))
 
     async def _is_ready(self) -> JsonResponse:
         failures = ["stopping"] if self._is_stopping else await self._readiness.failures()

@@ -1,4 +1,4 @@
-"""A request from its handler's point of view: its principal, its body, and the transaction that it commits.
+"""A request as its handler sees it: its principal, its body, and the transaction that it commits.
 
 A request with an ``Idempotency-Key`` is a publication (``iceberg/write/publication.py``): its id is recorded in the
 version that contains its change. Any replica can therefore find it, and no store of responses is needed.
@@ -347,7 +347,7 @@ def transaction_of(call: Call, message: str, base: Snapshot | None = None) -> Tr
         base=base,
     )
     if publication is not None and key is not None:
-        txn.require(_unpublished(lake, publication, uuid.UUID(key), call), alone=False)
+        txn.require(_check_unpublished(lake, publication, uuid.UUID(key), call), alone=False)
     return txn
 
 
@@ -373,7 +373,7 @@ def _checked_key(key: str) -> str:
     return str(parsed)
 
 
-def _unpublished(lake: Lakehouse, publication: str, key: uuid.UUID, call: Call) -> Callable[[Snapshot], None]:
+def _check_unpublished(lake: Lakehouse, publication: str, key: uuid.UUID, call: Call) -> Callable[[Snapshot], None]:
     """Return a condition: no version since the key was created contains the publication.
 
     Each version is searched once. The key's timestamp is from the client's clock, and is trusted only within a margin.
@@ -381,7 +381,7 @@ def _unpublished(lake: Lakehouse, publication: str, key: uuid.UUID, call: Call) 
     now_ms, made_ms = lake.storage.now_ms(), key.int >> 80
     if made_ms < now_ms - KEY_LIFETIME_MS - CLOCK_MARGIN_MS:
         raise bad_request(
-            "Idempotency-Key is too old to be checked for duplicates; find out whether the request was carried out, or"
+            "Idempotency-Key is too old to be checked for duplicates; check whether the request was executed, or"
             " send a new key"
         )
     if made_ms > now_ms + CLOCK_MARGIN_MS:

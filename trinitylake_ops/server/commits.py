@@ -81,7 +81,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
-#: The maximum number of updates and of requirements. Each update is applied to all metadata, so the work multiplies.
+#: The maximum number of updates and of requirements. Each update is applied to all metadata, so their costs multiply.
 _MOST_PARTS = 1_000
 #: The entries of large manifests can take gigabytes of memory, so only one commit at a time may load them.
 _LARGE_MANIFESTS = threading.Lock()
@@ -246,7 +246,7 @@ class _Attempt:
         check_snapshot_dependencies(commit.request.updates, current)
         updates = adapt_updates(commit.request.updates, current)
         if table is None or current is None:
-            updates = self._placed(updates)
+            updates = self._with_location(updates)
             table, location = self._new_table(commit.name), location_in(updates)
         else:
             check_format_version(current)
@@ -277,7 +277,7 @@ class _Attempt:
         config = load_time_config(self._io.storage)
         return StagedTable(name, self._catalog._empty_table_metadata(), "", self._io, self._catalog, config)
 
-    def _placed(self, updates: list[TableUpdate]) -> list[TableUpdate]:
+    def _with_location(self, updates: list[TableUpdate]) -> list[TableUpdate]:
         """Return the updates of a new table with its location, which must be in this lakehouse and unused."""
         lakehouse = self._txn.base.definition
         location = location_in(updates)
@@ -305,10 +305,11 @@ class _Attempt:
         new_paths: set[str] = set()
         for update in updates:
             if isinstance(update, AddSnapshotUpdate):
-                own = faulty.intersection(manifests_in(update.snapshot, self._io))
-                if own:
-                    snapshot = with_valid_bounds(update.snapshot, own, self._io)
-                    new_paths |= {snapshot.manifest_list, *(repaired_uri(manifest.manifest_path) for manifest in own)}
+                faulty_manifests = faulty.intersection(manifests_in(update.snapshot, self._io))
+                if faulty_manifests:
+                    snapshot = with_valid_bounds(update.snapshot, faulty_manifests, self._io)
+                    new_paths.add(snapshot.manifest_list)
+                    new_paths |= {repaired_uri(manifest.manifest_path) for manifest in faulty_manifests}
                     repaired.append(update.model_copy(update={"snapshot": snapshot}))
                     continue
             repaired.append(update)
@@ -349,11 +350,11 @@ class _Attempt:
             LocationNotAllowedError
         ) as error:  # its advice, to allow a root, only helps if the table already has such files
             if current is not None:
-                self._reached(commit, io)
+                self._reached_locations(commit, io)
             raise _outside(error.path or "the file", location) from error
         beyond = {file for file in new.named if not _is_within(file, location)}
         if beyond and current is not None:  # for example external files that the operator allowed
-            reached = self._reached(commit, io)
+            reached = self._reached_locations(commit, io)
             beyond = {file for file in beyond if io.location(file) not in reached}
         _check_within(beyond, location)
         snapshots = [update.snapshot for update in commit.added]
@@ -362,7 +363,7 @@ class _Attempt:
         self._txn.backdate(oldest_of(lambda: files | new.added, io))
         return new.entries, {snapshot_id for snapshot_id, manifests in new.listed.items() if not manifests}
 
-    def _reached(self, commit: TableCommit, io: StorageFileIO) -> set[str]:
+    def _reached_locations(self, commit: TableCommit, io: StorageFileIO) -> set[str]:
         """Return the locations of all files of the table. Raises LocationNotAllowedError for an external one."""
         return {file.location for file in files_of(self._txn.table(*commit.name), io)}
 
@@ -420,10 +421,10 @@ def _check_all_applied(commits: Sequence[TableCommit], tables: Mapping[Name, Tab
     Either a later commit undid them, or another request used the same snapshots. This must not be reported as a
     conflict, because a client would then delete the files of its snapshots.
     """
-    lacking = [".".join(commit.name) for commit in commits if not _holds(commit, tables[commit.name])]
-    if lacking:
+    incomplete = [".".join(commit.name) for commit in commits if not _holds(commit, tables[commit.name])]
+    if incomplete:
         raise CommitStateUnknownException(
-            f"snapshots of this request were already committed, but {', '.join(lacking)} lacks other changes of it;"
+            f"snapshots of this request were already committed, but {', '.join(incomplete)} lacks other changes of it;"
             " load the tables, and request the missing changes without these snapshots"
         )
 

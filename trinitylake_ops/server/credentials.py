@@ -20,7 +20,7 @@ from trinitylake_ops.storage.opening import with_environment
 
 #: The access delegation header, and the values that a client may request.
 DELEGATION, _VENDED, _SIGNING = "x-iceberg-access-delegation", "vended-credentials", "remote-signing"
-#: Client properties that an S3 storage needs in addition, by Iceberg's names. They contain no secret.
+#: Further client properties that an S3 storage needs, by Iceberg's names. They contain no secret.
 _ENDPOINT = "s3.endpoint"
 #: The specification uses the first name for the region, which only Java clients need. The second is pyiceberg's.
 _REGIONS = ("client.region", "s3.region")
@@ -94,9 +94,9 @@ def access_at(call: Call, namespace: str, table: str, location: str | None, *, w
     if folder is None:
         return Access({"config": config})
     if is_vended:
-        found, refresh = vended(call, folder, writes=writes), _REFRESH[folder.partition("://")[0]]
-        config |= {**found[0]["config"], refresh: _path(call, namespace, table, "credentials")}
-        return Access({"config": config, "storage-credentials": found}, NOT_KEPT)
+        credentials, refresh = vended_credentials(call, folder, writes=writes), _REFRESH[folder.partition("://")[0]]
+        config |= {**credentials[0]["config"], refresh: _path(call, namespace, table, "credentials")}
+        return Access({"config": config, "storage-credentials": credentials}, NOT_KEPT)
     delegate = call.warehouse.served.delegate
     if delegate is not None and delegate.settings.sign and _SIGNING in _requested_delegation(call):
         config |= {
@@ -107,7 +107,7 @@ def access_at(call: Call, namespace: str, table: str, location: str | None, *, w
     return Access({"config": config})
 
 
-def vended(call: Call, folder: str, *, writes: bool) -> list[dict[str, Any]]:
+def vended_credentials(call: Call, folder: str, *, writes: bool) -> list[dict[str, Any]]:
     """Return credentials for a table's folder in the specification's form.
 
     Args:
@@ -162,8 +162,9 @@ def _requested_delegation(call: Call) -> frozenset[str]:
     return frozenset(word.strip().lower() for word in call.headers.get(DELEGATION, "").split(","))
 
 
-def _path(call: Call, namespace: str, table: str, what: str) -> str:
-    return f"v1/{call.warehouse.prefix}/namespaces/{quote(namespace, safe='')}/tables/{quote(table, safe='')}/{what}"
+def _path(call: Call, namespace: str, table: str, endpoint: str) -> str:
+    path = f"v1/{call.warehouse.prefix}/namespaces/{quote(namespace, safe='')}/tables/{quote(table, safe='')}"
+    return f"{path}/{endpoint}"
 
 
 def _public_config(call: Call) -> dict[str, str]:
@@ -204,7 +205,7 @@ def load_credentials(call: Call) -> JsonResponse:
     if folder is None or not vends_credentials(call, requested):
         raise unsupported(_NO_CREDENTIALS)
     writes = may_write(call, call.namespace, requested)
-    return ok({"storage-credentials": vended(call, folder, writes=writes)}, NOT_KEPT)
+    return ok({"storage-credentials": vended_credentials(call, folder, writes=writes)}, NOT_KEPT)
 
 
 def sign_request(call: Call) -> JsonResponse:
@@ -226,12 +227,12 @@ def sign_request(call: Call) -> JsonResponse:
         folder,
         may_write=may_write(call, call.namespace, requested),
         name=call.principal.name,
-        reached=None if call.warehouse.version is None else _reached(call, requested),
+        reached=None if call.warehouse.version is None else _reached_files(call, requested),
     )
     return ok({"uri": signed.uri, "headers": signed.headers}, NOT_KEPT)
 
 
-def _reached(call: Call, requested: RequestedTable) -> ReachedFiles:
+def _reached_files(call: Call, requested: RequestedTable) -> ReachedFiles:
     """Return the files that a table refers to at the version of the warehouse. Raises StorageError."""
     io, cache = requested.catalog.io, call.warehouse.served.reached
     uri = metadata_uri(requested.definition, io.root)

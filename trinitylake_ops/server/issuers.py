@@ -28,7 +28,7 @@ import jwt
 from trinitylake_ops.errors import InvalidInputError, TrinityLakeError
 from trinitylake_ops.server.responses import UNAVAILABLE, RejectedError
 from trinitylake_ops.server.settings import read_yaml
-from trinitylake_ops.server.tokens import Principal, Scope, scope_of, scopes_of, unauthorized
+from trinitylake_ops.server.tokens import Principal, Scope, scope_of, scopes_of, unauthorized_error
 from trinitylake_ops.storage.http.settings import is_loopback
 
 logger = logging.getLogger(__name__)
@@ -125,8 +125,8 @@ class Keys:
             candidates = (
                 self._keys.get(kid, ()) if kid is not None else [key for keys in self._keys.values() for key in keys]
             )
-        fitting = [key for key in candidates if key.fits(algorithm)]
-        return fitting[0].key if len(fitting) == 1 else None
+        matching_keys = [key for key in candidates if key.fits(algorithm)]
+        return matching_keys[0].key if len(matching_keys) == 1 else None
 
     def close(self) -> None:
         """Stop the thread that fetches keys."""
@@ -134,7 +134,7 @@ class Keys:
 
     def _fetch(self) -> None:
         try:
-            keys = self._parsed(_read(self._url))
+            keys = self._parse_keys(_read(self._url))
         except (OSError, ValueError, http.client.HTTPException, RecursionError, jwt.PyJWTError) as error:
             reason = error.reason if isinstance(error, URLError) else error
             logger.warning("cannot fetch keys from %s: %s", self._url, str(reason)[:300] or type(error).__name__)
@@ -144,7 +144,7 @@ class Keys:
             if keys is not None:
                 self._keys, self._fetched_s = keys, self._now()
 
-    def _parsed(self, data: bytes) -> Mapping[str | None, tuple[Key, ...]]:
+    def _parse_keys(self, data: bytes) -> Mapping[str | None, tuple[Key, ...]]:
         content = json.loads(data)
         listed = content.get("keys") if isinstance(content, dict) else None
         if not isinstance(listed, list) or not 1 <= len(listed) <= MOST_KEYS:
@@ -357,14 +357,14 @@ class Issuers:
     async def principal(self, token: str) -> Principal:
         """Return the principal of a token. Raises RejectedError: 401, or 503 if the issuer's keys are not available."""
         if len(token) > _LONGEST_CHARS:
-            raise unauthorized("the token is too long")
+            raise unauthorized_error("the token is too long")
         header, issuer = _header(token), _claimed_issuer(token)
         if issuer not in self._issuers:
-            raise unauthorized("the token's issuer is not trusted by this server")
+            raise unauthorized_error("the token's issuer is not trusted by this server")
         settings, keys = self._issuers[issuer]
         algorithm, kid = header.get("alg"), header.get("kid")
         if algorithm not in settings.algorithms:
-            raise unauthorized("the token's signature algorithm is not accepted")
+            raise unauthorized_error("the token's signature algorithm is not accepted")
         refresh = keys.refresh_for(kid)
         if refresh is not None:
             await asyncio.wait({asyncio.wrap_future(refresh)}, timeout=LONGEST_FETCH_SECONDS)
@@ -376,7 +376,7 @@ class Issuers:
         except KeysUnavailableError as error:
             raise RejectedError(503, UNAVAILABLE, str(error), headers={"Retry-After": "1"}) from error
         if key is None:
-            raise unauthorized("the token's signing key is unknown")
+            raise unauthorized_error("the token's signing key is unknown")
         try:
             claims = jwt.decode(
                 token,
@@ -388,7 +388,7 @@ class Issuers:
                 options={"require": ["exp", "iss", "aud"]},
             )
         except jwt.ExpiredSignatureError:
-            raise unauthorized("the token has expired") from None
+            raise unauthorized_error("the token has expired") from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError) as error:
             _reject(error)
         return _principal(settings, claims)
@@ -400,16 +400,16 @@ def _reject(error: Exception) -> NoReturn:
         jwt.MissingRequiredClaimError: "the token lacks a required claim (exp, iss, aud)",
         jwt.ImmatureSignatureError: "the token is not valid yet",
     }
-    raise unauthorized(reasons.get(type(error), "the token is not valid")) from None
+    raise unauthorized_error(reasons.get(type(error), "the token is not valid")) from None
 
 
 def _header(token: str) -> dict[str, Any]:
     try:
         header = jwt.get_unverified_header(token)
     except jwt.PyJWTError:
-        raise unauthorized("the token is not valid") from None
+        raise unauthorized_error("the token is not valid") from None
     if not isinstance(header.get("kid", ""), str):
-        raise unauthorized("the token is not valid")
+        raise unauthorized_error("the token is not valid")
     return header
 
 
@@ -418,10 +418,10 @@ def _claimed_issuer(token: str) -> str:
     try:
         claims = jwt.decode(token, options={"verify_signature": False})
     except (jwt.PyJWTError, ValueError, TypeError):
-        raise unauthorized("the token is not valid") from None
+        raise unauthorized_error("the token is not valid") from None
     issuer = claims.get("iss")
     if not isinstance(issuer, str):
-        raise unauthorized("the token has no issuer (iss)")
+        raise unauthorized_error("the token has no issuer (iss)")
     return issuer
 
 
@@ -429,7 +429,9 @@ def _principal(settings: IssuerSettings, claims: dict[str, Any]) -> Principal:
     """Return the principal of verified claims. The issuer's prefix keeps its name apart from static tokens."""
     subject = claims.get(settings.principal)
     if not isinstance(subject, str) or not _PRINCIPAL.fullmatch(subject):
-        raise unauthorized(f"claim {settings.principal} is not a name of 1 to 64 printable characters without spaces")
+        raise unauthorized_error(
+            f"claim {settings.principal} is not a name of 1 to 64 printable characters without spaces"
+        )
     grants = [settings.grants[value] for value in _values(claims.get(settings.claim)) if value in settings.grants]
     names = {name for grant in grants for name in grant.namespaces}
     return Principal(

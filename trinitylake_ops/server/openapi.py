@@ -263,9 +263,9 @@ def reference() -> str:
         parameters = "".join(f" `{name}`" for name in (*operation.query, *operation.headers))
         body = ", ".join(f"`{name}`" for name in operation.body or ())
         responses = ", ".join(map(str, operation.responses)) or "none"
-        own = _shown(error for error in operation.errors if error not in (*_READING, *_CHANGING))
+        specific_errors = _shown(error for error in operation.errors if error not in (*_READING, *_CHANGING))
         request = f"`{operation.method} {path}`{parameters}"
-        lines.append(f"| {operation.name} | {request} | {operation.scope} | {body} | {responses} | {own} |")
+        lines.append(f"| {operation.name} | {request} | {operation.scope} | {body} | {responses} | {specific_errors} |")
     common = [error for error in _READING if error in _CHANGING]
     return "\n".join(
         [

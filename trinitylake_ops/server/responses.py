@@ -136,7 +136,7 @@ def encoded(model: IcebergBaseModel) -> bytes:
 def table_response(
     location: str | None,
     metadata: bytes,
-    given: Mapping[str, Any] | None = None,
+    members: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JsonResponse:
     """Return the response 200 with a table.
@@ -145,11 +145,11 @@ def table_response(
         location: The URI of its metadata file, None for a staged table.
         metadata: The end of the body with the table's metadata, from :func:`as_member`. It is by far the largest part,
             so it is encoded once and sent unchanged.
-        given: Further members of the body.
+        members: Further members of the body.
         headers: Additional headers.
     """
-    members = {"metadata-location": location} if location is not None else {}
-    encoded = json.dumps({**members, **(given or {})})[:-1]
+    first = {} if location is None else {"metadata-location": location}
+    encoded = json.dumps({**first, **(members or {})})[:-1]
     body = f'{encoded}{"" if encoded == "{" else ", "}"metadata": '.encode()
     return JsonResponse(200, body, dict(headers or {}), shared=metadata)
 
@@ -212,11 +212,11 @@ def busy_error() -> RejectedError:
 
 def _message(error: Exception) -> str:
     if isinstance(error, PydanticError):
-        shown = [
+        faults = [
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
             for fault in error.errors(include_url=False, include_context=False, include_input=False)[:_SHOWN_FAULTS]
         ]
-        return f"the request does not match the specification: {'; '.join(shown)}"
+        return f"the request does not match the specification: {'; '.join(faults)}"
     return str(error) or type(error).__name__
 
 
@@ -230,6 +230,7 @@ def _failure(
     reason: str | None = None,
 ) -> JsonResponse:
     """Return an error response of the specification. ``reason`` is the code of one of this package's errors."""
-    shown = message[:_LONGEST_MESSAGE_CHARS]
-    error = {"message": shown, "type": kind, "code": status} | ({} if reason is None else {"reason": reason})
-    return JsonResponse(status, json.dumps({"error": error}).encode(), dict(headers or {}), kind, detail or shown)
+    short_message = message[:_LONGEST_MESSAGE_CHARS]
+    error = {"message": short_message, "type": kind, "code": status} | ({} if reason is None else {"reason": reason})
+    body = json.dumps({"error": error}).encode()
+    return JsonResponse(status, body, dict(headers or {}), kind, detail or short_message)

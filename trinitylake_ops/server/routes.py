@@ -125,9 +125,9 @@ def find_route(method: str, raw_path: bytes) -> tuple[Route, Mapping[str, str]]:
             f"method {method} is not allowed for this path",
             headers={"Allow": ", ".join(methods)},
         )
-    doubled = "; remove /v1 from the address in the client's configuration" if segments[:2] == ["v1", "v1"] else ""
+    advice = "; remove /v1 from the address in the client's configuration" if segments[:2] == ["v1", "v1"] else ""
     raise RejectedError(
-        404, "NotFoundException", f"No such path: paths begin with /v1/ and the prefix of a warehouse{doubled}"
+        404, "NotFoundException", f"No such path: paths begin with /v1/ and the prefix of a warehouse{advice}"
     )
 
 

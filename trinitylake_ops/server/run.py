@@ -141,7 +141,7 @@ class LimitedConnection(H11Protocol):
                 del self.unread[connection]
 
     def shutdown(self) -> None:
-        """Finish requests in progress, but do not let clients delay the stop by sending or reading slowly."""
+        """Finish requests in progress, but do not allow clients to delay the shutdown by sending or reading slowly."""
         self._is_stopping = True
         super().shutdown()
         self.loop.call_later(self.limits.stop_seconds, self._end_if_slow)
@@ -172,16 +172,16 @@ def serve(settings: ServerSettings) -> None:
     settings.check()
     _check_certificate(settings)
     _allow_many_connections()
-    with contextlib.closing(_listening(settings.host, settings.port)) as listener:
+    with contextlib.closing(_listen(settings.host, settings.port)) as listener:
         application = Application(settings)
         server = uvicorn.Server(configuration_of(application, settings))
         scheme = "http" if settings.tls_certificate is None else "https"
-        shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
         logger.info(
             "serving",
             extra={
                 "fields": {
-                    "address": f"{scheme}://{shown}:{listener.getsockname()[1]}",
+                    "address": f"{scheme}://{host}:{listener.getsockname()[1]}",
                     "lakehouses": {served.name or "main": served.lake.root for served in application.warehouses.served},
                     "authentication": _authentication(settings),
                 }
@@ -242,7 +242,7 @@ def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)

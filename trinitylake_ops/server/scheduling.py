@@ -144,13 +144,13 @@ class Readiness:
     Args:
         lakes: The lakehouses that it serves.
         workers: Its threads.
-        redacted: Removes secrets from a log text.
+        redact: Removes secrets from a log text.
     """
 
-    def __init__(self, lakes: Sequence[Lakehouse], workers: Workers, redacted: Callable[[str], str]):
+    def __init__(self, lakes: Sequence[Lakehouse], workers: Workers, redact: Callable[[str], str]):
         self._lakes = lakes
         self._workers = workers
-        self._redacted = redacted
+        self._redact = redact
         self._probe: asyncio.Task[bool] | None = None
         self._probed_s, self._responds = -_PROBE_AGE_SECONDS, True
 
@@ -181,6 +181,6 @@ class Readiness:
         try:
             await asyncio.to_thread(probe)
         except TrinityLakeError as error:
-            logger.warning("a lakehouse does not respond: %s", self._redacted(error.message))
+            logger.warning("a lakehouse does not respond: %s", self._redact(error.message))
             return False
         return True

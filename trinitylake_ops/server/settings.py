@@ -158,10 +158,10 @@ def _files(where: str, raw: Any) -> DelegationSettings:
         raise InvalidInputError(
             f"{where}: files must be a mapping with only these keys: {', '.join(sorted(_OF_FILES))}"
         )
-    known = DelegationSettings()
+    defaults = DelegationSettings()
     for name, value in raw.items():
-        if type(value) is not type(getattr(known, name)):
-            raise InvalidInputError(f"{where}: files.{name} must be of type {type(getattr(known, name)).__name__}")
+        if type(value) is not type(getattr(defaults, name)):
+            raise InvalidInputError(f"{where}: files.{name} must be of type {type(getattr(defaults, name)).__name__}")
     try:
         return DelegationSettings(**raw)
     except InvalidInputError as error:

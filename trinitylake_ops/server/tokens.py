@@ -117,7 +117,7 @@ class Tokens:
         return list(self._load().values())
 
     async def principal(self, authorization: str | None) -> Principal:
-        """Return the principal of an ``Authorization`` header. Raises RejectedError: 401, or 503 if the file is bad."""
+        """Return the principal of an ``Authorization`` header. Raises RejectedError: 401, or 503 (unusable file)."""
         try:
             principals = await self._current()
         except InvalidInputError as error:
@@ -126,12 +126,12 @@ class Tokens:
             ) from error
         kind, _, token = (authorization or "").partition(" ")
         if kind.lower() != "bearer" or token.strip() in ("", _OF_PYICEBERG):
-            raise unauthorized("the bearer token is missing")
+            raise unauthorized_error("the bearer token is missing")
         principal = principals.get(hashlib.sha256(token.strip().encode("utf-8", "replace")).hexdigest())
         if principal is None:
-            raise unauthorized("the token is unknown")
+            raise unauthorized_error("the token is unknown")
         if principal.expires is not None and principal.expires <= datetime.now(UTC):
-            raise unauthorized(f"the token of {principal.name} has expired")
+            raise unauthorized_error(f"the token of {principal.name} has expired")
         return principal
 
     async def _current(self) -> dict[str, Principal]:
@@ -139,7 +139,8 @@ class Tokens:
         reading = self._reading
         if reading is None or reading.done():
             reading = self._reading = asyncio.create_task(asyncio.to_thread(self._load))
-            reading.add_done_callback(lambda task: task.cancelled() or task.exception())  # all requests may be gone
+            # retrieve any exception, because all waiting requests may have been cancelled
+            reading.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.wait({reading}, timeout=_READ_SECONDS)
         if not reading.done():
             raise InvalidInputError(f"{str(self._path)!r} was not read within {_READ_SECONDS:g} s")
@@ -182,7 +183,7 @@ def bearer_of(authorization: str | None) -> str:
     )
 
 
-def unauthorized(message: str) -> RejectedError:
+def unauthorized_error(message: str) -> RejectedError:
     """Return the error for a request without a valid token."""
     return RejectedError(401, "NotAuthorizedException", message, headers={"WWW-Authenticate": "Bearer"})
 
@@ -248,10 +249,10 @@ def scope_of(where: str, raw: Any) -> Scope:
     Raises:
         InvalidInputError: If it is not a scope.
     """
-    known = {scope.name.lower(): scope for scope in Scope}
-    if not isinstance(raw, str) or raw not in known:
-        raise InvalidInputError(f"{where}: the scope must be one of {', '.join(known)}")
-    return known[raw]
+    scopes = {scope.name.lower(): scope for scope in Scope}
+    if not isinstance(raw, str) or raw not in scopes:
+        raise InvalidInputError(f"{where}: the scope must be one of {', '.join(scopes)}")
+    return scopes[raw]
 
 
 def _names(where: str, raw: Any) -> frozenset[str]:

@@ -165,7 +165,7 @@ class Warehouse:
         return frozenset(name.namespace for name in names)
 
     def has_now(self, name: Name, table_id: str) -> bool:
-        """Whether the latest version of this lakehouse contains a table, by its id, under any name.
+        """Whether the latest version of this lakehouse contains the table with an id, under any name.
 
         Args:
             name: The name of the table in this warehouse, which is checked first.

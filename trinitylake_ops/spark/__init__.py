@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trinitylake_ops._lazy import lazy_face
-from trinitylake_ops.spark.runtime.worker_memory import spare_modules
+from trinitylake_ops.spark.runtime.worker_memory import freeze_modules
 
 if TYPE_CHECKING:
     from trinitylake_ops.spark.catalog.registration import catalog_settings, register_catalog
@@ -51,4 +51,4 @@ __getattr__, __dir__ = lazy_face(
     extra="spark",
 )
 
-spare_modules()
+freeze_modules()

@@ -90,29 +90,29 @@ class SparkExecutor:
         """The number of tasks that can run at a time."""
         return self._slots.count()
 
-    def map(self, work: Work[A, T], things: Sequence[A]) -> Iterator[T]:
+    def map(self, work: Work[A, T], items: Sequence[A]) -> Iterator[T]:
         """Yield the result of each item, in order.
 
         Args:
             work: The work.
-            things: The items.
+            items: The items.
 
         Raises:
             JobFailedError: If Spark fails. Errors of the work are raised as well.
         """
-        if not things:
+        if not items:
             return
-        if len(things) <= FEW and self._rate is None:
-            yield from work(things)
+        if len(items) <= FEW and self._rate is None:
+            yield from work(items)
             return
         slots = self.slots
         # With a rate, no more tasks may run than there are shares of it, even if slots are added.
         n_tasks = slots * _TASKS_PER_SLOT if self._rate is None else slots
-        size = batch_size(len(things), _MOST_PER_BATCH[work.weight], slots, n_tasks)
-        batches = [things[start : start + size] for start in range(0, len(things), size)]
-        pickled = self._pickled(work, work.storages, None if self._rate is None else self._rate / slots)
+        size = batch_size(len(items), _MOST_PER_BATCH[work.weight], slots, n_tasks)
+        batches = [items[start : start + size] for start in range(0, len(items), size)]
+        pickled = self._pickle_work(work, work.storages, None if self._rate is None else self._rate / slots)
         for start in range(0, len(batches), slots * _BATCHES_PER_SLOT):
-            wave = [pickle.dumps(list(things)) for things in batches[start : start + slots * _BATCHES_PER_SLOT]]
+            wave = [pickle.dumps(list(batch)) for batch in batches[start : start + slots * _BATCHES_PER_SLOT]]
             for row in self._run(type(work).__name__, run_batches, pickled, wave, n_tasks):
                 result: BatchDone = pickle.loads(row)
                 _count(work.storages, result.requests)
@@ -172,7 +172,7 @@ class SparkExecutor:
         slots = self.slots
         deletes = FencedDeletes(storage, fence, checked_ms, until_ms)
         # no rate in the storage, because it could delay a request after its check of the fence
-        pickled = self._pickled(deletes, deletes.storages, None)
+        pickled = self._pickle_work(deletes, deletes.storages, None)
         n_parts = max(1, min(slots, -(-len(paths) // storage.delete_batch_size)))
         size = -(-len(paths) // n_parts)
         parts = [pickle.dumps(list(paths[start : start + size])) for start in range(0, len(paths), size)]
@@ -195,16 +195,16 @@ class SparkExecutor:
 
     def _run(
         self,
-        what: str,
+        description: str,
         task: Callable[[bytes, Iterator[bytes]], Iterator[bytes]],
         pickled: bytes,
         elements: Sequence[bytes],
         n_tasks: int,
     ) -> list[bytes]:
         """Run one job over elements, and return their results in order."""
-        return run_in_tasks(self._spark, f"run {what} in Spark", partial(task, pickled), elements, n_tasks)
+        return run_in_tasks(self._spark, f"run {description} in Spark", partial(task, pickled), elements, n_tasks)
 
-    def _pickled(self, work: object, storages: Sequence[Storage], rate: float | None) -> bytes:
+    def _pickle_work(self, work: object, storages: Sequence[Storage], rate: float | None) -> bytes:
         for storage in storages:
             if storage.root.startswith("memory://"):
                 raise InvalidInputError(
@@ -229,24 +229,24 @@ def _wait_out(over_s: float) -> None:
         raise interrupt
 
 
-def batch_size(n_things: int, most: int, slots: int, n_tasks: int) -> int:
+def batch_size(n_items: int, most: int, slots: int, n_tasks: int) -> int:
     """Return the number of items in a batch, so that all tasks get the same number of batches.
 
     If there are fewer batches than tasks, all slots get the same number. A batch has at least one item.
 
     Args:
-        n_things: The number of items.
+        n_items: The number of items.
         most: The maximum number of items in a batch.
         slots: The number of tasks that can run at a time.
         n_tasks: The number of tasks.
     """
-    n_batches = -(-n_things // most)
+    n_batches = -(-n_items // most)
     even = n_tasks if n_batches > n_tasks else slots
-    return -(-n_things // (-(-n_batches // even) * even))
+    return -(-n_items // (-(-n_batches // even) * even))
 
 
 class _WorkPickler(pickle.Pickler):
-    """Pickles work with its storages. With a rate, storages unpickle as ones that limit the rate below all retries."""
+    """Pickles work with its storages. With a rate, unpickled storages limit the rate of requests, including retries."""
 
     def __init__(self, file: io.BytesIO, requests_per_second: float | None):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -256,10 +256,12 @@ class _WorkPickler(pickle.Pickler):
         if self._rate is None or not isinstance(obj, Storage) or isinstance(obj, StorageWrapper):
             return NotImplemented
         reduced: Any = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return (_paced, (self._rate, *reduced[:3]))
+        return (_rebuild_paced, (self._rate, *reduced[:3]))
 
 
-def _paced(rate: float, rebuild: Callable[..., Storage], arguments: tuple[Any, ...], state: Any = None) -> Storage:
+def _rebuild_paced(
+    rate: float, rebuild: Callable[..., Storage], arguments: tuple[Any, ...], state: Any = None
+) -> Storage:
     storage = rebuild(*arguments)
     if state is not None:
         storage.__dict__.update(state)

@@ -26,7 +26,7 @@ FRESH_MS = 5_000
 _KEPT_WORKS = 8
 
 #: Work that this process has unpickled before, so that connections stay open between tasks.
-_unpickled: OrderedDict[bytes, Any] = OrderedDict()
+_work_cache: OrderedDict[bytes, Any] = OrderedDict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +153,12 @@ def _deleted(deletes: FencedDeletes, paths: list[str]) -> DeletesDone:
 
 def _loaded(pickled: bytes) -> Any:
     key = hashlib.sha256(pickled).digest()
-    if key not in _unpickled:
-        _unpickled[key] = pickle.loads(pickled)
-        while len(_unpickled) > _KEPT_WORKS:
-            _unpickled.popitem(last=False)
-    _unpickled.move_to_end(key)
-    return _unpickled[key]
+    if key not in _work_cache:
+        _work_cache[key] = pickle.loads(pickled)
+        while len(_work_cache) > _KEPT_WORKS:
+            _work_cache.popitem(last=False)
+    _work_cache.move_to_end(key)
+    return _work_cache[key]
 
 
 def _counts(storages: Sequence[Storage]) -> list[RequestCounts]:

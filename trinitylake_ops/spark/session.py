@@ -71,7 +71,7 @@ def build_session(
     # Spark warns once about pandas that another package installed. This package does not use Spark with pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     if remote is not None or running_remote() is not None:
-        return _remote_session(app_name, remote, _given(conf))
+        return _remote_session(app_name, remote, _session_settings(conf))
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
         if SparkContext._active_spark_context is None:
@@ -119,7 +119,7 @@ def session_scope(
     """
     running = running_remote() or (_running_session() if remote is None else None)
     if running is not None:
-        settings = {**_SETTINGS, **_given(conf)} if is_remote(running) else _settings(master, conf)
+        settings = {**_SETTINGS, **_session_settings(conf)} if is_remote(running) else _settings(master, conf)
         with _temporary_settings(running, settings):
             register_catalog_source(running)
             yield running
@@ -157,12 +157,12 @@ def _running_session() -> SparkSession | None:
     return session if session.sparkContext._jsc is not None else None
 
 
-def _given(conf: Mapping[str, str | float | bool]) -> dict[str, str]:
+def _session_settings(conf: Mapping[str, str | float | bool]) -> dict[str, str]:
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in conf.items()}
 
 
 def _settings(master: str | None, conf: Mapping[str, str | float | bool]) -> dict[str, str]:
-    settings = _given(conf)
+    settings = _session_settings(conf)
     java_options = f"{_JAVA_SWITCHES} -Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
     if _JAVA_OPTIONS in settings:
         java_options += f" {settings.pop(_JAVA_OPTIONS)}"

@@ -105,7 +105,7 @@ def register_table_functions(spark: SparkSession) -> None:
 
 
 @dataclass
-class _Analyzed(AnalyzeResult):
+class _AnalyzedCall(AnalyzeResult):
     """The analyzed call of a function, from a helper process of the driver."""
 
     #: The pickled table for the task.
@@ -113,7 +113,7 @@ class _Analyzed(AnalyzeResult):
 
 
 class _LakehouseFunction:
-    def __init__(self, analyzed: _Analyzed):
+    def __init__(self, analyzed: _AnalyzedCall):
         self._opened: OpenedTable = pickle.loads(analyzed.pickled_table)
 
     def eval(self, *arguments: Any, **named_arguments: Any) -> Iterator[Row]:
@@ -142,7 +142,7 @@ class TableFunction(_LakehouseFunction):
         options = {
             "version": version, "timestamp": timestamp, "export": export, "columns": columns, "row_filter": row_filter,
         }  # fmt: skip
-        return _analyzed({ROOT: root, TABLE: table, **options})
+        return _analysis({ROOT: root, TABLE: table, **options})
 
 
 class VersionsFunction(_LakehouseFunction):
@@ -151,10 +151,10 @@ class VersionsFunction(_LakehouseFunction):
     @staticmethod
     def analyze(root: AnalyzeArgument, version: AnalyzeArgument | None = None) -> AnalyzeResult:
         """Open the log. Raises the same errors as TableFunction."""
-        return _analyzed({ROOT: root, "version": version}, {TABLE: "versions"})
+        return _analysis({ROOT: root, "version": version}, {TABLE: "versions"})
 
 
-def _analyzed(arguments: dict[str, AnalyzeArgument | None], fixed: dict[str, str] | None = None) -> _Analyzed:
+def _analysis(arguments: dict[str, AnalyzeArgument | None], fixed: dict[str, str] | None = None) -> _AnalyzedCall:
     options = dict(fixed or {})
     for name, argument in arguments.items():
         if argument is None:
@@ -164,4 +164,4 @@ def _analyzed(arguments: dict[str, AnalyzeArgument | None], fixed: dict[str, str
         if argument.value is not None:
             options[name] = str(argument.value)
     opened = open_table(SourceOptions.parse(options))
-    return _Analyzed(opened.schema, pickled_table=pickle.dumps(opened))
+    return _AnalyzedCall(opened.schema, pickled_table=pickle.dumps(opened))

@@ -41,7 +41,7 @@ class Runner(Protocol):
         """Wait for all work submitted so far. Return False on timeout."""
 
     def start_thread(self, work: Work, name: str) -> None:
-        """Run work that takes long in a thread of its own.
+        """Run long work in a separate thread.
 
         Args:
             work: The work.
@@ -173,7 +173,7 @@ def drain(timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
 
 
 def start_thread(work: Work, name: str) -> None:
-    """Run work that takes long in a thread of its own.
+    """Run long work in a separate thread.
 
     Args:
         work: The work.
@@ -217,14 +217,14 @@ def at_fork(fork_aware: ForkAware) -> None:
     _fork_aware.add(fork_aware)
 
 
-def leak(thing: object) -> None:
+def leak(value: object) -> None:
     """Prevent an object from ever being destroyed, even at interpreter exit.
 
     A forked child does this with the connections of its parent. A connection that is destroyed removes its socket from
     the poller of its event loop. The child shares that poller with the parent, which would then wait for a response
     indefinitely.
     """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 def _run_after_fork() -> None:

@@ -52,12 +52,12 @@ class DelegationSettings:
             )
         if self.downscope and (self.role or self.sign or self.seconds != USUAL_SESSION_SECONDS):
             raise InvalidInputError(
-                "downscope is for Google Cloud Storage, and role, seconds and sign are for S3; remove one or the other"
+                "downscope is for Google Cloud Storage, and role, seconds and sign are for S3; remove one of them"
             )
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is vended."""
+        """Whether clients get access to files, by credentials or signatures."""
         return self.vends_credentials or self.sign
 
     @property
@@ -124,7 +124,7 @@ class CachedCredentials(Generic[C]):
             reuse_until_s, cached = self._cache.get(key, (0.0, None))
         if cached is not None and now_s < reuse_until_s:
             return cached
-        issued = issue()
+        new_credentials = issue()
         with self._lock:
-            self._cache[key] = ((now_s + issued.expires_at_ms / 1_000) / 2, issued)
-        return issued
+            self._cache[key] = ((now_s + new_credentials.expires_at_ms / 1_000) / 2, new_credentials)
+        return new_credentials

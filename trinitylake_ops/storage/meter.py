@@ -188,30 +188,30 @@ class ObservedStorage(StorageWrapper):
         self._scheme = inner.root.partition(":")[0]
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
-        data = self._observed("read", self.inner.read, path, offset=offset, length=length, limit_bytes=limit_bytes)
+        data = self._observe("read", self.inner.read, path, offset=offset, length=length, limit_bytes=limit_bytes)
         hub.add(STORAGE_BYTES, len(data), storage=self._scheme, way="read")
         return data
 
     def stat(self, path: str) -> FileInfo:
-        return self._observed("stat", self.inner.stat, path)
+        return self._observe("stat", self.inner.stat, path)
 
     def create(self, path: str, data: bytes) -> None:
-        self._observed("create", self.inner.create, path, data)
+        self._observe("create", self.inner.create, path, data)
         self._count_written(data)
 
     def write(self, path: str, data: bytes) -> None:
-        self._observed("write", self.inner.write, path, data)
+        self._observe("write", self.inner.write, path, data)
         self._count_written(data)
 
     def write_best_effort(self, path: str, data: bytes) -> None:
-        self._observed("write", self.inner.write_best_effort, path, data)
+        self._observe("write", self.inner.write_best_effort, path, data)
         self._count_written(data)
 
     def delete(self, path: str) -> None:
-        self._observed("delete", self.inner.delete, path)
+        self._observe("delete", self.inner.delete, path)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        return self._observed("delete", self.inner.delete_batch, paths)
+        return self._observe("delete", self.inner.delete_batch, paths)
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         self._count("list")
@@ -220,7 +220,7 @@ class ObservedStorage(StorageWrapper):
     def __reduce__(self) -> tuple[type[ObservedStorage], tuple[Storage]]:
         return (ObservedStorage, (self.inner,))
 
-    def _observed(self, kind: str, request: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    def _observe(self, kind: str, request: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         self._count(kind)
         own_round_trip = current_round_trip()
         if own_round_trip is not None:

@@ -50,19 +50,19 @@ def with_environment(root_uri: str, options: Mapping[str, str]) -> StorageOption
     Returns:
         The options. Those for roots of other schemes have names of the form ``SCHEME.NAME``.
     """
-    storage_options, own = StorageOptions(options), root_uri.partition("://")[0]
+    storage_options, own_scheme = StorageOptions(options), root_uri.partition("://")[0]
     values: dict[str, str] = {}
     for name, scheme in OWN_SCHEMES.items():
-        of_scheme = storage_options.of_scheme(name, is_own=name == own)
-        added = scheme.from_environment(root_uri if name == own else f"{name}://", of_scheme)
-        values |= added if name == own else {f"{name}.{option}": value for option, value in added.items()}
+        of_scheme = storage_options.of_scheme(name, is_own=name == own_scheme)
+        added = scheme.from_environment(root_uri if name == own_scheme else f"{name}://", of_scheme)
+        values |= added if name == own_scheme else {f"{name}.{option}": value for option, value in added.items()}
     return StorageOptions({**values, **storage_options})
 
 
 def _check_names(scheme: Scheme, names: Iterable[str]) -> None:
-    known = {option.name for option in (*scheme.options, *COMMON_OPTIONS)}
-    if unknown := sorted(set(names) - known):
-        supported = ", ".join(sorted(known))
+    known_names = {option.name for option in (*scheme.options, *COMMON_OPTIONS)}
+    if unknown := sorted(set(names) - known_names):
+        supported = ", ".join(sorted(known_names))
         raise InvalidInputError(f"unknown storage option {unknown[0]!r}: {scheme.name}:// supports {supported}")
 
 
@@ -72,7 +72,7 @@ def _check_name_of_other_scheme(name: str) -> None:
     if dot and scheme in OWN_SCHEMES:
         _check_names(OWN_SCHEMES[scheme], [plain])
     elif dot and scheme not in external_schemes():
-        known = ", ".join(OWN_SCHEMES)
+        schemes = ", ".join(OWN_SCHEMES)
         raise InvalidInputError(
-            f"unknown storage option {name!r}: the part before the dot must be a scheme, for example {known}"
+            f"unknown storage option {name!r}: the part before the dot must be a scheme, for example {schemes}"
         )

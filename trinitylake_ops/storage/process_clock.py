@@ -1,4 +1,4 @@
-"""The monotonic clock by which a process measures durations, pauses, and judges how recent its knowledge is.
+"""The monotonic clock of a process, for measuring durations, pausing, and determining the age of cached state.
 
 Times in a lakehouse, for example of versions and leases, come from the storage's clock (``Storage.now_ms``) instead.
 ``using`` replaces the clock of the process, for example in tests of waits.

@@ -43,7 +43,7 @@ class Scheme:
     #: Raises InvalidLocationError for an invalid root. The message contains no credentials.
     check_root: Callable[[str], object] = lambda root: root
     #: Options that determine the server of a root, because two servers can have buckets with the same name.
-    place: tuple[str, ...] = ()
+    server_options: tuple[str, ...] = ()
     #: Returns the options of a root, including credentials, that environment variables set. They are passed to tasks on
     #: other machines. Its arguments are the root and its options.
     from_environment: Callable[[str, Mapping[str, str]], Mapping[str, str]] = lambda root, options: {}
@@ -67,14 +67,14 @@ def scheme_of(root_uri: str) -> Scheme:
     name, separator, _ = root_uri.partition("://")
     if separator and name in OWN_SCHEMES:
         return OWN_SCHEMES[name]
-    others = external_schemes()
-    if separator and name in others:
-        return _load(others[name])
+    external = external_schemes()
+    if separator and name in external:
+        return _load(external[name])
     # Without "://", the text may be a credential instead of a scheme.
-    shown = f"the scheme {name!r}" if _SCHEME.fullmatch(name) else "this scheme"
-    shown = shown if separator else "a root without a scheme"
-    *first, last = (f"{known}://" for known in (*OWN_SCHEMES, *sorted(others)))
-    raise InvalidLocationError(f"{shown} is not supported; use {', '.join(first)} or {last}")
+    description = f"the scheme {name!r}" if _SCHEME.fullmatch(name) else "this scheme"
+    description = description if separator else "a root without a scheme"
+    *first, last = (f"{scheme}://" for scheme in (*OWN_SCHEMES, *sorted(external)))
+    raise InvalidLocationError(f"{description} is not supported; use {', '.join(first)} or {last}")
 
 
 def check_root(root_uri: str) -> None:
@@ -101,7 +101,7 @@ def environment_of(root_uri: str) -> tuple[str, ...]:
 def server_options(root_uri: str) -> tuple[str, ...]:
     """Return the options that determine the server of a root. The result is empty for schemes of other packages."""
     scheme = OWN_SCHEMES.get(root_uri.partition("://")[0])
-    return () if scheme is None else scheme.place
+    return () if scheme is None else scheme.server_options
 
 
 def roots_nest(uri: str) -> bool:
@@ -216,7 +216,7 @@ OWN_SCHEMES: Mapping[str, Scheme] = {
             _open_s3,
             s3.S3_ENVIRONMENT,
             s3.S3Location.of,
-            place=("endpoint",),
+            server_options=("endpoint",),
             from_environment=s3.s3_of_environment,
         ),
         *(
@@ -226,10 +226,10 @@ OWN_SCHEMES: Mapping[str, Scheme] = {
                 _open_azure,
                 azure.AZURE_ENVIRONMENT,
                 azure.AzureLocation.of,
-                place=place,
+                server_options=server_options,
                 from_environment=azure.account_of_environment,
             )
-            for name, place in (("abfss", ()), ("az", ("endpoint", "account_name")))
+            for name, server_options in (("abfss", ()), ("az", ("endpoint", "account_name")))
         ),
         Scheme(
             "gs",
@@ -237,7 +237,7 @@ OWN_SCHEMES: Mapping[str, Scheme] = {
             _open_gcs,
             gcs.GCS_ENVIRONMENT,
             gcs.GcsLocation.of,
-            place=("endpoint",),
+            server_options=("endpoint",),
             from_environment=gcs.gcs_of_environment,
         ),
         Scheme(
@@ -246,7 +246,7 @@ OWN_SCHEMES: Mapping[str, Scheme] = {
             _open_dynamodb,
             dynamodb.DYNAMODB_ENVIRONMENT,
             dynamodb.DynamoDBLocation.of,
-            place=("endpoint",),
+            server_options=("endpoint",),
             from_environment=dynamodb.dynamodb_of_environment,
             roots_nest=False,
         ),
@@ -267,7 +267,7 @@ OWN_SCHEMES: Mapping[str, Scheme] = {
             _open_hdfs,
             hdfs.HDFS_ENVIRONMENT,
             hdfs.HdfsLocation.of,
-            place=("namenodes",),
+            server_options=("namenodes",),
         ),
     )
 }

@@ -75,7 +75,7 @@ def _notify(
     try:
         notify(name, value, labels)
     except Exception:  # a listener must not fail a commit
-        logger.warning("a listener of %s failed; the work goes on", name, exc_info=True)
+        logger.warning("a listener of %s failed; the work continues", name, exc_info=True)
 
 
 class Kind(StrEnum):

@@ -1,4 +1,4 @@
-"""Lineage of publications as OpenLineage events, sent with its own client library.
+"""Send the lineage of publications as OpenLineage events, with OpenLineage's client library.
 
 OpenLineage's own variables (``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG``, ``OPENLINEAGE__TRANSPORT__...``) configure the
 target. Without them no events are created. Needs the extra ``lineage``.
@@ -43,7 +43,7 @@ class Origin:
 
     @property
     def run_uuid(self) -> str:
-        """The run's id as a UUID, which OpenLineage requires. It is the same each time for a run."""
+        """The run's id as a UUID, which OpenLineage requires. The same run always has the same UUID."""
         try:
             return str(uuid.UUID(self.run_id))
         except ValueError:
@@ -83,7 +83,7 @@ def is_wanted(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def publication_events(
-    root: str, version: int, origin: Origin, made: Sequence[PublishedTable], read: Sequence[ReadTable]
+    root: str, version: int, origin: Origin, published: Sequence[PublishedTable], read: Sequence[ReadTable]
 ) -> list[RunEvent]:
     """Return the two events of a publication: the start of the run, and its end with all tables.
 
@@ -93,7 +93,7 @@ def publication_events(
         root: The root of the lakehouse.
         version: The version that was published.
         origin: The job and the run.
-        made: The published tables.
+        published: The published tables.
         read: The tables that were read.
 
     Raises:
@@ -110,7 +110,7 @@ def publication_events(
     kind = JobTypeJobFacet(processingType="BATCH", integration=origin.integration, jobType="JOB", producer=_PRODUCER)
     run = Run(runId=origin.run_uuid, facets={"processing_engine": engine})
     job = Job(namespace=_namespace(root), name=origin.job, facets={"jobType": kind})
-    inputs, outputs = [_input(table) for table in read], [_output(root, version, table) for table in made]
+    inputs, outputs = [_input(table) for table in read], [_output(root, version, table) for table in published]
     return [
         RunEvent(eventTime=origin.began.isoformat(), producer=_PRODUCER, eventType=RunState.START, run=run, job=job),
         RunEvent(
@@ -126,7 +126,7 @@ def publication_events(
 
 
 def send_publication(
-    root: str, version: int, origin: Origin, made: Sequence[PublishedTable], read: Sequence[ReadTable]
+    root: str, version: int, origin: Origin, published: Sequence[PublishedTable], read: Sequence[ReadTable]
 ) -> None:
     """Send the events of a publication if a target is configured. A failure is only logged.
 
@@ -134,13 +134,13 @@ def send_publication(
         root: The root of the lakehouse.
         version: The version that was published.
         origin: The job and the run.
-        made: The published tables.
+        published: The published tables.
         read: The tables that were read.
     """
     if not is_wanted():
         return
     try:
-        events = publication_events(root, version, origin, made, read)
+        events = publication_events(root, version, origin, published, read)
         from openlineage.client import OpenLineageClient
 
         client = OpenLineageClient()

@@ -1,4 +1,4 @@
-"""Metrics through OpenTelemetry's API, and its SDK with exporters for processes that have not configured one.
+"""Send metrics through OpenTelemetry's API, and set up its SDK in processes that have not configured one.
 
 Importing this module needs the API; ``send`` needs the extra ``otel``. OpenTelemetry's own variables, such as
 ``OTEL_EXPORTER_OTLP_ENDPOINT`` and ``OTEL_TRACES_SAMPLER``, configure the target, the sampling and the headers.
@@ -101,7 +101,7 @@ def stop_listening() -> None:
 
 
 def send() -> Callable[[], None]:
-    """Send spans and metrics of this process with OTLP over HTTP. Return a function that sends the rest and ends it.
+    """Send spans and metrics of this process with OTLP over HTTP. Return a function that flushes and stops the export.
 
     Raises:
         MissingExtraError: The extra ``otel`` is not installed.

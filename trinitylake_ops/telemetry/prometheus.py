@@ -1,4 +1,4 @@
-"""Metrics of the engine for Prometheus, with its own client library: to be scraped, written to a file, or pushed."""
+"""Export the engine's metrics with Prometheus's client library: for scraping, to a file, or to a Pushgateway."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PrometheusListener:
             if name not in set(without)
         }
         #: Counters and histograms by their labels, because a lookup in the library costs more than counting.
-        self._labeled: dict[tuple[object, ...], Counter | Gauge | Histogram | None] = {}
+        self._series: dict[tuple[object, ...], Counter | Gauge | Histogram | None] = {}
 
     def add(self, name: str, amount: float, labels: dict[str, str]) -> None:
         """Increase a counter."""
@@ -63,12 +63,12 @@ class PrometheusListener:
 
     def _of_labels(self, name: str, labels: dict[str, str]) -> Counter | Gauge | Histogram | None:
         key = (name, *labels.items())
-        labeled = self._labeled.get(key)
-        if labeled is None:
+        series = self._series.get(key)
+        if series is None:
             metric = self._metrics.get(name)
-            labeled = metric.labels(**labels) if labels and metric is not None else metric
-            self._labeled[key] = labeled
-        return labeled
+            series = metric.labels(**labels) if labels and metric is not None else metric
+            self._series[key] = series
+        return series
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""

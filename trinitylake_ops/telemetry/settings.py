@@ -1,4 +1,4 @@
-"""Telemetry that the environment of a process configures, and logging in JSON lines."""
+"""Configure telemetry from the environment of a process, and log JSON lines."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def is_enabled() -> bool:
 
 
 _lock = threading.Lock()
-_has_started: list[int] = []  # the id of the process that did, because a forked child has to start again
+_has_started: list[int] = []  # the id of the process that started telemetry: a forked child has to start it again
 
 
 def start_once() -> None:

@@ -1,4 +1,4 @@
-"""Spans through the API of OpenTelemetry (``opentelemetry-api``), if the process has configured it; otherwise no-ops.
+"""Record spans through OpenTelemetry's API (``opentelemetry-api``) if the process has configured it, or do nothing.
 
 The API is never imported here, because loading it takes longer than opening a lakehouse. A process that wants spans has
 loaded it and has set a tracer provider: an application, its automatic instrumentation, or ``telemetry/otel.py``. A
@@ -62,13 +62,13 @@ class _NoopSpan:
 
 
 class _Span:
-    """Context manager for a span. That of the API does the same at twice the cost."""
+    """Context manager for a span. The context manager of the API takes twice as long."""
 
     __slots__ = ("_contexts", "_span", "_token")
 
-    def __init__(self, own: Any, name: str, attributes: Attributes | None):
+    def __init__(self, source: Any, name: str, attributes: Attributes | None):
         self._contexts = sys.modules["opentelemetry.context"]
-        self._span = own.start_span(name, attributes=attributes)
+        self._span = source.start_span(name, attributes=attributes)
         self._token: Any = None
 
     def __enter__(self) -> _Span:
@@ -102,11 +102,11 @@ _NOOP_SPAN = _NoopSpan()
 
 def span(name: str, attributes: Attributes | None = None) -> AbstractContextManager[_NoopSpan | _Span]:
     """Open a child span of the current one for a block. An exception in the block marks it as failed."""
-    own = tracer()
-    if own is None:
+    source = tracer()
+    if source is None:
         return _NOOP_SPAN
     try:
-        return _Span(own, name, attributes)
+        return _Span(source, name, attributes)
     except Exception:
         logger.warning(_FAILED, exc_info=True)
         return _NOOP_SPAN
@@ -120,10 +120,10 @@ def note(name: str, begun_ns: int, attributes: Attributes) -> None:
         begun_ns: When it began, from ``time.time_ns``.
         attributes: Its attributes.
     """
-    own = tracer()
-    if own is None:
+    source = tracer()
+    if source is None:
         return
     try:
-        own.start_span(name, attributes=attributes, start_time=begun_ns).end(time.time_ns())
+        source.start_span(name, attributes=attributes, start_time=begun_ns).end(time.time_ns())
     except Exception:
         logger.warning(_FAILED, exc_info=True)

@@ -34,9 +34,9 @@ _LISTED_TABLES = 3
 
 
 class IdOf(Enum):
-    """What the caller knows about the id of a table that is created."""
+    """Where the id of a new table comes from."""
 
-    #: Nothing: another table may have the id.
+    #: The origin is unknown: another table may have the id.
     ANY_TABLE = "any"
     #: No table has the id yet, but its folder exists, so concurrent changes may also create a table with it.
     STAGED_TABLE = "staged"
@@ -45,7 +45,7 @@ class IdOf(Enum):
 
 
 class CatalogEditor(CatalogReader):
-    """Changes on a base version, which only the editor's own reads see."""
+    """Changes on a base version, which are visible only to reads of the editor."""
 
     def __init__(self, base: Snapshot):
         self.base = base
@@ -83,11 +83,11 @@ class CatalogEditor(CatalogReader):
         self._changes.read_prefixes.add(prefix)
         with reading_bases(self.base):
             keys = self.base.prefix_keys(prefix)
-        own = {key: entry for key, entry in self._changes.writes.items() if key.startswith(prefix)}
-        if not own:
+        written = {key: entry for key, entry in self._changes.writes.items() if key.startswith(prefix)}
+        if not written:
             return keys
-        live = {key for key, entry in own.items() if entry is not None}
-        return pa.chunked_array([sorted(set(keys.to_pylist()) - own.keys() | live)], keys.type)
+        live = {key for key, entry in written.items() if entry is not None}
+        return pa.chunked_array([sorted(set(keys.to_pylist()) - written.keys() | live)], keys.type)
 
     def namespace_at(self, location: str) -> NamespaceDef:
         with reading_bases(self.base):
@@ -153,9 +153,9 @@ class CatalogEditor(CatalogReader):
         """
         tables = self.tables(namespace)
         if tables and not cascade:
-            shown = ", ".join(tables[:_LISTED_TABLES]) + (", ..." if len(tables) > _LISTED_TABLES else "")
+            listed = ", ".join(tables[:_LISTED_TABLES]) + (", ..." if len(tables) > _LISTED_TABLES else "")
             raise NamespaceNotEmptyError(
-                f"namespace {namespace!r} contains {len(tables)} tables ({shown}); drop them first, or set cascade"
+                f"namespace {namespace!r} contains {len(tables)} tables ({listed}); drop them first, or set cascade"
             )
         for table in tables:
             self._write(self.keys.table_key(namespace, table), None)
@@ -173,7 +173,7 @@ class CatalogEditor(CatalogReader):
             namespace: The name of an existing namespace.
             table: The name of the table.
             definition: The definition.
-            id_of: What the caller knows about the definition's id. ``ANY_TABLE`` makes the commit read all definitions.
+            id_of: The origin of the definition's id. ``ANY_TABLE`` makes the commit read all definitions.
 
         Raises:
             NamespaceNotFoundError: The namespace does not exist.

@@ -133,13 +133,15 @@ class ChangeSet:
 
     def footprint(self, keys: KeyCodec, isolation: IsolationLevel) -> Footprint:
         """Return the keys that the transaction touches."""
-        relied = {keys.namespace_key(namespace) for namespace in self.relied_namespaces}
+        relied_keys = {keys.namespace_key(namespace) for namespace in self.relied_namespaces}
         prefixes = {keys.tables_prefix(namespace) for namespace in self.replaced_namespaces}
         if isolation != IsolationLevel.SNAPSHOT:
-            relied |= self.read_keys
+            relied_keys |= self.read_keys
             prefixes |= self.read_prefixes
         staged = {f"{_STAGED_ID}{table_id}" for table_id in self.staged_ids}
-        return Footprint(self.writes.keys() | staged if staged else self.writes.keys(), relied, tuple(sorted(prefixes)))
+        return Footprint(
+            self.writes.keys() | staged if staged else self.writes.keys(), relied_keys, tuple(sorted(prefixes))
+        )
 
     def conflicts(
         self, isolation: IsolationLevel, base: Snapshot, latest: Snapshot, changes: Mapping[str, KeyChange]
@@ -269,11 +271,11 @@ class NewNames:
         """
         if self._checked_version == version.version:
             return
-        taken = [*self._tables_with_views(version), *self._views_with_tables(version)]
-        if taken:
-            shown = "; ".join(taken[:_LISTED_NAMES]) + ("; ..." if len(taken) > _LISTED_NAMES else "")
+        names_in_use = [*self._tables_with_views(version), *self._views_with_tables(version)]
+        if names_in_use:
+            text = "; ".join(names_in_use[:_LISTED_NAMES]) + ("; ..." if len(names_in_use) > _LISTED_NAMES else "")
             raise ObjectExistsError(
-                f"{shown}; use another name, or drop or rename the existing object first", version=version.version
+                f"{text}; use another name, or drop or rename the existing object first", version=version.version
             )
         self._checked_version = version.version
 
@@ -312,7 +314,7 @@ class NewNames:
         keys: list[str] = []
         for namespace, views in self._views.items():
             for view in views:
-                with contextlib.suppress(InvalidNameError):  # a name of another program that no table can have
+                with contextlib.suppress(InvalidNameError):  # another program wrote a name that no table can have
                     keys.append(self._base.keys.table_key(namespace, view))
         return keys
 

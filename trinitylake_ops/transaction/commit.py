@@ -1,9 +1,9 @@
-"""The commit: draft a change, write its files, publish its root; after a conflict, rebase it and try again.
+"""Commit a change: draft it, write its files and publish its root; after a conflict, rebase it and try again.
 
-``Commit._until_decided`` is the protocol (docs/internals/protocol.md, C), and the only way in which versions after the
-first come about: transactions and operations go through it alike. It can be read without these modules:
+``Commit._until_decided`` implements the protocol (docs/internals/protocol.md, C). Transactions and operations create
+all versions after the first with it. It can be read without these modules:
 
-- ``publish.py``: how a root is created if absent, and what an unknown outcome is;
+- ``publish.py``: how a root is created if absent, and how an unknown outcome is resolved;
 - ``pacing.py``: how writers share a lakehouse, which saves requests and time;
 - ``commit_queue.py`` and ``group.py``: how the transactions of a process share a version.
 """
@@ -44,24 +44,24 @@ from trinitylake_ops.versions.time_travel import time_after
 
 logger = logging.getLogger(__name__)
 
-#: On a fast storage, bad luck alone loses a hundred within a fifth of a second.
+#: On fast storage, a commit can lose a hundred attempts within 0.2 seconds by chance.
 DEFAULT_MAX_ATTEMPTS = 1_000
 
 
 class Committable(Protocol):
-    """Something that can be committed."""
+    """A change that can be committed."""
 
     def draft(self, base: Snapshot, stamp: RootStamp) -> Draft | None:
-        """Return what to write on ``base``, or None when nothing would change."""
+        """Return the draft of the change on ``base``, or None if nothing would change."""
 
     def rebase(self, base: Snapshot, latest: Snapshot) -> None:
-        """Check that the change still holds on ``latest``. Raises CommitConflictError or its own errors."""
+        """Check that the change is still valid on ``latest``. Raises CommitConflictError, or errors of the change."""
 
 
 class DraftOutdatedError(TrinityLakeError):
-    """A change raises this before its root is sent, when it became another change.
+    """Raised before the root is sent if the content of the change is different now.
 
-    It is then drafted again on the same base.
+    The change is then drafted again on the same base.
     """
 
 
@@ -74,15 +74,15 @@ class Committed:
 
 
 class Commit:
-    """One change on its way to a version.
+    """The commit of one change.
 
     Args:
         files: The files of the lakehouse.
         change: The change.
-        age_limit: How old it may be when its root is sent.
-        max_attempts: The number of attempts after which a conflict fails it.
-        pacing: How it shares the lakehouse with other writers.
-        definitions: Definitions of the drafts to come that are written already. The caller may add more between drafts.
+        age_limit: Limits the age of the change when its root is sent.
+        max_attempts: The number of attempts after which a conflict fails the commit.
+        pacing: Coordinates the commit with other writers.
+        definitions: Definitions of later drafts that are already written. The caller may add more between drafts.
     """
 
     def __init__(
@@ -104,15 +104,15 @@ class Commit:
         self._nodes: dict[str, bytes] = {}  # of this attempt
         self._n_conflicts = 0
         self._n_requests = 0
-        #: The current attempt, once its root was sent: the version that it would create, and its commit id.
+        #: The version and the commit id of the current attempt, once its root was sent.
         self.sent: tuple[int, str] | None = None
         #: None until the outcome is known.
         self.committed: Committed | None = None
 
     def run(self, base: Snapshot) -> Committed:
-        """Commit on ``base`` or a later version; the version of ``base`` is returned if nothing changes there.
+        """Commit on ``base`` or a later version. Return the version, or that of ``base`` if nothing changes.
 
-        Unless the outcome is unknown, no file of a failed commit remains, best effort.
+        Unless the outcome is unknown, the files of a failed commit are deleted, best effort.
 
         Args:
             base: The version on which the change was made.
@@ -122,7 +122,7 @@ class Commit:
             CommitAttemptsExhaustedError: All attempts were lost to other commits.
             TransactionExpiredError: The change is too old.
             CommitOutcomeUnknownError: The change may or may not have been committed.
-            TrinityLakeError: What the storage raises. Nothing was committed.
+            TrinityLakeError: The storage failed. Nothing was committed.
         """
         begun_s = process_clock.now_s()
         try:
@@ -143,7 +143,7 @@ class Commit:
             self._pacing.close()
 
     def _until_decided(self, base: Snapshot) -> Committed:
-        """Attempt the commit on one version after the other, until it succeeds or fails for good."""
+        """Attempt the commit on successive versions, until it succeeds or fails permanently."""
         try:
             while True:
                 begun_s = process_clock.now_s()
@@ -163,14 +163,14 @@ class Commit:
                     case Lost(probe):
                         self._forget_attempt()
                         base = self._rebase(base, probe, begun_s)
-                    case None:  # a part of the change left it: draft the rest on the same base
+                    case None:  # a part of the change was removed: draft the rest on the same base
                         self._forget_attempt()
         except CommitOutcomeUnknownError:
             self._pacing.withdraw()
             raise
         except TrinityLakeError:
-            # Typed errors say that no root was created. After any other exception, such as an interrupt, a root may
-            # exist. So its files must stay, at worst as orphans.
+            # A typed error means that no root was created. After any other exception, such as an interrupt, a root may
+            # exist. Its files must therefore be kept, at worst as orphans.
             self._pacing.withdraw()
             discard(self._files.storage, [*self._definitions, *self._nodes])
             raise
@@ -184,7 +184,8 @@ class Commit:
 
     def _write_files(self, draft: Draft, base: Snapshot) -> KnownRoot:
         """Write all files of a draft except its root, in one round trip, and each definition once. Return the root."""
-        # Such files are a lakehouse definition from before a merge, or definitions of a transaction that left a group.
+        # Such files are a lakehouse definition from before a merge, or definitions of a transaction that left its
+        # group.
         replaced = self._definitions.keys() - draft.definition_files.keys()
         if replaced:
             discard(self._files.storage, sorted(replaced))
@@ -231,10 +232,10 @@ class Commit:
         hub.add(LOST_ATTEMPTS)
         self._pacing.note_other_commit()
         if self._n_conflicts >= self._max_attempts:
-            raise attempts_exhausted(self._max_attempts, base.version + 1)
+            raise attempts_exhausted_error(self._max_attempts, base.version + 1)
         self._pacing.note_conflict(self._n_conflicts, process_clock.now_s() - begun_s)
         latest = latest_after(self._files, probe)
-        # The age is checked first: a purge may have deleted what the base of an old change reaches.
+        # The age is checked first, because a purge may have deleted files that the base of an old change needs.
         with contextlib.suppress(DraftOutdatedError):  # rebase and draft leave out transactions that are too old
             self._age_limit.check_base(latest.definition)
         with reading_bases(base, latest):
@@ -259,14 +260,15 @@ class Commit:
             self._nodes = {}
 
 
-def attempts_exhausted(n_attempts: int, version: int) -> CommitAttemptsExhaustedError:
-    """Return the error of a change that lost each attempt to another commit; ``version`` is the last one it met."""
+def attempts_exhausted_error(n_attempts: int, version: int) -> CommitAttemptsExhaustedError:
+    """Return the error of a change whose attempts all conflicted; ``version`` is that of the last conflict."""
     return CommitAttemptsExhaustedError(
-        f"{n_attempts} attempts met other commits each time; nothing was committed, retry later", version=version
+        f"commit failed after {n_attempts} conflicts with other writers; nothing was committed; retry later",
+        version=version,
     )
 
 
 def discard(storage: Storage, paths: Iterable[str]) -> None:
-    """Delete files of a failed attempt, best effort. A file that stays is an orphan."""
+    """Delete files of a failed attempt, best effort. Remaining files are orphans."""
     for path, error in storage.delete_many(list(paths)).items():
         logger.warning("file %r of a failed commit could not be deleted: %s", path, error)

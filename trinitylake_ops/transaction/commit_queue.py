@@ -1,8 +1,8 @@
-"""The commit queue of a process: which transaction commits next, and which share a root (protocol.md, C).
+"""The commit queue of a process: selects the next transaction, and those that share its root (protocol.md, C).
 
 The first transaction becomes the leader and commits at once. Transactions that arrive in the meantime wait. When the
-leader is done, the first of them leads the next group, which contains all waiting transactions that fit. To follow a
-single transaction, skip this module: alone, it forms a group of one, which ``commit.py`` commits.
+leader is done, the first of them leads the next group, which contains all waiting transactions that fit. A reader who
+follows a single transaction can skip this module: it forms a group of one, which ``commit.py`` commits.
 
 An interrupt (KeyboardInterrupt in the main thread) may occur at any point. The waiting transactions still get an
 outcome, and the next one leads.
@@ -37,7 +37,7 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 logger = logging.getLogger(__name__)
 
-#: How often a waiting thread checks that there is a leader, in case an interrupt removed it.
+#: How often a waiting thread checks that there is a leader, because an interrupt may have removed it.
 _LEADER_CHECK_INTERVAL_S = 1.0
 #: Maximum wait for other writers, as a share of a transaction's remaining time to live.
 _MAX_SLOT_WAIT_SHARE = 0.25
@@ -113,58 +113,58 @@ class CommitQueue:
             CommitOutcomeUnknownError: The transaction may or may not have been committed.
             TrinityLakeError: Any other error means that nothing was committed.
         """
-        own = Member.of(submission, max_attempts)
-        if own.is_exclusive:
-            before, pacing = self._newest_exclusive, pace(own.base.files, self._fairness)
-            with nullcontext() if own.is_large else self._exclusive_lock, _wait_for_slot(own, pacing) as newest:
-                since_then = None if self._newest_exclusive is before else self._newest_exclusive
-                committed = Group(own, pacing).run(newest or since_then)
+        member = Member.of(submission, max_attempts)
+        if member.is_exclusive:
+            before, pacing = self._newest_exclusive, pace(member.base.files, self._fairness)
+            with nullcontext() if member.is_large else self._exclusive_lock, _wait_for_slot(member, pacing) as newest:
+                newer = None if self._newest_exclusive is before else self._newest_exclusive
+                committed = Group(member, pacing).run(newest or newer)
                 self._newest_exclusive = committed or self._newest_exclusive
-            return own.result()
+            return member.result()
         try:
-            if not self._leads_at_once(own):
-                self._write_ahead(own)
-                self._note_arrival(own)
+            if not self._leads_at_once(member):
+                self._write_ahead(member)
+                self._note_arrival(member)
                 with self._lock:
-                    self._waiting.append(own)
+                    self._waiting.append(member)
                     self._choose_leader()
-            while not own.wakes.wait(_LEADER_CHECK_INTERVAL_S):
+            while not member.wakes.wait(_LEADER_CHECK_INTERVAL_S):
                 with self._lock:
                     self._choose_leader()
-            if own.outcome is None:
-                self._lead(own)
-            return own.result()
+            if member.outcome is None:
+                self._lead(member)
+            return member.result()
         finally:
             try:
-                self._leave_queue(own)
+                self._leave_queue(member)
             except BaseException:  # an interrupt: the other transactions must not wait indefinitely
-                self._leave_queue(own)
+                self._leave_queue(member)
                 raise
 
-    def _leads_at_once(self, own: Member) -> bool:
+    def _leads_at_once(self, member: Member) -> bool:
         """Make a transaction the leader before it writes its files, if no other one is queued. Return whether it leads.
 
         Its files are then written in the same round trip as its nodes, so that a local disk flushes its device once. On
         remote storage, transactions always write their files before they join the queue.
         """
         with self._lock:
-            if own.base.files.storage.is_remote or self._is_led or self._waiting or self._arriving:
+            if member.base.files.storage.is_remote or self._is_led or self._waiting or self._arriving:
                 return False
-            self._waiting.append(own)
+            self._waiting.append(member)
             self._choose_leader()
             return True
 
-    def _write_ahead(self, own: Member) -> None:
-        """Write the files of ``own`` before it joins the queue.
+    def _write_ahead(self, member: Member) -> None:
+        """Write the files of ``member`` before it joins the queue.
 
-        The first transaction to do so also probes for commits of other processes in the same round trip.
+        The first of these transactions also probes for commits of other processes in the same round trip.
         """
-        roots, version = own.base.files.roots, own.base.version
-        pacing = pace(own.base.files, self._fairness)
+        roots, version = member.base.files.roots, member.base.version
+        pacing = pace(member.base.files, self._fairness)
         with self._lock:
             is_first = not self._arriving and not self._is_led
-            self._arriving.add(own)
-        own.write_ahead(pacing.calls_to_probe(roots, version + 1) if is_first and version < MAX_VERSION else ())
+            self._arriving.add(member)
+        member.write_ahead(pacing.calls_to_probe(roots, version + 1) if is_first and version < MAX_VERSION else ())
         known, latest = roots.newest, pacing.latest_seen(roots)
         if latest is None:
             return
@@ -174,23 +174,23 @@ class CommitQueue:
         if not may_be_ours and (known is None or known.version < latest.version):
             pacing.note_other_commit()
 
-    def _note_arrival(self, own: Member) -> None:
-        """Note that ``own`` has written its files. May be repeated."""
+    def _note_arrival(self, member: Member) -> None:
+        """Note that ``member`` has written its files. May be repeated."""
         with self._lock:
-            self._arriving.discard(own)
+            self._arriving.discard(member)
             if self._arrivals is not None:
                 self._arrivals.put(None)
 
-    def _lead(self, own: Member) -> None:
-        """Commit the group that begins with ``own``."""
-        pacing = pace(own.base.files, self._fairness)
-        group = Group(own, pacing)
+    def _lead(self, member: Member) -> None:
+        """Commit the group that begins with ``member``."""
+        pacing = pace(member.base.files, self._fairness)
+        group = Group(member, pacing)
         try:
-            with _wait_for_slot(own, pacing) as newest:
-                self._await_arriving(own)
+            with _wait_for_slot(member, pacing) as newest:
+                self._await_arriving(member)
                 self._gather(group)
                 begun_s = process_clock.now_s()
-                committed = group.run(self._latest_known(own, newest), functools.partial(self._gather, group))
+                committed = group.run(self._latest_known(member, newest), functools.partial(self._gather, group))
                 self._recent_commit = None
                 if committed is not None and committed.root is not None:
                     with self._lock:
@@ -199,16 +199,16 @@ class CommitQueue:
         finally:
             self._requeue(group.abandoned())
 
-    def _latest_known(self, own: Member, newest: Committed | None) -> Committed | None:
-        """Return the latest version known to this process, so that ``own`` does not conflict with its own process."""
-        root = own.base.files.roots.newest
+    def _latest_known(self, member: Member, newest: Committed | None) -> Committed | None:
+        """Return the latest version known to this process, so that ``member`` does not conflict with its commits."""
+        root = member.base.files.roots.newest
         newest = newest if root is None else _later(newest, Committed(root.version, root))
         return newest if self._newest is None else _later(newest, self._newest)
 
-    def _await_arriving(self, own: Member) -> None:
+    def _await_arriving(self, member: Member) -> None:
         """Wait for members that write their files, if there are at least as many of them as waiting members.
 
-        One version for all of them takes less time than two. The wait lasts at most as long as ``own`` took to write
+        One version for all of them takes less time than two. The wait lasts at most as long as ``member`` took to write
         its files.
         """
         arrivals = SimpleQueue[None]()
@@ -217,7 +217,7 @@ class CommitQueue:
             if len(arriving) < len(self._waiting):
                 return
             self._arrivals = arrivals
-        deadline_s = time.monotonic() + own.ahead_s
+        deadline_s = time.monotonic() + member.ahead_s
         try:
             while not arriving.isdisjoint(self._arriving):
                 arrivals.get(timeout=max(0.0, deadline_s - time.monotonic()))
@@ -264,19 +264,19 @@ class CommitQueue:
         with self._lock:
             self._waiting.extendleft(member for member in reversed(members) if not member.has_left)
 
-    def _leave_queue(self, own: Member) -> None:
-        """Remove ``own`` from the queue, whatever its outcome. May be repeated from any point.
+    def _leave_queue(self, member: Member) -> None:
+        """Remove ``member`` from the queue, whatever its outcome. May be repeated from any point.
 
         If it was the leader, the next member leads. Files that it wrote and no group has taken are deleted.
         """
-        self._note_arrival(own)
+        self._note_arrival(member)
         with self._lock:
-            own.has_left = True
-            if own in self._waiting:
-                self._waiting.remove(own)
+            member.has_left = True
+            if member in self._waiting:
+                self._waiting.remove(member)
             self._choose_leader()
-        if not own.is_taken:
-            own.discard_written()
+        if not member.is_taken:
+            member.discard_written()
 
     @property
     def _is_led(self) -> bool:
@@ -296,22 +296,22 @@ class CommitQueue:
 
 
 @contextmanager
-def _wait_for_slot(own: Member, pacing: Pacing) -> Iterator[Committed | None]:
-    """Wait for writers of other processes, for a share of the time to live that ``own`` has left.
+def _wait_for_slot(member: Member, pacing: Pacing) -> Iterator[Committed | None]:
+    """Wait for writers of other processes, for a share of the time to live that ``member`` has left.
 
-    Yields the latest version after a wait, so that the first attempt of ``own`` does not conflict.
+    Yields the latest version after a wait, so that the first attempt of ``member`` does not conflict.
     """
-    files = own.base.files
-    remaining_ms = own.begun_at_ms + own.base.definition.txn_ttl_millis - files.storage.now_ms()
+    files = member.base.files
+    remaining_ms = member.begun_at_ms + member.base.definition.txn_ttl_millis - files.storage.now_ms()
     with pacing.slot(_MAX_SLOT_WAIT_SHARE * remaining_ms / 1000) as has_waited:
-        yield _latest(files, own.base.version) if has_waited else None
+        yield _latest(files, member.base.version) if has_waited else None
 
 
-def _latest(files: LakehouseFiles, known: int) -> Committed | None:
-    """Return the latest version, None if it is ``known`` or cannot be read."""
+def _latest(files: LakehouseFiles, known_version: int) -> Committed | None:
+    """Return the latest version, None if it is ``known_version`` or cannot be read."""
     try:
-        version = find_later(files.roots, known)
-        if version == known:
+        version = find_later(files.roots, known_version)
+        if version == known_version:
             return None
         return Committed(version, files.roots.known(version, files.roots.storage.read(files.roots.path(version))))
     except StorageError as error:

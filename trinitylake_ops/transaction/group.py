@@ -1,8 +1,8 @@
-"""Transactions that one commit publishes together (docs/internals/protocol.md, "Group commit").
+"""Commit several transactions as one version (docs/internals/protocol.md, "Group commit").
 
 To ``commit.py`` a group is one change. Each member is checked as if it were committed alone, after the members before
-it. ``commit_queue.py`` decides which transactions form a group and whose thread commits it. To follow a single
-transaction, skip both modules.
+it. ``commit_queue.py`` decides which transactions form a group and whose thread commits it. A reader who follows a
+single transaction can skip both modules.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from trinitylake_ops.storage.conditional_create import create_fresh
 from trinitylake_ops.telemetry import hub
 from trinitylake_ops.telemetry.hub import GROUP_SIZE
 from trinitylake_ops.transaction.change_set import Footprint
-from trinitylake_ops.transaction.commit import Commit, Committed, DraftOutdatedError, attempts_exhausted, discard
+from trinitylake_ops.transaction.commit import Commit, Committed, DraftOutdatedError, attempts_exhausted_error, discard
 from trinitylake_ops.transaction.draft import Draft, RootStamp, Writes
 from trinitylake_ops.transaction.pacing import Pacing
-from trinitylake_ops.transaction.publish import outcome_unknown
+from trinitylake_ops.transaction.publish import outcome_unknown_error
 from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.time_to_live import check_age, is_young, recorded_barrier_ms, removed_before_ms
 from trinitylake_ops.tree.diff import KeyChange, diff_trees
@@ -49,15 +49,15 @@ class Member:
     base: Snapshot
     #: The number of conflicts after which the transaction fails.
     max_attempts: int
-    #: What the transaction touches.
+    #: The keys that the transaction touches.
     footprint: Footprint
-    #: Upper bound of its commit info.
+    #: Upper bound of the transaction's commit info.
     largest_info: CommitInfo
     #: Set when there is an outcome, and when this transaction becomes the leader.
     wakes: threading.Event
     #: The number of conflicts so far.
     n_conflicts: int = 0
-    #: Why it must not be committed; the next draft leaves it out.
+    #: The error because of which it must not be committed; the next draft leaves it out.
     failure: TrinityLakeError | None = None
     #: The version, or the error.
     outcome: int | BaseException | None = None
@@ -100,7 +100,7 @@ class Member:
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether the transaction gets a version to itself."""
+        """Whether the transaction gets a separate version."""
         return self.submission.is_alone or self.is_large
 
     @property
@@ -177,7 +177,7 @@ class Group:
         self._pacing = pacing
         self._written = dict(leader.written)
         self._gather: Callable[[int], None] = lambda _: None
-        self._commit: Commit | None = None  # while it runs
+        self._commit: Commit | None = None  # set while the group runs
 
     def __contains__(self, member: Member) -> bool:
         return member in self._pending
@@ -257,7 +257,7 @@ class Group:
                 member.settle(self._commit.committed.version)
             elif self._commit is not None and self._commit.sent is not None:
                 reason = "the thread that committed it was interrupted"
-                member.settle(outcome_unknown(self._files.roots, *self._commit.sent, reason))
+                member.settle(outcome_unknown_error(self._files.roots, *self._commit.sent, reason))
             elif member.outcome is None:
                 unsent.append(member)
         return unsent
@@ -303,7 +303,7 @@ class Group:
             if member.failure is not None:
                 self._settle(member, member.failure)
             elif member.n_conflicts >= member.max_attempts:
-                self._settle(member, attempts_exhausted(member.max_attempts, latest.version))
+                self._settle(member, attempts_exhausted_error(member.max_attempts, latest.version))
         self._bring_to(latest)
 
     def _bring_to(self, base: Snapshot) -> None:

@@ -306,10 +306,10 @@ class Lakehouse:
         return self._queue.recent_commit(self.files)
 
     def resume_transaction(self, transaction_id: str) -> Transaction:
-        """Resume a saved transaction. It is committed once, regardless of how often it is resumed.
+        """Resume a saved transaction. It is committed at most once, however often it is resumed.
 
         Raises TransactionNotFoundError, TransactionExpiredError, VersionExpiredError if its base was expired,
-        CorruptFileError, StorageError, and InvalidInputError if the id is no UUID.
+        CorruptFileError, StorageError, and InvalidInputError if the id is not a UUID.
         """
         saved = read_saved(self.storage, transaction_id)
         TransactionAge(self.storage, saved.begun_at_millis).check(self.snapshot().definition)
@@ -347,7 +347,7 @@ class Lakehouse:
         """
         with self.transaction(message=message, operation="alter-definition") as txn:
             before = txn.base.definition
-            definition = _without_own_root(_replaced(before, fields), self.root)
+            definition = _without_own_root(_replace_fields(before, fields), self.root)
             if definition.table_root != before.table_root:
                 if before.table_root:
                     check_no_table_under(txn.base, before.table_root)
@@ -362,8 +362,8 @@ class Lakehouse:
         Args:
             version: The version that the error names.
             commit_id: The commit id that the error names.
-            fence: Whether to decide an undecided commit: an empty commit takes the version, unless the other commit is
-                first.
+            fence: Whether to decide an undecided commit: an empty commit creates the version, unless the other commit
+                wins the race.
 
         Raises:
             InvalidInputError: The version or the id is invalid.
@@ -430,10 +430,10 @@ def _without_own_root(definition: LakehouseDef, root: str) -> LakehouseDef:
 
 
 def _new_definition(fields: Mapping[str, Any]) -> LakehouseDef:
-    return validate_lakehouse_def(_replaced(LakehouseDef(id=str(uuid.uuid4())), fields))
+    return validate_lakehouse_def(_replace_fields(LakehouseDef(id=str(uuid.uuid4())), fields))
 
 
-def _replaced(definition: LakehouseDef, fields: Mapping[str, Any]) -> LakehouseDef:
+def _replace_fields(definition: LakehouseDef, fields: Mapping[str, Any]) -> LakehouseDef:
     try:
         changed = replace(definition, **fields)
         # Normalize to the form that is read back: None becomes a default, and a number an enum.

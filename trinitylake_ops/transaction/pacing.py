@@ -1,12 +1,12 @@
-"""How a commit shares a lakehouse with other writers: fairness, the commit lock, early reads and staged roots.
+"""Coordinate a commit with other writers: fairness, the commit lock, early reads and staged roots.
 
-A reader can understand commits without this module. ``Pacing`` is its whole interface, and its default does nothing:
-everything here only saves requests and time, or shares them fairly, and no commit depends on it.
+Commits can be understood without this module. ``Pacing`` is its whole interface, and its default does nothing. The
+module only saves requests and time and distributes them fairly; the correctness of a commit does not depend on it.
 
 A writer that has lost several attempts, or a long one, requests a slot: other writers then wait before they commit
 (protocol.md, "Fairness"; fast-commits.md). A request is an empty file whose name contains the
-duration of its writer's attempt. The writer renews it every second while the attempt may take. A request that was not
-renewed for a few seconds is ignored.
+duration of its writer's attempt. The writer renews it every second for as long as the attempt may take. A request that
+was not renewed for a few seconds is ignored.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Call = Callable[[], None]
 
 #: Consecutive conflicts after which a writer requests a slot. Fewer are common among equally fast writers.
 CONFLICTS_BEFORE_REQUEST = 5
-#: A writer also requests a slot after losing one attempt of this duration: writers with shorter attempts would win
-#: every time.
+#: A writer also requests a slot after losing one attempt of this duration: writers with shorter attempts would always
+#: win.
 LONG_ATTEMPT_S = 0.5
 #: Number of its commits after which a process lists the requests of other writers.
 COMMITS_BETWEEN_POLLS = 8
@@ -86,7 +86,7 @@ class Pacing:
         return ()
 
     def seen(self, path: str) -> RootProbe | None:
-        """Return what the calls read, if they saw a root at this path."""
+        """Return the root that the calls read at this path, or None if there was none."""
         del path
         return None
 
@@ -124,14 +124,14 @@ def pace(files: LakehouseFiles, fairness: Fairness | None = None) -> Pacing:
 
     Args:
         files: The files of the lakehouse.
-        fairness: What this process knows of other writers. None for a commit that does not wait for slots, for example
+        fairness: Tracks other writers. None for a commit that does not wait for slots, for example
             of an operation. It still requests one after conflicts.
     """
     return WriterPacing(files, fairness)
 
 
 class WriterPacing(Pacing):
-    """Waits for slots, requests one after conflicts, reads the next root early, and stages ours on a local disk."""
+    """Waits for slots, requests one after conflicts, reads the next root early, and stages its root on a local disk."""
 
     def __init__(self, files: LakehouseFiles, fairness: Fairness | None):
         self._storage = files.storage
@@ -330,7 +330,7 @@ class Fairness:
         self._n_crowded = self._n_commits + COMMITS_BETWEEN_POLLS
 
     def poll_periodically(self, storage: Storage) -> None:
-        """Count a commit. Every ``COMMITS_BETWEEN_POLLS`` commits, list the slot requests in the background."""
+        """Count a commit. After every ``COMMITS_BETWEEN_POLLS`` commits, list the slot requests in the background."""
         self._n_commits += 1
         if self._n_commits % COMMITS_BETWEEN_POLLS == 0:
             self._storage = storage
@@ -368,7 +368,7 @@ class Fairness:
             wait_s = min(_MAX_ATTEMPTS_WAITED * attempt_s, LONGEST_WAIT_FOR_LONG_ATTEMPTS_S)
             remaining_s = min(longest_s, max(LONGEST_WAIT_S, wait_s)) - (process_clock.now_s() - begun_s)
             pause_s = min(_LONGEST_PAUSE_S, attempt_s)
-            # A long attempt gets the time it needs, regardless of the number of pauses.
+            # A long attempt gets the time that it needs, regardless of the number of pauses.
             if not self._pending_requests or remaining_s <= 0 or n_paused >= max(self._n_pauses, 2 * wait_s / pause_s):
                 break
             process_clock.sleep(min(remaining_s, random.uniform(0.5, 1) * pause_s))

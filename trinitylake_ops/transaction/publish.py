@@ -112,12 +112,12 @@ def create_root(
             also=calls,
         )
     except AmbiguousWriteError as error:
-        raise outcome_unknown(roots, root.version, commit_id, error.message) from error
+        raise outcome_unknown_error(roots, root.version, commit_id, error.message) from error
     finally:
         count_created_root()  # a lakehouse that was opened in the meantime may have missed this root
 
 
-def outcome_unknown(roots: Roots, version: int, commit_id: str, reason: str) -> CommitOutcomeUnknownError:
+def outcome_unknown_error(roots: Roots, version: int, commit_id: str, reason: str) -> CommitOutcomeUnknownError:
     """Return the error for a commit whose root may exist now or later.
 
     Args:
@@ -142,7 +142,7 @@ class CommitResolution(StrEnum):
 
     #: The root of the attempt exists.
     COMMITTED = "committed"
-    #: Another root has the name, so the attempt can never commit.
+    #: Another root has that name, so the attempt can never commit.
     LOST = "lost"
     #: There is no root. A request that is still in flight may create it.
     UNDECIDED = "undecided"
@@ -157,11 +157,11 @@ def resolve_commit(
         files: The files of the lakehouse.
         version: The version of the attempt, which CommitOutcomeUnknownError names.
         commit_id: The id of the attempt, which CommitOutcomeUnknownError names.
-        commit: Commits a change on a base, to decide an undecided attempt: an empty commit takes the version, unless
-            the attempt is first. None leaves the attempt undecided.
+        commit: Commits a change on a base, to decide an undecided attempt: an empty commit creates the version, unless
+            the attempt wins the race. None leaves the attempt undecided.
 
     Raises:
-        InvalidInputError: The version is out of range, or the id is no UUID.
+        InvalidInputError: The version is out of range, or the id is not a UUID.
         VersionNotFoundError: The version cannot have been attempted yet.
         CorruptFileError: The root was deleted.
         CommitOutcomeUnknownError: The outcome of the empty commit is unknown.
@@ -211,9 +211,9 @@ def _check_next(version: int, latest: Snapshot) -> None:
 
 @dataclass(frozen=True)
 class Fence:
-    """A commit that changes nothing and takes the next version, so that an earlier attempt cannot (commit.Committable).
+    """An empty commit that takes the next version, so that an earlier attempt cannot create it (commit.Committable).
 
-    Its draft on any later version would fence nothing, so a rebase raises CommitConflictError.
+    On a later version it would have no effect, so a rebase raises CommitConflictError.
     """
 
     fenced_commit_id: str

@@ -142,8 +142,7 @@ def read_saved(storage: Storage, transaction_id: str) -> SavedTransaction:
         transaction_id: The id of the transaction.
 
     Raises:
-        InvalidInputError: The id is no UUID.
-        TransactionNotFoundError: There is no such transaction.
+        InvalidInputError: The id is not a UUID. TransactionNotFoundError: There is no such transaction.
         CorruptFileError: Its file cannot be decoded.
         StorageError: Its file cannot be read.
     """
@@ -161,7 +160,7 @@ def read_saved(storage: Storage, transaction_id: str) -> SavedTransaction:
 
 
 def checked_id(transaction_id: str) -> str:
-    """Return the id of a transaction in canonical form. Raises InvalidInputError if it is no UUID."""
+    """Return the id of a transaction in canonical form. Raises InvalidInputError if it is not a UUID."""
     try:
         return str(uuid.UUID(transaction_id))
     except (ValueError, AttributeError, TypeError):
@@ -198,8 +197,7 @@ def pinned_version(latest: Snapshot, pin_id: str) -> int:
         pin_id: A UUID.
 
     Raises:
-        InvalidInputError: The id is no UUID.
-        CorruptFileError: The pin cannot be decoded.
+        InvalidInputError: The id is not a UUID. CorruptFileError: The pin cannot be decoded.
         StorageError: The pin cannot be read or written.
     """
     files, known_id = latest.files, checked_id(pin_id)
@@ -246,20 +244,20 @@ def versions_of(files: LakehouseFiles, transaction_ids: Collection[str], after: 
         VersionNotFoundError: A root was deleted, so it is unknown whether a transaction was committed.
         StorageError: A root cannot be read.
     """
-    wanted, versions = set(transaction_ids), dict[str, int]()
+    remaining, versions = set(transaction_ids), dict[str, int]()
     for version, data in read_roots(files.roots, range(after + 1, latest + 1), _BATCH):
         path = files.roots.path(version)
         if data is None:
             raise VersionNotFoundError(
-                f"the outcome of transaction {min(wanted)} is unknown: the root of version {version} was deleted;"
+                f"the outcome of transaction {min(remaining)} is unknown: the root of version {version} was deleted;"
                 " inspect the latest version and begin a new transaction",
                 path=path,
                 version=version,
             )
         members = decode_commit_info(decode_system_rows(data, path)).get("members")
-        for transaction_id in wanted & {*map(str, members if isinstance(members, list) else ())}:
+        for transaction_id in remaining & {*map(str, members if isinstance(members, list) else ())}:
             versions[transaction_id] = version
-            wanted.remove(transaction_id)
-        if not wanted:
+            remaining.remove(transaction_id)
+        if not remaining:
             break
     return versions

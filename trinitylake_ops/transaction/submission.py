@@ -90,7 +90,7 @@ class Submission:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the transaction needs a version of its own, because it may touch anything in a version."""
+        """Whether the transaction needs a separate version, because it may touch any object."""
         return self._changes.definition is not None or any(condition.is_alone for condition in self._preconditions)
 
     def footprint(self) -> Footprint:

@@ -1,4 +1,4 @@
-"""The time to live of changes until they are committed (protocol.md, "Orphans").
+"""The time to live of uncommitted changes (protocol.md, "Orphans").
 
 Uncommitted files that are older than the time to live are removed as orphans. Transactions that began before such a
 removal may have lost files. The barrier, which is the time before which this can have happened, is recorded in the

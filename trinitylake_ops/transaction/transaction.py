@@ -43,7 +43,7 @@ _OUTCOMES: Mapping[type[TrinityLakeError], str] = {
 
 
 class Transaction(CatalogEditor):
-    """Changes on a base version. Until they are committed, only the transaction's own reads see them.
+    """Changes on a base version. Until they are committed, they are visible only to reads of the transaction.
 
     As a context manager, a transaction commits on a normal exit and discards its changes on an exception.
 
@@ -125,7 +125,7 @@ class Transaction(CatalogEditor):
     def backdate(self, begun_at_ms: int) -> None:
         """Count the time to live from an earlier time, when the oldest published file was written.
 
-        Orphan removal spares unreferenced files only for the time to live.
+        Orphan removal keeps unreferenced files only for the time to live.
         """
         self._check_changeable()
         self._begun_at_ms = min(self._begun_at_ms, begun_at_ms)
@@ -135,8 +135,8 @@ class Transaction(CatalogEditor):
 
         Args:
             precondition: Raises a typed error if the condition is not satisfied.
-            alone: Whether another transaction of the same group could affect the condition. The transaction then gets
-                a version of its own.
+            alone: Whether another transaction of the same group could affect the condition. The transaction then gets a
+                separate version.
         """
         precondition(self.base)
         self._preconditions.append(Precondition(precondition, alone))

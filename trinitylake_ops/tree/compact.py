@@ -45,7 +45,7 @@ def compacted_tree(
     has_changed = (root.is_leaf and bool(root.buffer)) or len(root.keys) > limits.max_keys
     if has_changed:  # other programs may leave messages in a leaf, or too many keys
         new_root = compaction.restored_root(new_root)
-    while compaction.compacts(new_root):  # packing a level may leave the level above underfilled
+    while compaction.compact_all(new_root):  # packing a level may leave the level above underfilled
         new_root = compaction.restored_root(new_root)
         has_changed = True
     if not has_changed:
@@ -60,14 +60,14 @@ class _Compaction(TreeEditor):
         self._pointed_at = NodePath()
         self._entered: set[str] = set()
 
-    def compacts(self, root: DirtyNode) -> bool:
+    def compact_all(self, root: DirtyNode) -> bool:
         """Empty all buffers of a tree and pack its nodes. Return whether anything changed."""
         self._pointed_at, self._entered = NodePath(), set()
         self._pointed_at.add(child for child in root.children if isinstance(child, str))
         return self.compact(root)
 
     def _enter(self, location: str) -> NodeFile:
-        """Read a node and record its children once: after a merge, it is entered again from another parent."""
+        """Read a node and record its children once: after a merge, the node is entered again from another parent."""
         stored = self.store.load(location)
         if location not in self._entered:
             self._entered.add(location)
@@ -113,10 +113,10 @@ class _Compaction(TreeEditor):
         first, *others = (
             child if isinstance(child, DirtyNode) else DirtyNode.copy_of(child) for child in self._children(node)
         )
-        whole = first
+        merged = first
         for key, value, child in zip(node.keys, node.values, others, strict=True):
-            whole = concatenate(whole, child, (key, value))
-        split = split_evenly(whole, capacity)
+            merged = concatenate(merged, child, (key, value))
+        split = split_evenly(merged, capacity)
         node.children, node.keys, node.values = split.parts, split.keys, split.values
         return True
 

@@ -75,8 +75,8 @@ def diff_in_parts(store: NodeStore, before: NodeFile, after: NodeFile) -> Iterat
 
 
 def _values(store: NodeStore, ends: Mapping[str, Lookup | Subtree]) -> dict[str, str | None]:
-    known = {key: end.location for key, end in ends.items() if isinstance(end, Lookup)}
-    return known | get_many(store, {key: end for key, end in ends.items() if isinstance(end, Subtree)})
+    buffered = {key: end.location for key, end in ends.items() if isinstance(end, Lookup)}
+    return buffered | get_many(store, {key: end for key, end in ends.items() if isinstance(end, Subtree)})
 
 
 def _candidates(old: _Side, new: _Side) -> set[str]:

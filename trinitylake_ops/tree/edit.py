@@ -183,21 +183,21 @@ class TreeEditor:
         """Return a root that satisfies all limits in place of a root with any number of keys."""
         while True:
             if not root.is_leaf and not root.keys:
-                root = self._collapsed(root)
+                root = self._collapse(root)
             elif len(root.keys) > self.limits.max_keys:
-                root = self._raised(root)
+                root = self._split_root(root)
             elif self._is_over(root, self._root_system, self._no_more_flushes):
                 self.relieve(root, self._root_system, self._no_more_flushes)
             else:
                 return root
 
-    def _collapsed(self, root: DirtyNode) -> DirtyNode:
+    def _collapse(self, root: DirtyNode) -> DirtyNode:
         """Replace a root without keys by its only child."""
         child = self.dirty_child(root, 0)
         child.absorb(root.buffer)
         return child
 
-    def _raised(self, root: DirtyNode) -> DirtyNode:
+    def _split_root(self, root: DirtyNode) -> DirtyNode:
         """Split a root with too many keys, and return a new root above the parts."""
         split = split_evenly(root, self.limits.order)
         return DirtyNode(split.keys, split.values, split.parts, split.messages)
@@ -263,13 +263,13 @@ class TreeEditor:
         separator = node.keys[child] if child < len(node.keys) and node.keys[child] in node.buffer else None
         messages = {key: node.buffer[key] for key in group if key != separator}
         if messages:
-            for key in self._absorbed(self.dirty_child(node, child), messages):
+            for key in self._add_to_child(self.dirty_child(node, child), messages):
                 del node.buffer[key]
             self.restore_child(node, child)
         if separator is not None:
             self._apply_own_message(node, separator)
 
-    def _absorbed(self, below: DirtyNode, messages: dict[str, str | None]) -> Iterable[str]:
+    def _add_to_child(self, below: DirtyNode, messages: dict[str, str | None]) -> Iterable[str]:
         """Add messages to a child and flush the child. Return the messages that it accepted, at least one.
 
         If the number of flushes is limited, a buffer grows to at most twice its target. It then accepts the messages
@@ -281,20 +281,20 @@ class TreeEditor:
             self.relieve(below, _NODE_SYSTEM, self._max_flushes)
             return messages
         heaviest = _heaviest_child(below.keys, waiting)
-        taken = {key: messages[key] for key in messages if bisect_left(below.keys, key) == heaviest}
-        below.absorb(taken)
+        accepted = {key: messages[key] for key in messages if bisect_left(below.keys, key) == heaviest}
+        below.absorb(accepted)
         self._flush(below, heaviest)
         room_bytes = self._most_waiting_bytes - messages_bytes(below.buffer)
         for key, value in messages.items():
-            if key in taken:
+            if key in accepted:
                 continue
             room_bytes -= message_bytes(key, value)
-            if room_bytes < 0 and taken:
+            if room_bytes < 0 and accepted:
                 break
-            taken[key] = value
+            accepted[key] = value
             below.absorb({key: value})
         self.relieve(below, _NODE_SYSTEM, self._max_flushes - 1)
-        return taken
+        return accepted
 
     def _apply_own_message(self, node: DirtyNode, key: str) -> None:
         """Apply the buffered message for one of the node's own keys."""
@@ -313,15 +313,15 @@ class TreeEditor:
         """Delete a key of an inner node by joining the subtrees on its two sides."""
         left, right = self.dirty_child(node, row), self.dirty_child(node, row + 1)
         del node.keys[row], node.values[row]
-        node.children[row : row + 2] = [self._joined(left, right)]
+        node.children[row : row + 2] = [self._join(left, right)]
         self.restore_child(node, row)
 
-    def _joined(self, left: DirtyNode, right: DirtyNode) -> DirtyNode:
+    def _join(self, left: DirtyNode, right: DirtyNode) -> DirtyNode:
         """Join two neighbors of the same level with no key between them into one node of any number of keys."""
         if left.is_leaf:
             return concatenate(left, right)
         seam = len(left.keys)
-        middle = self._joined(self.dirty_child(left, seam), self.dirty_child(right, 0))
+        middle = self._join(self.dirty_child(left, seam), self.dirty_child(right, 0))
         joined = DirtyNode(
             left.keys + right.keys,
             left.values + right.values,

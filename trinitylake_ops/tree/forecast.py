@@ -150,14 +150,14 @@ def _steady_buffers(buffer_messages: int, fan_outs: Sequence[int]) -> list[_Buff
         fan_outs: Number of children of a node of each level.
     """
     buffers: list[_Buffer] = []
-    incoming = coming = 0.0  # messages that a flush moves into a node, and messages for it in the buffer above
+    incoming = pending = 0.0  # messages that a flush moves into a node, and messages for it in the buffer above
     for depth, n_children in enumerate(fan_outs):
         messages, most = buffer_messages, 2 * buffer_messages if depth else buffer_messages
         while mean_flush_messages(messages, n_children) < incoming and messages < most:
             messages = min(most, messages + max(1, messages // 16))
-        # A full node first takes the messages for the child that it will flush to.
-        incoming = mean_flush_messages(messages + round(coming if messages == most else 0), n_children)
-        coming = messages / n_children
+        # A full node first accepts the messages for the child that it flushes next.
+        incoming = mean_flush_messages(messages + round(pending if messages == most else 0), n_children)
+        pending = messages / n_children
         buffers.append(_Buffer(n_children, messages, incoming))
     for above, below in reversed(list(pairwise(buffers))):
         above.flushed = min(above.flushed, below.flushed)

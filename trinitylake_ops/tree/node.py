@@ -1,4 +1,4 @@
-"""Editable nodes and their limits, and how nodes are split and merged."""
+"""Editable nodes, their limits, and functions that split and merge them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TreeLimits:
     order: int
     #: Maximum size of a node file. It is a setting of the lakehouse.
     node_file_max_size_bytes: int
-    #: Size of the text from which on a buffer is flushed. The writer chooses it.
+    #: A buffer is flushed when its text exceeds this size. The writer chooses it.
     buffer_target_bytes: int = DEFAULT_BUFFER_TARGET_BYTES
     #: The compression of new files, one of ``NODE_COMPRESSIONS``. It is a setting of the lakehouse.
     compression: str = ""
@@ -118,9 +118,9 @@ class DirtyNode:
     def _apply(self, messages: Mapping[str, str | None]) -> None:
         entries: dict[str, str | None] = dict(zip(self.keys, self.values, strict=True))
         entries.update(messages)
-        live = sorted((key, value) for key, value in entries.items() if value is not None)
-        self.keys = [key for key, _ in live]
-        self.values = [value for _, value in live]
+        remaining = sorted((key, value) for key, value in entries.items() if value is not None)
+        self.keys = [key for key, _ in remaining]
+        self.values = [value for _, value in remaining]
 
     def size_bytes(self, order: int, system: dict[str, str]) -> int:
         """Return the size of this node's uncompressed file without seals.

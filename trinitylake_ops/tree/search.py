@@ -71,7 +71,7 @@ def get(store: NodeStore, root: NodeFile, key: str) -> str | None:
     return lookup.location
 
 
-def get_many(store: NodeStore, places: Mapping[str, Subtree]) -> dict[str, str | None]:
+def get_many(store: NodeStore, subtrees: Mapping[str, Subtree]) -> dict[str, str | None]:
     """Return the location of each key's value, or None.
 
     Nodes are read level by level, the nodes of a level in parallel, and each node once. Errors are those of
@@ -79,25 +79,25 @@ def get_many(store: NodeStore, places: Mapping[str, Subtree]) -> dict[str, str |
 
     Args:
         store: Reads the nodes.
-        places: The subtree that contains each key.
+        subtrees: The subtree that contains each key.
     """
     values: dict[str, str | None] = {}
     depth = 0
-    while places:
+    while subtrees:
         depth += 1
-        check_depth(depth, next(iter(places.values())).location)
-        locations = list(dict.fromkeys(place.location for place in places.values()))
+        check_depth(depth, next(iter(subtrees.values())).location)
+        locations = list(dict.fromkeys(subtree.location for subtree in subtrees.values()))
         nodes = dict(zip(locations, store.load_many(locations), strict=True))
         keys_by_location: dict[str, list[str]] = {location: [] for location in locations}
-        for key, place in places.items():
-            keys_by_location[place.location].append(key)
-        places = {}
+        for key, subtree in subtrees.items():
+            keys_by_location[subtree.location].append(key)
+        subtrees = {}
         for location, keys in keys_by_location.items():
             for key, result in find_keys(nodes[location], keys):
                 if isinstance(result, Lookup):
                     values[key] = result.location
                 else:
-                    places[key] = result
+                    subtrees[key] = result
     return values
 
 
@@ -153,21 +153,19 @@ def _parts(
     """Return the rows of all nodes within bounds, in order of keys, and the messages that are newer than these rows."""
     messages: dict[str, str | None] = {}
     node_path = NodePath()
-    parts: list[_Part | str] = _expanded(root, lower, upper, messages)
+    parts: list[_Part | str] = _expand(root, lower, upper, messages)
     while below := [part for part in parts if isinstance(part, str)]:
         node_path.add(below)
         nodes = iter(store.load_many(below))
         parts = [
             inner
             for part in parts
-            for inner in (_expanded(next(nodes), lower, upper, messages) if isinstance(part, str) else (part,))
+            for inner in (_expand(next(nodes), lower, upper, messages) if isinstance(part, str) else (part,))
         ]
     return [part for part in parts if not isinstance(part, str)], messages
 
 
-def _expanded(
-    node: NodeFile, lower: str | None, upper: str | None, messages: dict[str, str | None]
-) -> list[_Part | str]:
+def _expand(node: NodeFile, lower: str | None, upper: str | None, messages: dict[str, str | None]) -> list[_Part | str]:
     """Return the rows of a node within bounds, interleaved with the children within bounds. Collect its messages."""
     for key, location in node.buffer.items():
         if (lower is None or lower <= key) and (upper is None or key < upper):
@@ -237,16 +235,16 @@ def prefix_keys(store: NodeStore, root: NodeFile, prefix: str) -> pa.ChunkedArra
     """Return all keys that start with a prefix, in ascending order, as a chunked Arrow column."""
     parts, messages = _parts(store, root, prefix, prefix_end(prefix))
     keys = pa.chunked_array([part.cut(part.node.keys) for part in parts], pa.utf8())
-    if not messages or (len(keys) > _FEW_ROWS and _only_overwritten(keys, messages)):
+    if not messages or (len(keys) > _FEW_ROWS and _only_overwrites(keys, messages)):
         return keys
     joined = joined_texts(keys.chunks)
     return pa.chunked_array([with_messages(joined, pa.nulls(len(joined), pa.utf8()), messages)[0]])
 
 
-def _only_overwritten(keys: pa.ChunkedArray, messages: Mapping[str, str | None]) -> bool:
+def _only_overwrites(keys: pa.ChunkedArray, messages: Mapping[str, str | None]) -> bool:
     """Whether messages neither add nor delete a key."""
-    known = set(keys.filter(pc.is_in(keys, pa.array(list(messages), keys.type))).to_pylist())
-    return all((key in known) == (location is not None) for key, location in messages.items())
+    existing = set(keys.filter(pc.is_in(keys, pa.array(list(messages), keys.type))).to_pylist())
+    return all((key in existing) == (location is not None) for key, location in messages.items())
 
 
 def prefix_end(prefix: str) -> str | None:
@@ -334,13 +332,13 @@ def split(nodes: NodeStore, root: NodeFile, order: int, within: KeyRange, object
         bounds.update(key for node in level for key in node.keys if key != within.lower)
         children = [child for node in level for child in node.children]
         n_objects = len(children) * (1 + (order - 1) * _TYPICAL_FILL) ** levels_below
-        wanted = min(max(1, round(n_objects / objects_per_range)), _MOST_RANGES)
-        if len(bounds) + 1 >= wanted or levels_below <= 1:
+        n_wanted = min(max(1, round(n_objects / objects_per_range)), _MOST_RANGES)
+        if len(bounds) + 1 >= n_wanted or levels_below <= 1:
             break
         level = limited.load_many(children)
         levels_below -= 1
     ordered = sorted(bounds)
-    n_ranges = min(wanted, len(ordered) + 1)
+    n_ranges = min(n_wanted, len(ordered) + 1)
     inner = [ordered[len(ordered) * number // n_ranges] for number in range(1, n_ranges)]
     edges = [within.lower, *inner, within.upper]
     return [KeyRange(lower, upper) for lower, upper in pairwise(edges)]

@@ -34,7 +34,7 @@ class VisitedNode:
     upper: str | None
 
 
-def walk(store: NodeStore, root: NodeFile, root_location: str, known: Collection[str] = ()) -> Iterator[VisitedNode]:
+def walk(store: NodeStore, root: NodeFile, root_location: str, skipped: Collection[str] = ()) -> Iterator[VisitedNode]:
     """Yield the root and every node below it, level by level.
 
     Nodes are read in parallel batches. One batch of nodes and the locations of one level are in memory at a time.
@@ -43,7 +43,7 @@ def walk(store: NodeStore, root: NodeFile, root_location: str, known: Collection
         store: Reads the nodes.
         root: The root of the tree.
         root_location: The location of the root.
-        known: Locations of subtrees to skip.
+        skipped: Locations of subtrees to skip.
 
     Raises:
         CorruptFileError: A node is damaged, or is reached twice.
@@ -53,7 +53,7 @@ def walk(store: NodeStore, root: NodeFile, root_location: str, known: Collection
     visited = VisitedNode(root_location, root, 0, None, None)
     yield visited
     places = list(_child_places(visited))
-    while places := [place for place in places if place[0] not in known]:
+    while places := [place for place in places if place[0] not in skipped]:
         below: list[_Place] = []
         for start in range(0, len(places), _BATCH):
             batch = places[start : start + _BATCH]

@@ -1,1 +1,1 @@
-"""Reading versions: which there are, one of them, the history."""
+"""Read versions: find and open a version, and list the history."""

@@ -68,9 +68,9 @@ class CommitInfo:
     operation: str
     #: The message.
     message: str | None = None
-    #: The id of the run. By default that of ``acting_for_run``.
+    #: The id of the run. Default: the run of ``acting_for_run``.
     run_id: str | None = field(default_factory=acting_run)
-    #: The user who approved the run. By default that of ``acting_for_run``.
+    #: The user who approved the run. Default: the approver of ``acting_for_run``.
     approved_by: str | None = field(default_factory=_approver.get, kw_only=True)
     #: Free-form properties.
     properties: Mapping[str, str] = field(default_factory=dict)

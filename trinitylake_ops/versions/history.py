@@ -135,12 +135,12 @@ def version_infos(
         StorageError: A root cannot be read.
     """
     earlier = None if before is None else _Root(before.version, before.root.system, 0)
-    held: _Root | None = None
+    pending: _Root | None = None
     read = (_Root.of(files, version, data) for version, data in read_roots(files.roots, versions, _BATCH))
     for root in chain(read, [None]):
-        if held is not None and held.system:
-            yield _version_info(held.without_shared_stamp(earlier, root), latest.definition)
-        earlier, held = held if held is not None else earlier, root
+        if pending is not None and pending.system:
+            yield _version_info(pending.without_shared_stamp(earlier, root), latest.definition)
+        earlier, pending = pending if pending is not None else earlier, root
 
 
 def snapshot_info(snapshot: Snapshot, definition: LakehouseDef) -> VersionInfo:

@@ -29,7 +29,7 @@ def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) ->
     for _ in range(_MOST_PROBES):
         if not snapshot.root.is_sealed:
             return snapshot
-        # A reader that is suspended between finding and reading a version may find it purged.
+        # If a reader is suspended between finding and reading a version, the version may have been purged.
         snapshot = _resolve_latest(files)
     raise CorruptFileError(
         f"the root of the latest version, {snapshot.version}, is sealed: another program copied the root of a purged"

@@ -205,8 +205,8 @@ def clones_of(definition: LakehouseDef) -> list[ExportRecord]:
     for record in definition.exports:
         if record.clone_id:
             by_id.setdefault(record.clone_id, []).append(record)
-    own = (next(filter(_is_own, records), records[0]) for records in by_id.values())
-    return sorted(own, key=lambda record: record.name)
+    clone_records = (next(filter(_is_own, records), records[0]) for records in by_id.values())
+    return sorted(clone_records, key=lambda record: record.name)
 
 
 def _is_own(record: ExportRecord) -> bool:
@@ -293,7 +293,7 @@ def check_within(parent: ParentRecord, version: int) -> int:
     return version
 
 
-def check_granted(parent: ParentRecord, latest: LakehouseDef, places: AllowedRoots) -> None:
+def check_granted(parent: ParentRecord, latest: LakehouseDef, allowed_roots: AllowedRoots) -> None:
     """Check that this clone may read its parent: the parent records it, or the operator allows the parent's root.
 
     Names of roots can be guessed, so the content of a clone alone must not grant access to another lakehouse.
@@ -301,20 +301,21 @@ def check_granted(parent: ParentRecord, latest: LakehouseDef, places: AllowedRoo
     Args:
         parent: The record of the parent in the clone.
         latest: The latest definition of the parent.
-        places: The allowed roots of the clone.
+        allowed_roots: The allowed roots of the clone.
 
     Raises:
         LocationNotAllowedError: The parent does not record a clone with this id at this root.
     """
     root = normalize_root_uri(parent.root)
-    if any(root.startswith(known) for known in (*places.allowed, *places.passed_roots)):
+    if any(root.startswith(known) for known in (*allowed_roots.allowed, *allowed_roots.passed_roots)):
         return
     for record in latest.exports:
-        if record.clone_id and record.clone_id == parent.clone_id and record.target_uri == places.root:
+        if record.clone_id and record.clone_id == parent.clone_id and record.target_uri == allowed_roots.root:
             return
     raise LocationNotAllowedError(
-        f"the lakehouse at {cut(parent.root)!r} records no such clone at {places.root}, so its versions cannot be read;"
-        " if you trust the writers of this lakehouse with its content, allow that root with --allow-root or the storage"
+        f"the lakehouse at {cut(parent.root)!r} records no such clone at {allowed_roots.root}, so its versions cannot"
+        " be read; if you trust the writers of this lakehouse with its content, allow that root with --allow-root or"
+        " the storage"
         " option 'allowed_roots'",
         path=cut(parent.root),
     )

@@ -17,7 +17,7 @@ from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 
 logger = logging.getLogger(__name__)
 
-#: More than any version number takes, including white space. A corrupt hint may be large.
+#: Enough bytes for any version number and white space. A corrupt hint may be larger.
 HINT_READ_BYTES = 64
 _UUID_CHARS = 36
 
@@ -42,7 +42,7 @@ class KnownRoot:
     def _mark(self) -> tuple[int, bytes]:
         """The offset and the bytes of the ``commit_id``, which identifies this root.
 
-        Empty bytes if there is no ``commit_id``, if it is no UUID, or if the file is compressed.
+        Empty bytes if there is no ``commit_id``, if it is not a UUID, or if the file is compressed.
         """
         try:
             commit_id = self.node.system.get(COMMIT_ID, "").encode()
@@ -69,18 +69,18 @@ class KnownRoot:
 class JustOpened:
     """The latest version when a lakehouse was opened."""
 
-    #: Its root.
+    #: The root of the version.
     root: KnownRoot
-    #: When it was read, by the storage's clock.
+    #: When the root was read, by the storage's clock.
     read_at_ms: int
-    #: When it was read, by the process clock.
+    #: When the root was read, by the process clock.
     opened_at_s: float
-    #: How many roots this process had created until then.
+    #: How many roots this process had created before the read.
     n_created: int
 
 
 class ProbedRoots:
-    """Probed roots: which of them exist, and the contents of those that were read (None for a missing one).
+    """The roots that were probed, and their contents if they were read (None for a missing root).
 
     Args:
         storage: The storage of the lakehouse.

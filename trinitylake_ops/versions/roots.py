@@ -1,4 +1,4 @@
-"""Find versions: how their roots are named, and which one is the latest (protocol.md, F)."""
+"""Find the roots of versions, and determine the latest version (protocol.md, F)."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ class Roots:
 
 def count_created_root() -> None:
     """Note that this process creates a root: versions that were read on opening are no longer recent."""
-    global _n_created  # noqa: PLW0603 - of the process
+    global _n_created  # noqa: PLW0603 - counts the roots that the process creates
     _n_created += 1
 
 
 _n_created = 0
 #: How long the version that was read on opening counts as the latest one. The next statement of a program runs within
-#: this time. A message from another process that has committed in between hardly arrives within it.
+#: this time. It is so short that the program can hardly have learned of a commit by another process in between.
 _RECENT_OPEN_S = 0.001
 #: Number of versions that are read together after two that are not the latest.
 _N_NEAR = 2
@@ -163,13 +163,13 @@ class RootProbe:
         Follows a hint to a later version. Falls back to the probed versions if that one cannot be read.
         """
         contents = [self.probed.contents.get(path) for path in _pair(roots.naming, self.version)]
-        seen = [(self.version + offset, data) for offset, data in enumerate(contents) if data is not None]
-        if not seen:
+        existing = [(self.version + offset, data) for offset, data in enumerate(contents) if data is not None]
+        if not existing:
             return None
-        if self.hinted is not None and self.hinted > seen[-1][0]:
+        if self.hinted is not None and self.hinted > existing[-1][0]:
             with contextlib.suppress(StorageError):
-                seen.append(find_latest_after(roots, self))
-        return roots.known(*seen[-1])
+                existing.append(find_latest_after(roots, self))
+        return roots.known(*existing[-1])
 
 
 def probe_successors(roots: Roots, version: int) -> RootProbe:
@@ -234,15 +234,15 @@ def find_latest_after(roots: Roots, probe: RootProbe) -> tuple[int, bytes]:
 
 
 def _latest_after(
-    roots: Roots, naming: RootNaming, known: int, hinted: int | None, probed: ProbedRoots
+    roots: Roots, naming: RootNaming, existing: int, hinted: int | None, probed: ProbedRoots
 ) -> tuple[int, bytes]:
     """Continue from a version that is known to exist. Roots that were read already are not read again."""
-    probed.read(_pair(naming, known))
-    is_latest = known == MAX_VERSION or probed.contents[naming.path(known + 1)] is None
-    start = max(known if is_latest else known + 1, hinted or 0)
+    probed.read(_pair(naming, existing))
+    is_latest = existing == MAX_VERSION or probed.contents[naming.path(existing + 1)] is None
+    start = max(existing if is_latest else existing + 1, hinted or 0)
     probed.read(_pair(naming, start))  # no root is read twice, unless the hint names a later version
     if probed.contents[naming.path(start)] is None:
-        start = known
+        start = existing
     return _latest_from(roots, naming, start, probed)
 
 
@@ -381,23 +381,23 @@ def read_roots(roots: Roots, versions: Sequence[int], batch: int) -> Iterator[tu
                 raise data
 
 
-def find_later(roots: Roots, known: int) -> int:
+def find_later(roots: Roots, existing: int) -> int:
     """Return the latest version, searching from one that exists. Takes one request if that is the latest.
 
     Version numbers have no gaps, because a root is never removed without a replacement. Raises StorageError.
     """
     step = 1
-    while known + step <= MAX_VERSION and _exists(roots, known + step):
-        known += step
+    while existing + step <= MAX_VERSION and _exists(roots, existing + step):
+        existing += step
         step *= 2
-    absent = min(known + step, MAX_VERSION + 1)
-    while absent - known > 1:
-        middle = (known + absent) // 2
+    absent = min(existing + step, MAX_VERSION + 1)
+    while absent - existing > 1:
+        middle = (existing + absent) // 2
         if _exists(roots, middle):
-            known = middle
+            existing = middle
         else:
             absent = middle
-    return known
+    return existing
 
 
 def _exists(roots: Roots, version: int) -> bool:

@@ -92,11 +92,11 @@ class TableNames:
         self._at = snapshot
 
     def _note(self, key: str, table_id: str | None) -> None:
-        former = self._ids.pop(key, None)
-        if former is not None:
-            self._keys[former].discard(key)
-            if not self._keys[former]:
-                del self._keys[former]
+        old_id = self._ids.pop(key, None)
+        if old_id is not None:
+            self._keys[old_id].discard(key)
+            if not self._keys[old_id]:
+                del self._keys[old_id]
         if table_id is not None:
             self._ids[key] = table_id
             self._keys.setdefault(table_id, set()).add(key)
@@ -119,16 +119,16 @@ def table_ids(snapshot: Snapshot, located: Mapping[str, str | None]) -> dict[str
     return ids
 
 
-def _ids_of(snapshot: Snapshot, places: Iterable[tuple[str, str]]) -> dict[str, str]:
-    places = list(places)
+def _ids_of(snapshot: Snapshot, located: Iterable[tuple[str, str]]) -> dict[str, str]:
+    located = list(located)
     try:
-        definitions = snapshot.files.definitions.tables([location for _, location in places])
+        definitions = snapshot.files.definitions.tables([location for _, location in located])
     except (CorruptFileError, FileMissingError):
-        if len(places) == 1:
+        if len(located) == 1:
             return {}
-        half = len(places) // 2
-        return {**_ids_of(snapshot, places[:half]), **_ids_of(snapshot, places[half:])}
-    return {key: definition.id for (key, _), definition in zip(places, definitions, strict=True)}
+        half = len(located) // 2
+        return {**_ids_of(snapshot, located[:half]), **_ids_of(snapshot, located[half:])}
+    return {key: definition.id for (key, _), definition in zip(located, definitions, strict=True)}
 
 
 #: Returns the keys of the tables of a version with an id.
@@ -149,18 +149,19 @@ class OneName:
 
     def __call__(self, latest: Snapshot) -> None:
         """Raise TableHasAnotherNameError if the change would give a table of the version a second name."""
-        wanted = {key: table_id for key, table_id in self._ids.items() if table_id}
-        if not wanted:
+        written = {key: table_id for key, table_id in self._ids.items() if table_id}
+        if not written:
             return
         before = table_ids(latest, {key: latest.entry(key) for key in self._ids})
-        gained = {key: table_id for key, table_id in wanted.items() if before.get(key) != table_id}
-        twice = Counter(wanted.values())
-        for key, table_id in gained.items():
-            if twice[table_id] > 1:
-                raise _error(latest, key, next(other for other in wanted if other != key and wanted[other] == table_id))
-        freed = {table_id for key, table_id in before.items() if self._ids[key] != table_id}
-        for key, table_id in gained.items():
-            others = () if table_id in freed else sorted(set(self._keys_of(latest, table_id)) - self._ids.keys())
+        new_ids = {key: table_id for key, table_id in written.items() if before.get(key) != table_id}
+        counts = Counter(written.values())
+        for key, table_id in new_ids.items():
+            if counts[table_id] > 1:
+                other = next(other for other in written if other != key and written[other] == table_id)
+                raise _error(latest, key, other)
+        released = {table_id for key, table_id in before.items() if self._ids[key] != table_id}
+        for key, table_id in new_ids.items():
+            others = () if table_id in released else sorted(set(self._keys_of(latest, table_id)) - self._ids.keys())
             if others:
                 raise _error(latest, key, others[0])
 
@@ -185,10 +186,10 @@ def _is_table(snapshot: Snapshot, key: str) -> bool:
 
 
 def _error(latest: Snapshot, key: str, other: str) -> TableHasAnotherNameError:
-    name, known = latest.object_name(key), latest.object_name(other)
+    name, existing = latest.object_name(key), latest.object_name(other)
     return TableHasAnotherNameError(
-        f"table {name} would be a second name of table {known}: both would share one id and one folder of files; rename"
-        f" {known} to {name}, drop {known} first, or choose both names for this change"
+        f"table {name} would be a second name of table {existing}: both would share one id and one folder of files;"
+        f" rename {existing} to {name}, drop {existing} first, or choose both names for this change"
     )
 
 

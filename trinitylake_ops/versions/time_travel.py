@@ -22,7 +22,7 @@ _MOST_BEHIND_MS = 24 * 3_600_000
 
 
 def find_version_at(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots) -> int:
-    """Return the newest version since the last clock reset such that it and all before it are not later than a time.
+    """Return the newest version such that no version from the last clock reset up to it is later than a time.
 
     Between two clock resets, each version that this package writes is later than its predecessor. Therefore bisection
     finds the version with one read per step, and two more reads for each clock reset after the time.
@@ -71,12 +71,12 @@ def _find(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots, *, 
     while True:
         reset = _last_reset(roots, end, probed)
         if reset is None or timestamp_ms >= reset.created_at_ms + behind_ms:
-            return _between(roots, timestamp_ms, -1 if reset is None else reset.version, end, probed)
+            return _search_between(roots, timestamp_ms, -1 if reset is None else reset.version, end, probed)
         end = reset.version - 1
 
 
 def _last_reset(roots: Roots, version: int, probed: ProbedRoots) -> _Reset | None:
-    """Return the last clock reset up to ``version``, None if no root names one that names itself.
+    """Return the last clock reset up to ``version``, None if the roots name none that confirms it.
 
     Roots of other programs may not name it. The last root of this package is then searched in one more round trip.
     """
@@ -94,7 +94,7 @@ def _last_reset(roots: Roots, version: int, probed: ProbedRoots) -> _Reset | Non
     return _Reset(reset, int(named[CREATED_AT_MILLIS]))
 
 
-def _between(roots: Roots, timestamp_ms: int, first: int, last: int, probed: ProbedRoots) -> int:
+def _search_between(roots: Roots, timestamp_ms: int, first: int, last: int, probed: ProbedRoots) -> int:
     """Return the version at a time between ``first``, which is not later than the time, and ``last``.
 
     ``first`` is -1 if there is no such version. A version of another program has no ``commit_id`` and may be earlier

@@ -23,11 +23,11 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 #: The property of a rollback's commit that names the version whose content came back.
 ROLLED_BACK_TO = "to_version"
-#: The operations of commits that take objects back to an earlier version.
+#: The operations that return objects to an earlier version.
 _OPERATIONS = ("rollback", "restore")
 _PLAIN_MESSAGE = re.compile(r"to version (\d{1,10})(?:: .*)?", re.ASCII)
 _NUMBER = re.compile(r"\d{1,10}", re.ASCII)
-#: Rollbacks of other programs name no target; it is searched for among this many earlier versions.
+#: Rollbacks of other programs name no target. It is searched for among this number of earlier versions.
 _MOST_SEARCHED = 16
 #: The root of a rollback and the root of its target.
 _ROOTS_OF_A_ROLLBACK = 2
@@ -35,8 +35,8 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
-    """A proven rollback: ``version`` has the state of version ``to``, of ``objects``, or of everything if None."""
+class VerifiedRollback:
+    """A verified rollback: ``version`` restored ``objects``, or everything if None, to the state of version ``to``."""
 
     version: int
     to: int
@@ -47,8 +47,8 @@ class Return:
 class Undone:
     """The undone versions among the newest ones, each with the rollback that undid it.
 
-    ``everything`` is about the lakehouse as a whole. ``objects`` has the namespaces and tables that were also rolled
-    back alone; all others share the fate of the whole lakehouse.
+    ``everything`` applies to the lakehouse as a whole. ``objects`` contains the namespaces and tables that were also
+    rolled back separately; ``everything`` applies to all other objects.
     """
 
     everything: Mapping[int, int] = field(default_factory=dict)
@@ -59,8 +59,8 @@ class Undone:
 
         Args:
             version: The version.
-            chosen: Namespaces, each with its tables, and tables to limit the question to. Without any, a version of
-                which one table is undone counts as undone, because a return to it would bring that table back.
+            chosen: Namespaces, each with its tables, and tables to limit the question to. Without any, a version counts
+                as undone if any of its tables is, because a return to the version would restore that table.
         """
         chosen = tuple(chosen)
         marks = [self.objects.get(name, self.everything).get(version) for name in chosen] or [
@@ -86,7 +86,7 @@ class Undone:
 def recorded_targets(info: VersionInfo) -> list[int]:
     """Return the versions to which a commit claims to have rolled back, the newest first; nothing is checked."""
     claims = [(info.operation, info.message, info.properties)]
-    claims += [(one.operation, one.message, one.properties) for one in info.transactions]
+    claims += [(member.operation, member.message, member.properties) for member in info.transactions]
     if info.rollback_from is not None:
         claims.append((_OPERATIONS[0], info.message, info.properties))
     targets = {rolled_back_to(info.version, *claim[1:]) for claim in claims if claim[0] in _OPERATIONS}
@@ -123,34 +123,34 @@ def find_undone(
     if not infos:
         return Undone()
     is_limited = most_requests is not None
-    claiming = [info for info in infos if recorded_targets(info) or (info.rollback_from is not None and not is_limited)]
+    claims = [info for info in infos if recorded_targets(info) or (info.rollback_from is not None and not is_limited)]
     if most_requests is not None:
-        whole = [info for info in claiming if info.rollback_from is not None]
-        claiming = whole[: most_requests // _ROOTS_OF_A_ROLLBACK]
+        whole = [info for info in claims if info.rollback_from is not None]
+        claims = whole[: most_requests // _ROOTS_OF_A_ROLLBACK]
 
-    def proven(info: VersionInfo) -> list[Return]:
-        return list(_proven(files, info, reads_nodes=not is_limited))
+    def verified(info: VersionInfo) -> list[VerifiedRollback]:
+        return list(_verified_rollbacks(files, info, reads_nodes=not is_limited))
 
-    returns = [one for found in run_parallel(proven, claiming, files.storage.concurrency) for one in found]
-    return undone_by_returns(returns, infos[0].version, infos[-1].version if oldest is None else oldest)
+    rollbacks = [rollback for batch in run_parallel(verified, claims, files.storage.concurrency) for rollback in batch]
+    return undone_by_rollbacks(rollbacks, infos[0].version, infos[-1].version if oldest is None else oldest)
 
 
-def undone_by_returns(returns: Sequence[Return], latest: int, oldest: int) -> Undone:
-    """Return which versions from ``oldest`` on proven rollbacks undid, by the lineages that end at ``latest``."""
-    names = {name for one in returns for name in one.objects or ()}
+def undone_by_rollbacks(rollbacks: Sequence[VerifiedRollback], latest: int, oldest: int) -> Undone:
+    """Return the versions since ``oldest`` that verified rollbacks undid, from the lineages that end at ``latest``."""
+    names = {name for rollback in rollbacks for name in rollback.objects or ()}
     return Undone(
-        skipped_versions(_targets(returns, None), latest, oldest),
-        {name: skipped_versions(_targets(returns, name), latest, oldest) for name in names},
+        skipped_versions(_targets(rollbacks, None), latest, oldest),
+        {name: skipped_versions(_targets(rollbacks, name), latest, oldest) for name in names},
     )
 
 
-def _targets(returns: Sequence[Return], name: ObjectName | None) -> dict[int, int]:
+def _targets(rollbacks: Sequence[VerifiedRollback], name: ObjectName | None) -> dict[int, int]:
     """Return the newest target of each rollback that concerns an object, or everything."""
-    found: dict[int, int] = {}
-    for one in returns:
-        if one.objects is None or name in one.objects:
-            found[one.version] = max(one.to, found.get(one.version, 0))
-    return found
+    targets: dict[int, int] = {}
+    for rollback in rollbacks:
+        if rollback.objects is None or name in rollback.objects:
+            targets[rollback.version] = max(rollback.to, targets.get(rollback.version, 0))
+    return targets
 
 
 def skipped_versions(targets: Mapping[int, int], latest: int, oldest: int) -> dict[int, int]:
@@ -171,45 +171,45 @@ def skipped_versions(targets: Mapping[int, int], latest: int, oldest: int) -> di
     return skipped
 
 
-def _proven(files: LakehouseFiles, info: VersionInfo, *, reads_nodes: bool) -> Iterator[Return]:
-    """Yield what a commit that claims to be a rollback took back.
+def _verified_rollbacks(files: LakehouseFiles, info: VersionInfo, *, reads_nodes: bool) -> Iterator[VerifiedRollback]:
+    """Yield the verified rollbacks of a commit that claims to be one.
 
-    Where the roots to compare were purged, its record is all that is left, and it counts: a mark too many only keeps
-    people from a version, and a mark too few leads them to a bad one.
+    If the roots to compare were purged, only the commit's record is left, and it is trusted: a false mark only
+    discourages users from a good version, but a missing mark can lead them to a bad one.
     """
     version, claims = info.version, recorded_targets(info)
     is_whole = info.rollback_from is not None
     after = readable_version(files, version)
     if after is None:
-        yield from (Return(version, to) for to in claims)
+        yield from (VerifiedRollback(version, to) for to in claims)
         return
-    searched = range(version - 2, max(-1, version - 2 - _MOST_SEARCHED), -1) if is_whole else ()
-    for to in (claims or searched) if is_whole else ():
+    candidates = range(version - 2, max(-1, version - 2 - _MOST_SEARCHED), -1) if is_whole else ()
+    for to in (claims or candidates) if is_whole else ():
         before = readable_version(files, to)
         if before is None and claims:
-            yield Return(version, to)
+            yield VerifiedRollback(version, to)
             return
         if before is not None and _is_same_tree(after, before, reads_nodes=reads_nodes and bool(claims)):
-            yield Return(version, to)
+            yield VerifiedRollback(version, to)
             return
     if reads_nodes:
         yield from _rolled_back_objects(files, after, claims)
 
 
-def _rolled_back_objects(files: LakehouseFiles, after: Snapshot, targets: Sequence[int]) -> Iterator[Return]:
+def _rolled_back_objects(files: LakehouseFiles, after: Snapshot, targets: Sequence[int]) -> Iterator[VerifiedRollback]:
     """Yield the objects that a version changed to their state at earlier versions."""
     previous = readable_version(files, after.version - 1)
     for to in targets:
         try:
-            found = None if previous is None else _restored_objects(previous, after, readable_version(files, to))
+            objects = None if previous is None else _restored_objects(previous, after, readable_version(files, to))
         except (FileMissingError, CorruptFileError, VersionExpiredError):
-            found = None  # the record is all that is left
-        if found is None or found:
-            yield Return(after.version, to, found)
+            objects = None  # only the record is left
+        if objects is None or objects:
+            yield VerifiedRollback(after.version, to, objects)
 
 
 def _restored_objects(previous: Snapshot, after: Snapshot, target: Snapshot | None) -> frozenset[ObjectName]:
-    """Return the objects that differ from the previous version, and are as the target has them, if it is left."""
+    """Return the objects that changed since the previous version to their state in the target, if that still exists."""
     nodes = after.files.nodes
     changes = {change.key: change.after for change in diff_trees(nodes, previous.root, after.root)}
     if target is None:
@@ -247,12 +247,12 @@ def _without_location(definition: TableDef) -> TableDef:
 
 
 def readable_version(files: LakehouseFiles, version: int) -> Snapshot | None:
-    """Return a version whose root is there, also an expired one; None if it was purged, deleted or is damaged."""
+    """Return a version, even if it is expired; None if its root was sealed or deleted, or is damaged."""
     try:
-        found = Snapshot.of(files, version)
+        snapshot = Snapshot.of(files, version)
     except (FileMissingError, CorruptFileError):
         return None
-    return None if found.root.is_sealed else found
+    return None if snapshot.root.is_sealed else snapshot
 
 
 def _is_same_tree(after: Snapshot, before: Snapshot, *, reads_nodes: bool) -> bool:

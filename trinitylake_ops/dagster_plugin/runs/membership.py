@@ -25,7 +25,7 @@ _MAX_WAITS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class NotStaged:
-    """The input of a publish asset for a table that its run did not stage: the table stays as it is."""
+    """The input of a publish asset for a table that its run did not stage and that is therefore not changed."""
 
 
 def publishes(keys: Iterable[dg.AssetKey]) -> Mapping[str, Any]:
@@ -54,9 +54,9 @@ def check_together(
         if is_split or (is_automated and (definition is None) != (partitions is None)):
             name, publisher_name = key.to_user_string(), publisher.to_user_string()
             raise InvalidInputError(
-                f"{publisher_name} cannot publish {name}: {name} {_described(definition)}, {publisher_name}"
-                f" {_described(expected if is_split else partitions)}, and no run can materialize both; build a"
-                f" separate publish asset for {name}, with partitions_def="
+                f"{publisher_name} cannot publish {name}: {name} {_describe_partitions(definition)}, {publisher_name}"
+                f" {_describe_partitions(expected if is_split else partitions)}, and no run can materialize both; build"
+                f" a separate publish asset for {name}, with partitions_def="
                 f"{'None' if definition is None else 'that of the asset'}"
             )
 
@@ -80,7 +80,7 @@ def check_publishers(assets: Iterable[dg.AssetsDefinition]) -> None:
         check_together(publisher, tables, spec.partitions_def)
 
 
-def _described(partitions: dg.PartitionsDefinition[str] | None) -> str:
+def _describe_partitions(partitions: dg.PartitionsDefinition[str] | None) -> str:
     return "has no partitions" if partitions is None else f"has the partitions {partitions}"
 
 
@@ -212,9 +212,11 @@ class Membership:
         This applies to checks, to the publish assets of the asset, and to all assets that those publish or depend on.
         Any other step reads only published rows.
         """
-        own, graph = self.assets.own, self.assets.graph
+        own_keys, graph = self.assets.own, self.assets.graph
         publishers = publishers_of(self.assets, key)
-        return not own or any(own & {publisher, *graph.get_ancestor_asset_keys(publisher)} for publisher in publishers)
+        return not own_keys or any(
+            own_keys & {publisher, *graph.get_ancestor_asset_keys(publisher)} for publisher in publishers
+        )
 
     def wait_for_publication(self, key: dg.AssetKey, partitions: Sequence[str | None], attempt: int) -> None:
         """Return if the run has published an asset, or does not publish it at all.
@@ -276,7 +278,7 @@ def _foreign_location_message(key: dg.AssetKey) -> str:
     )
 
 
-def nothing_staged(instance: dg.DagsterInstance, publisher: dg.AssetKey, keys: Iterable[dg.AssetKey]) -> str:
+def nothing_staged_message(instance: dg.DagsterInstance, publisher: dg.AssetKey, keys: Iterable[dg.AssetKey]) -> str:
     """Return the message for a publish asset with nothing to publish in its run: the cause, and what to do.
 
     If another run staged one of the tables without publishing it, the message names that run.

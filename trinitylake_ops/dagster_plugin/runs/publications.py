@@ -143,7 +143,7 @@ class RunPublisher:
             own=self.reads.staged(),
             was_published=self._has_a_version,
             replaces_latest=taken_over,
-            superseded=self._superseded(),
+            superseded=self._superseded_tables(),
             isolation=isolation,
             run_id=self._runs[0].run_id,
             message=shortened(f"publish {self._asset_key.path[-1]}{f' {self._partition}' if self._partition else ''}"),
@@ -178,7 +178,9 @@ class RunPublisher:
         earlier: dict[dg.AssetKey, int] = {}
         for key, table in self._staged.items():
             is_changed = table.metadata_location != table.base_metadata_location
-            committed = [version for location, version in self._committed() if location == table.metadata_location]
+            committed = [
+                version for location, version in self._committed_tables() if location == table.metadata_location
+            ]
             if not (is_changed and committed):
                 continue
             undone = undone_by(self._lake, committed[0], [table])
@@ -193,7 +195,7 @@ class RunPublisher:
             earlier[key] = committed[0]
         return earlier
 
-    def _committed(self) -> Iterator[tuple[str, int]]:
+    def _committed_tables(self) -> Iterator[tuple[str, int]]:
         """Yield the metadata locations of committed staged tables, each with its version."""
         for attempt in chain.from_iterable(self._attempts.values()):
             version = self._versions.get(attempt.publication)
@@ -220,7 +222,7 @@ class RunPublisher:
         since_staged = self._runs[1 : self._runs_before(key) + 1]
         return any(_had_conflict(self._instance, run, self._asset) for run in since_staged)
 
-    def _superseded(self) -> list[StagedTable]:
+    def _superseded_tables(self) -> list[StagedTable]:
         return [
             append
             for key, table in self.left.items()
@@ -296,8 +298,8 @@ def superseded_appends(
     for at, run in enumerate(runs):
         if at > 0 and has_succeeded(instance, run.run_id, asset_key):
             break
-        own = [attempt for attempt in attempts_of(run.run_id) if (attempt.asset, attempt.partition) == names]
-        before = [attempt for attempt in own if table.metadata_location not in attempt.tables]
+        own_attempts = [attempt for attempt in attempts_of(run.run_id) if (attempt.asset, attempt.partition) == names]
+        before = [attempt for attempt in own_attempts if table.metadata_location not in attempt.tables]
         versions = versions_of(before) if before else {}
         for attempt in reversed(before):
             appended = (StagedTable.from_json(text) for text in attempt.appended if attempt.publication in versions)

@@ -146,7 +146,7 @@ class _Events:
     def of(cls, instance: dg.DagsterInstance, run_id: str) -> _Events:
         """Load the records of a run in order."""
         events = cls()
-        for metadata in _recorded(instance, run_id):
+        for metadata in _recorded_reads(instance, run_id):
             if _TAKEN_FROM in metadata:
                 events.taken_from.append(metadata[_TAKEN_FROM])
             elif _READ in metadata:
@@ -166,7 +166,7 @@ class _Events:
         return events
 
 
-def _recorded(instance: dg.DagsterInstance, run_id: str) -> Iterator[Mapping[str, str]]:
+def _recorded_reads(instance: dg.DagsterInstance, run_id: str) -> Iterator[Mapping[str, str]]:
     """Yield the metadata of each event that this module recorded in a run, as strings."""
     cursor: str | None = None
     while True:
@@ -184,9 +184,9 @@ def _recorded(instance: dg.DagsterInstance, run_id: str) -> Iterator[Mapping[str
 def runs_with_staged(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
     """Return a run, the runs that it re-executes, and the other runs of its backfill whose tables it took over."""
     chain = run_chain(instance, run)
-    known = {execution.run_id for execution in chain}
+    chain_ids = {execution.run_id for execution in chain}
     source_ids = (run_id for execution in chain for run_id in _Events.of(instance, execution.run_id).taken_from)
-    sources = (instance.get_run_by_id(run_id) for run_id in dict.fromkeys(source_ids) if run_id not in known)
+    sources = (instance.get_run_by_id(run_id) for run_id in dict.fromkeys(source_ids) if run_id not in chain_ids)
     return [*chain, *(source for source in sources if source is not None)]
 
 

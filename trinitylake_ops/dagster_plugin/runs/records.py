@@ -1,4 +1,4 @@
-"""Queries of Dagster's records of a run and of the runs that it re-executes, with Dagster's public API."""
+"""Query Dagster's records of a run and of the runs that it re-executes, with Dagster's public API."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def newest_materialization(
 
 
 def published_version_of(instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey) -> int:
-    """Return the version in which the first run that published an asset published it, or -1.
+    """Return the version that the first run to publish an asset committed, or -1 if no run published it.
 
     Args:
         instance: The Dagster instance.

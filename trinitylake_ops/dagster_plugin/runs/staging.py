@@ -245,7 +245,7 @@ def published_events(
     runs: Sequence[dg.DagsterRun],
     tables: Mapping[dg.AssetKey, StagedTable],
     version: int,
-    shown: Callable[[StagedTable, Note], Mapping[str, Any]] = lambda _staged, _note: {},
+    extra_metadata: Callable[[StagedTable, Note], Mapping[str, Any]] = lambda _staged, _note: {},
     earlier: Mapping[dg.AssetKey, int] = MappingProxyType({}),
 ) -> Iterator[dg.AssetMaterialization]:
     """Yield the materializations of the assets of published tables, inputs before the assets derived from them.
@@ -258,7 +258,7 @@ def published_events(
         runs: The run, followed by the runs that it re-executes, newest first.
         tables: The tables as published, by asset.
         version: The version that published them.
-        shown: Returns further metadata of an asset.
+        extra_metadata: Returns further metadata of an asset.
         earlier: The versions of those tables that an earlier version published.
     """
     notes = {key: newest_notes(instance, runs, key) for key in tables}
@@ -269,7 +269,7 @@ def published_events(
         for key in ready or remaining:
             for note in notes[key]:
                 event = published_event(key, note, tables[key], earlier.get(key, version), reported)
-                yield event.with_metadata({**shown(tables[key], note), **event.metadata})
+                yield event.with_metadata({**extra_metadata(tables[key], note), **event.metadata})
             records = instance.fetch_materializations(key, limit=1).records
             data_version = notes[key][0].tags.get(DATA_VERSION_TAG) if notes[key] else None
             reported[key] = (data_version, records[0].storage_id if records else None)
@@ -330,14 +330,14 @@ def published_event(
         if f"{_INPUT_VERSION}{name}" in tags and data_version is not None:
             tags[f"{_INPUT_VERSION}{name}"] = data_version
             tags[f"{_INPUT_POINTER}{name}"] = "NULL" if storage_id is None else str(storage_id)
-    noted = {name: value for name, value in note.metadata.items() if name not in _INTERNAL}
-    described = {_COLUMNS: noted[_COLUMNS]} if _COLUMNS in noted else {}  # includes the asset's descriptions
+    metadata = {name: value for name, value in note.metadata.items() if name not in _INTERNAL}
+    described = {_COLUMNS: metadata[_COLUMNS]} if _COLUMNS in metadata else {}  # includes the asset's descriptions
     return dg.AssetMaterialization(
         asset_key=key,
         partition=note.partition,
         description=f"Published as version {version} of the lakehouse.",
         metadata={
-            **noted,
+            **metadata,
             **staged_table_metadata(staged),
             **described,
             _VERSION: version,

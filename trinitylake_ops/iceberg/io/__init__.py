@@ -1,1 +1,1 @@
-"""Files of tables as pyiceberg reads and writes them."""
+"""File access for pyiceberg: reads and writes the files of tables."""

@@ -209,7 +209,7 @@ class StorageFileIO(FileIO):
         return self._strict
 
     def for_table(self, definition: TableDef) -> Self:
-        """Return a FileIO that opens only files that the table of a definition may have.
+        """Return a FileIO that opens only files to which the table of a definition may refer.
 
         A manifest can name any file, so the location of every file of a table is checked. Only MANAGED tables may have
         moved with their lakehouse. Raises InvalidLocationError for a definition with an invalid metadata location.
@@ -217,20 +217,20 @@ class StorageFileIO(FileIO):
         if definition.is_managed:
             return self.for_managed(definition.id)
         metadata = to_uri(self.root, definition.format_properties.get(METADATA_LOCATION) or "none")
-        return self.strict()._confined(_Table(self.allowed_roots.folder_id(metadata) or "", is_managed=False))
+        return self.strict()._restricted_to(_Table(self.allowed_roots.folder_id(metadata) or "", is_managed=False))
 
     def for_managed(self, table_id: str) -> Self:
-        """Return a FileIO that opens only files that the MANAGED table with this id may have."""
-        return self._confined(_Table(table_id, is_managed=True))
+        """Return a FileIO that opens only files to which the MANAGED table with this id may refer."""
+        return self._restricted_to(_Table(table_id, is_managed=True))
 
-    def _confined(self, table: _Table) -> Self:
+    def _restricted_to(self, table: _Table) -> Self:
         if self._table == table:
             return self
-        confined = type(self).__new__(type(self))
-        confined.__dict__.update(self.__dict__)
-        confined._table = table
-        confined._strict = None
-        return confined
+        restricted = type(self).__new__(type(self))
+        restricted.__dict__.update(self.__dict__)
+        restricted._table = table
+        restricted._strict = None
+        return restricted
 
     def check_may_have(self, uri: str) -> None:
         """Check that the table of this FileIO may refer to a file, which need not exist.

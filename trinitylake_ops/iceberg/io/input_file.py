@@ -17,7 +17,7 @@ from trinitylake_ops.errors import (
     StorageError,
     StoragePermissionError,
 )
-from trinitylake_ops.iceberg.validation.avro import check_header_size, check_no_avro, is_avro, uncompressed
+from trinitylake_ops.iceberg.validation.avro import check_header_size, check_no_avro, decompress, is_avro
 from trinitylake_ops.iceberg.validation.checksums import SealedKind, check_table_file
 from trinitylake_ops.iceberg.validation.files import MAGIC as PUFFIN_MAGIC
 from trinitylake_ops.iceberg.validation.files import check_claims, check_puffin, end_with_claims, named_format
@@ -172,7 +172,7 @@ class StorageInputFile(InputFile):
         """Return the stream of a file that was read whole."""
         if not is_avro(self.location, data):
             return io.BytesIO(data)
-        return io.BytesIO(uncompressed(data, self.shown).data)
+        return io.BytesIO(decompress(data, self.shown).data)
 
     def read_range(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes at ``offset``, in one request. Raises FileNotFoundError, StorageError."""

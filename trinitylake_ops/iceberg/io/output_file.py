@@ -141,7 +141,7 @@ class StorageOutputStream(SealedStream):
         if self._buffer.closed:
             return
         try:
-            data = self._sealed()
+            data = self._seal()
             self._written_bytes = len(data)
             with as_pyiceberg_expects(self.location):
                 self._publish(data)
@@ -149,7 +149,7 @@ class StorageOutputStream(SealedStream):
         finally:
             self._buffer.close()
 
-    def _sealed(self) -> bytes:
+    def _seal(self) -> bytes:
         """Return the written bytes with their checksums (FORMAT.md, "Files of tables")."""
         if SealedKind.of(self.location) is SealedKind.PARQUET:
             self._seal_footer()

@@ -1,1 +1,1 @@
-"""Files of tables are checked before a decoder believes what they declare."""
+"""Check files of tables before a decoder trusts the sizes that they declare."""

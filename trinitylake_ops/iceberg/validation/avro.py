@@ -164,7 +164,7 @@ _MAX_RATIO = 16
 
 @dataclass(frozen=True, slots=True)
 class AvroContent:
-    """A decompressed Avro file, and facts about the compressed file."""
+    """A decompressed Avro file, and properties of the compressed file."""
 
     #: The decompressed file.
     data: bytes
@@ -226,7 +226,7 @@ def check_header_size(head: bytes, location: str) -> None:
         return  # raised when the whole file is decoded
 
 
-def uncompressed(data: bytes, location: str, window: range | None = None) -> AvroContent:
+def decompress(data: bytes, location: str, window: range | None = None) -> AvroContent:
     """Return a decompressed Avro file.
 
     Args:

@@ -153,8 +153,10 @@ def valid_bounds(lower: _Bounds, upper: _Bounds, types: Mapping[int, str]) -> tu
     """
     faulty_lower, faulty_upper = _faulty(lower, types), _faulty(upper, types)
     get = types.get
-    crossed = [column for column, value in lower.items() if value > upper.get(column, value) and get(column) == _TEXT]
-    if not faulty_lower and not faulty_upper and not crossed:
+    contradictory = [
+        column for column, value in lower.items() if value > upper.get(column, value) and get(column) == _TEXT
+    ]
+    if not faulty_lower and not faulty_upper and not contradictory:
         return None
     repaired_lower, repaired_upper = dict(lower), dict(upper)
     for column in faulty_lower:
@@ -163,7 +165,7 @@ def valid_bounds(lower: _Bounds, upper: _Bounds, types: Mapping[int, str]) -> tu
             repaired_lower[column] = _whole_characters(value)
     for column in faulty_upper:
         del repaired_upper[column]
-    for column in crossed:
+    for column in contradictory:
         repaired_lower.pop(column, None)
         repaired_upper.pop(column, None)
     return repaired_lower, repaired_upper

@@ -61,7 +61,7 @@ def footer_bytes(end: bytes) -> int:
 
 
 def claims_bytes(end: bytes, size_bytes: int, path: str) -> int:
-    """Return how many of a file's last bytes contain its footer, judging by some of them.
+    """Return how many of a file's last bytes contain its footer, from some of these bytes.
 
     Args:
         end: The last bytes of the file.
@@ -196,30 +196,30 @@ def check_parquet_claims(metadata: pq.FileMetaData, size_bytes: int, path: str) 
         _check_rows(group.num_rows, size_bytes, f"row group {number}", path)
 
 
-def check_size(claimed_bytes: int, stored_bytes: int, what: str, path: str) -> None:
+def check_size(claimed_bytes: int, stored_bytes: int, part: str, path: str) -> None:
     """Check that a part of a file does not declare far more bytes than are stored.
 
     Args:
         claimed_bytes: Declared size after decoding.
         stored_bytes: Stored size.
-        what: The part of the file, for errors.
+        part: The part of the file, for errors.
         path: Path of the file, for errors.
 
     Raises:
         CorruptFileError: The declared size is too large.
     """
     if claimed_bytes > ALWAYS_ALLOWED_BYTES and claimed_bytes > MAX_RATIO * stored_bytes:
-        raise _excessive_size(f"{claimed_bytes} bytes", stored_bytes, what, path)
+        raise _excessive_size(f"{claimed_bytes} bytes", stored_bytes, part, path)
 
 
-def _check_rows(rows: int, stored_bytes: int, what: str, path: str) -> None:
+def _check_rows(rows: int, stored_bytes: int, part: str, path: str) -> None:
     if rows > _ALWAYS_ALLOWED_ROWS and rows > MAX_RATIO * stored_bytes:
-        raise _excessive_size(f"{rows} rows", stored_bytes, what, path)
+        raise _excessive_size(f"{rows} rows", stored_bytes, part, path)
 
 
-def _excessive_size(claim: str, stored_bytes: int, what: str, path: str) -> CorruptFileError:
+def _excessive_size(claim: str, stored_bytes: int, part: str, path: str) -> CorruptFileError:
     return CorruptFileError(
-        f"{path!r} declares {claim} in {what} of {stored_bytes} bytes, unlike any table's file; restore it", path=path
+        f"{path!r} declares {claim} in {part} of {stored_bytes} bytes, unlike any table's file; restore it", path=path
     )
 
 
@@ -368,9 +368,9 @@ def check_pages(end: bytes, read: Callable[[int, int], bytes], path: str) -> Non
     Raises:
         CorruptFileError: A page is damaged or the pages declare too much.
     """
-    for what, start, size_bytes in _chunks(end, path):
+    for part, start, size_bytes in _chunks(end, path):
         if size_bytes <= _CHUNK_AT_ONCE_BYTES:
-            _check_chunk(read(start, size_bytes), what, path)
+            _check_chunk(read(start, size_bytes), part, path)
 
 
 class CheckedPages(io.RawIOBase):
@@ -389,7 +389,7 @@ class CheckedPages(io.RawIOBase):
         super().__init__()
         self._stream = stream
         self._path = path
-        self._chunks = {start: (what, size_bytes) for what, start, size_bytes in _chunks(end, path)}
+        self._chunks = {start: (part, size_bytes) for part, start, size_bytes in _chunks(end, path)}
 
     def readable(self) -> bool:
         return True
@@ -408,11 +408,11 @@ class CheckedPages(io.RawIOBase):
         """Return the next ``size`` bytes. A column can only be read as a whole."""
         start = self.tell()
         data = bytes(self._stream.read(size))
-        what, size_bytes = self._chunks.get(start, ("", 0))
-        if what and len(data) >= size_bytes:
+        part, size_bytes = self._chunks.get(start, ("", 0))
+        if part and len(data) >= size_bytes:
             if size_bytes > _CHUNK_AT_ONCE_BYTES:
-                raise ValueError(f"{what} has {size_bytes} bytes, more than can be read at once")
-            _check_chunk(data[:size_bytes], what, self._path)
+                raise ValueError(f"{part} has {size_bytes} bytes, more than can be read at once")
+            _check_chunk(data[:size_bytes], part, self._path)
         elif any(start < at + n_bytes and at < start + len(data) for at, (_, n_bytes) in self._chunks.items()):
             raise ValueError("a column is not at the offset in its footer")
         return data
@@ -442,7 +442,7 @@ def _column_chunks(end: bytes) -> Iterator[tuple[str, int, int]]:
             yield f"column {index} of row group {number}", start, size_bytes
 
 
-def _check_chunk(data: bytes, what: str, path: str) -> None:
+def _check_chunk(data: bytes, part: str, path: str) -> None:
     reader = Thrift(data)
     plain_bytes = 0
     while reader.at < len(data):
@@ -452,13 +452,13 @@ def _check_chunk(data: bytes, what: str, path: str) -> None:
             page = reader.take(size_bytes)
         except ValueError as error:
             raise CorruptFileError(
-                f"{path!r} is damaged: a page header of {what} cannot be read; restore it", path=path
+                f"{path!r} is damaged: a page header of {part} cannot be read; restore it", path=path
             ) from error
         if crc is not None and zlib.crc32(page) != crc & 0xFFFF_FFFF:
             raise CorruptFileError(
-                f"{path!r} is damaged: a page of {what} does not match its checksum; restore it", path=path
+                f"{path!r} is damaged: a page of {part} does not match its checksum; restore it", path=path
             )
-    check_size(plain_bytes, len(data), what, path)
+    check_size(plain_bytes, len(data), part, path)
 
 
 def _page_header(reader: Thrift) -> tuple[int, int, int | None]:

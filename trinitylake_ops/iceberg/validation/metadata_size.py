@@ -16,7 +16,8 @@ from trinitylake_ops.storage.background import at_fork
 #: Maximum size of metadata that a server reads, as JSON. 10,000 snapshots take up to 10 MB, a schema of 5,000 columns
 #: 0.5 MB.
 MAX_METADATA_BYTES = 32 << 20
-#: Maximum number of JSON objects in it. A snapshot is two, a column is one. Each takes some 10 microseconds to parse.
+#: Maximum number of JSON objects in metadata. A snapshot is two, a column is one. Each takes about 10 microseconds to
+#: parse.
 MAX_METADATA_OBJECTS = 250_000
 _OBJECT = b"{"
 #: Bytes that checksums and later changes of the format may add to the JSON of a commit.

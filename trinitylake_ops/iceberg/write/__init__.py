@@ -1,1 +1,1 @@
-"""Stage, audit, publish."""
+"""Stage, audit and publish tables."""

@@ -99,10 +99,10 @@ def plan_arrow(
     exists = snapshot.has_namespace(namespace) and snapshot.has_table(namespace, table)
     schema, evolve = storable(rows.schema.remove_metadata()), None
     if exists:
-        known = snapshot.table(namespace, table).schema
-        wanted_types = _types_that_do_not_fit(rows, schema, known, is_whole=replaces_table)
+        table_columns = snapshot.table(namespace, table).schema
+        wanted_types = _types_that_do_not_fit(rows, schema, table_columns, is_whole=replaces_table)
         evolve = evolve_to(wanted_types, replaces_table=replaces_table)
-        names = {column.name for column in known.columns}
+        names = {column.name for column in table_columns.columns}
         schema = pa.schema([field.with_nullable(True) for field in schema if field.name not in names])
     elif not len(schema):
         raise InvalidInputError(
@@ -114,7 +114,7 @@ def plan_arrow(
 
 
 def _types_that_do_not_fit(
-    rows: pa.Table | pa.RecordBatchReader, schema: pa.Schema, known: Columns, *, is_whole: bool
+    rows: pa.Table | pa.RecordBatchReader, schema: pa.Schema, table_columns: Columns, *, is_whole: bool
 ) -> dict[str, IcebergType | None]:
     """Return the type of each column of rows that does not fit the table, and None for the others.
 
@@ -124,7 +124,9 @@ def _types_that_do_not_fit(
     """
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # importing it loads pandas
 
-    stored = {field.name: field.type for field in schema_to_pyarrow(to_iceberg_schema(known), include_field_ids=False)}
+    stored = {
+        field.name: field.type for field in schema_to_pyarrow(to_iceberg_schema(table_columns), include_field_ids=False)
+    }
     types: dict[str, IcebergType | None] = {}
     for index, field in enumerate(schema):
         types[field.name] = None

@@ -92,8 +92,8 @@ def _may_change(kind: pa.DataType, target: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         return _may_change(kind.value_type, target)
     if pa.types.is_struct(kind) and pa.types.is_struct(target):
-        known = {field.name: field.type for field in target}
-        return any(field.name in known and _may_change(field.type, known[field.name]) for field in kind)
+        target_types = {field.name: field.type for field in target}
+        return any(field.name in target_types and _may_change(field.type, target_types[field.name]) for field in kind)
     if pa.types.is_map(kind) and pa.types.is_map(target):
         return _may_change(kind.key_type, target.key_type) or _may_change(kind.item_type, target.item_type)
     if _is_list(kind) and _is_list(target):
@@ -125,9 +125,9 @@ def check_distinct(schema: pa.Schema) -> None:
 def _dropped_field(source: pa.DataType, target: pa.DataType) -> str | None:
     """Return the path of a nested field that a cast would silently drop, or None."""
     if pa.types.is_struct(source) and pa.types.is_struct(target):
-        known = {field.name: field.type for field in target}
+        target_types = {field.name: field.type for field in target}
         for field in source:
-            dropped = _dropped_field(field.type, known[field.name]) if field.name in known else ""
+            dropped = _dropped_field(field.type, target_types[field.name]) if field.name in target_types else ""
             if dropped is not None:
                 return f"{field.name}.{dropped}" if dropped else field.name
     elif pa.types.is_map(source) and pa.types.is_map(target):
@@ -181,13 +181,13 @@ def lacking_with_values(kind: pa.DataType, values: pa.Array) -> str | None:
     """
     if not pa.types.is_nested(kind):
         return None
-    known = _nested_types(kind)
+    new_types = _nested_types(kind)
     for name, column in _nested_columns(values):
-        if name not in known:
+        if name not in new_types:
             if column.null_count < len(column):
                 return name
-        elif (lacking := lacking_with_values(known[name], column)) is not None:
-            return f"{name}.{lacking}"
+        elif (missing_path := lacking_with_values(new_types[name], column)) is not None:
+            return f"{name}.{missing_path}"
     return None
 
 
@@ -242,10 +242,10 @@ def _check_time_zones(column: str, kind: pa.DataType, target: pa.DataType) -> No
     if pa.types.is_dictionary(kind):
         _check_time_zones(column, kind.value_type, target)
     elif pa.types.is_struct(kind) and pa.types.is_struct(target):
-        known = {field.name: field.type for field in target}
+        target_types = {field.name: field.type for field in target}
         for field in kind:
-            if field.name in known:
-                _check_time_zones(column, field.type, known[field.name])
+            if field.name in target_types:
+                _check_time_zones(column, field.type, target_types[field.name])
     elif pa.types.is_map(kind) and pa.types.is_map(target):
         _check_time_zones(column, kind.key_type, target.key_type)
         _check_time_zones(column, kind.item_type, target.item_type)

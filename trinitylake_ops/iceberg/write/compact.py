@@ -78,7 +78,7 @@ class FileGroup:
         """Minimum number of rows that remain after deletes, as far as it is known."""
         applied = {delete for deletes in self.deletes.values() for delete in deletes}
         if any(delete.content == DataFileContent.EQUALITY_DELETES for delete in applied):
-            return 0  # one row of the file may delete any number of rows
+            return 0  # one row of a delete file may delete any number of rows
         return max(0, self.rows - sum(delete.record_count for delete in applied))
 
     def deletes_of(self, file: DataFile) -> frozenset[DataFile]:

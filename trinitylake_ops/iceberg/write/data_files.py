@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TARGET_FILE_SIZE_BYTES = 128 << 20
-#: Rows of all partitions are buffered in memory until they reach this size as Arrow data, which is worth a row group.
+#: Rows of all partitions are buffered in memory until they reach this size as Arrow data, which is enough for a row
+#: group.
 BUFFER_BYTES = 64 << 20
 #: Maximum number of open files. Beyond it, the largest file is finished first.
 MAX_OPEN_FILES = 64
@@ -157,9 +158,9 @@ class _PartitionedWriter:
     def add(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
-        conformed = conform(batch, self._schema, self._arrow_schema)
-        check_values(conformed)
-        for values, rows in self._split(conformed):
+        conforming_batch = conform(batch, self._schema, self._arrow_schema)
+        check_values(conforming_batch)
+        for values, rows in self._split(conforming_batch):
             partition = self._partitions.setdefault(values, _Partition(self._partition_key(values)))
             partition.waiting.append(rows)
             partition.waiting_bytes += rows.nbytes

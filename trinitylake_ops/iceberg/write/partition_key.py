@@ -69,7 +69,7 @@ def typed_value(schema: Schema, column: str, value: PartitionValue) -> Literal[A
     if value is None:
         return None
     try:
-        scaled: Any = _scaled(value, kind) if isinstance(kind, DecimalType) else value
+        scaled: Any = _scale(value, kind) if isinstance(kind, DecimalType) else value
         typed: Literal[Any] = literal(scaled).to(kind)
     except (TypeError, ValueError, ArithmeticError) as error:
         raise _invalid_value(value, column, kind) from error
@@ -85,8 +85,8 @@ def _invalid_value(value: PartitionValue, column: str, kind: IcebergType) -> Inv
     )
 
 
-def _scaled(value: PartitionValue, kind: DecimalType) -> PartitionValue:
-    """Return a number with as many digits after the point as a type has. Raises ArithmeticError if it has too many."""
+def _scale(value: PartitionValue, kind: DecimalType) -> PartitionValue:
+    """Return a number with the scale of a decimal type. Raises ArithmeticError if it has more digits."""
     if isinstance(value, str) and _DECIMAL_NUMBER.fullmatch(value):
         value = Decimal(value)
     if not isinstance(value, Decimal):

@@ -1,4 +1,4 @@
-"""Plan a write to a table: its metadata for the write, and the updates to get there."""
+"""Plan a write to a table: its metadata for the write, and the updates that lead to this metadata."""
 
 from __future__ import annotations
 

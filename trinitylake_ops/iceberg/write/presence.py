@@ -1,4 +1,4 @@
-"""Describe what a staged table changes, whether a version contains it, and what other writers changed since.
+"""Describe the changes of a staged table, determine whether a version contains it, and find later changes.
 
 A publication that conflicts with a newer table commits a rebased snapshot (``write.rebase``). That snapshot records the
 staged metadata, which identifies it as the staged table.
@@ -277,7 +277,7 @@ def is_changed_since(
         at_staging = table_metadata(staged.table_def, io)
     except FileMissingError:
         return True
-    own = at_staging.snapshot_by_id(staged.snapshot_id) if staged.snapshot_id is not None else None
+    own_snapshot = at_staging.snapshot_by_id(staged.snapshot_id) if staged.snapshot_id is not None else None
     published: TableSnapshot | None = None
     if staged.added_files or staged.removed_files:
         published = next(
@@ -288,9 +288,9 @@ def is_changed_since(
             ),
             None,
         )
-        if published is None or own is None:
+        if published is None or own_snapshot is None:
             return True
-        base_id = own.parent_snapshot_id if includes_base else published.snapshot_id
+        base_id = own_snapshot.parent_snapshot_id if includes_base else published.snapshot_id
     else:
         base_id = staged.snapshot_id
     since = snapshots_since(metadata, base_id)
@@ -303,8 +303,8 @@ def is_changed_since(
         file = entry.data_file
         return read is None or file.spec_id != spec_id or file.partition in read
 
-    others = [snapshot for snapshot in since if snapshot is not published]
-    return next(changed_files(others, io.for_table(definition), is_read), None) is not None
+    other_snapshots = [snapshot for snapshot in since if snapshot is not published]
+    return next(changed_files(other_snapshots, io.for_table(definition), is_read), None) is not None
 
 
 def undone_by(lake: Lakehouse, version: int, tables: Sequence[StagedTable]) -> int | None:

@@ -280,9 +280,9 @@ class _StagedChange:
         """Load a staged change. Raises CommitConflictError if its base was purged, StorageError."""
         io = io.for_table(staged.table_def)
         metadata, base = table_metadata(staged.table_def, io), _base_of(staged, io)
-        known = set() if base is None else {snapshot.snapshot_id for snapshot in base.snapshots}
+        base_ids = set() if base is None else {snapshot.snapshot_id for snapshot in base.snapshots}
         snapshot = metadata.current_snapshot()
-        if snapshot is None or snapshot.snapshot_id in known:
+        if snapshot is None or snapshot.snapshot_id in base_ids:
             return cls(base, metadata, [], frozenset(), {})
         entries = [
             entry

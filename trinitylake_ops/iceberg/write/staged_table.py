@@ -30,7 +30,7 @@ class StagedTable:
     table_def: TableDef
     #: The version on which it was staged.
     base_version: int
-    #: Start of staging by the storage's clock, in milliseconds since the epoch. Files of the table are not older.
+    #: Start of staging by the storage's clock, in milliseconds since the epoch. No staged file is older.
     begun_at_ms: int
     #: Location of the table's metadata in the base version, None for a new table.
     base_metadata_location: str | None

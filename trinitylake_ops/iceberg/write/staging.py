@@ -383,8 +383,8 @@ def replaced_by(
     if replacing is Replace.PARTITIONS and plan.metadata.spec().is_unpartitioned():
         raise InvalidInputError(f"table {name} is unpartitioned; use replace_table or append")
     if replacing is Replace.PARTITIONS:
-        known = identity_columns(plan.metadata.spec(), plan.metadata.schema())
-        if missing := [column for column in known if column not in columns]:
+        partition_columns = identity_columns(plan.metadata.spec(), plan.metadata.schema())
+        if missing := [column for column in partition_columns if column not in columns]:
             raise InvalidInputError(f"table {name}: the new rows lack the partition column {missing[0]!r}; add it")
     if partitions is None:
         return None, replacing

@@ -87,7 +87,7 @@ def find_epoch(lake: Lakehouse, epoch: Epoch) -> EpochLookup:
     """
     latest = lake.snapshot()
     pin = publication_id("pin", "stream", epoch.stream_id)
-    begun = _pinned(lake, pin)
+    begun = _pinned_version(lake, pin)
     version, is_known = _search(latest, epoch, begun)
     if not is_known and begun < 0:
         pinned_version(latest, pin)
@@ -167,7 +167,7 @@ def _check_query(info: Mapping[str, Any], stream_id: str, query_id: str | None, 
         )
 
 
-def _pinned(lake: Lakehouse, pin: str) -> int:
+def _pinned_version(lake: Lakehouse, pin: str) -> int:
     """Return the version on which the stream began, -1 if it is not known."""
     try:
         return read_saved(lake.storage, pin).base_version

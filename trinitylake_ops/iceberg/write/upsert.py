@@ -112,7 +112,7 @@ def stage_upsert(
     for key in keys:
         _check_not_null(name, key, new_rows[key])
     plan = plan_arrow(lake, new_rows, namespace, table, partition_by=partition_by)
-    new = _conformed(name, new_rows, plan.metadata.schema())
+    new = _conform(name, new_rows, plan.metadata.schema())
     compared, wanted = _compared_columns(name, plan, new, keys, partitions)
     upsert = _Upsert(name, plan, new, new_rows.schema, compared)
     if plan.base_metadata_location is not None:
@@ -134,7 +134,7 @@ def _check_not_null(name: str, key: str, column: pa.ChunkedArray) -> None:
         )
 
 
-def _conformed(name: str, rows: pa.Table, schema: Schema) -> pa.Table:
+def _conform(name: str, rows: pa.Table, schema: Schema) -> pa.Table:
     """Return rows with the columns and types of a table."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # importing it loads pandas
 
@@ -210,7 +210,7 @@ class _Upsert:
         self._plan = plan
         self._new = new
         self._source_schema = source_schema
-        self._compared = list(compared)
+        self._columns_to_compare = list(compared)
         self._keys = self._positions(new, _NEW)
         self._changed: list[FileScanTask] = []
         self._written: pa.Array | None = None
@@ -224,13 +224,13 @@ class _Upsert:
     def compare(self, table: Table) -> None:
         """Find the data files of a table with rows of the same keys."""
         assert isinstance(table.io, StorageFileIO)
-        self._scanned = table.io
-        known = set(table.schema().column_names)
-        if not len(self._new) or not known.issuperset(self._compared):
+        self._scan_io = table.io
+        table_columns = set(table.schema().column_names)
+        if not len(self._new) or not table_columns.issuperset(self._columns_to_compare):
             return
         matching_files: list[tuple[FileScanTask, pa.ChunkedArray, bool]] = []
         for task in table.scan(row_filter=self._filter(table.schema())).plan_files():
-            old = self._rows_of(task, RemainingRows(self._scan(self._scanned)))
+            old = self._rows_of(task, RemainingRows(self._scan(self._scan_io)))
             matches = self._matches(old)
             if len(matches.old):
                 file_without_deletes(task)
@@ -273,7 +273,7 @@ class _Upsert:
 
     def _unchanged_rows(self, task: FileScanTask) -> pa.Table:
         # Verify the file, so that a damaged file is not rewritten with new checksums.
-        io = CheckedFileIO.like(self._scanned, {task.file.file_path: task.file.file_size_in_bytes})
+        io = CheckedFileIO.like(self._scan_io, {task.file.file_path: task.file.file_size_in_bytes})
         stored = DigestedRows(self._scan(io))
         old = self._rows_of(task, stored)
         read = ContentDigest(self._plan.metadata.schema())
@@ -292,18 +292,18 @@ class _Upsert:
         """Return the rows of a data file in the columns of the table after the write."""
         schema = self._plan.metadata.schema()
         whole = FileScanTask(task.file, task.delete_files)
-        batches = list(file_batches(remaining, whole, self._scanned))
+        batches = list(file_batches(remaining, whole, self._scan_io))
         tables = [conform(batch, schema, self._new.schema) for batch in batches]
         return pa.concat_tables([self._new.schema.empty_table(), *tables]).combine_chunks()
 
     def _positions(self, rows: pa.Table, name: str) -> pa.Table:
         """Return the compared columns under unique names, with the position of each row."""
-        plain = _plain_columns(rows, self._compared)
-        columns = {f"key{index}": plain[key] for index, key in enumerate(self._compared)}
+        plain = _plain_columns(rows, self._columns_to_compare)
+        columns = {f"key{index}": plain[key] for index, key in enumerate(self._columns_to_compare)}
         return pa.table({**columns, name: pa.array(range(len(rows)), pa.int64())})
 
     def _matches(self, old: pa.Table) -> _Matches:
-        keys = [f"key{index}" for index in range(len(self._compared))]
+        keys = [f"key{index}" for index in range(len(self._columns_to_compare))]
         pairs = self._positions(old, _OLD).join(self._keys, keys=keys, join_type="inner")
         before, after = old.take(pairs[_OLD]), self._new.take(pairs[_NEW])
         return _Matches(pairs[_OLD], pairs[_NEW], before.equals(after))
@@ -311,18 +311,18 @@ class _Upsert:
     def _check_keeps_values(self, old: pa.Table, matches: _Matches) -> None:
         kind = pa.struct(list(self._source_schema))  # treats top-level columns like nested fields
         for batch in old.take(matches.old).to_batches():
-            lacking = lacking_with_values(kind, batch.to_struct_array())
-            if lacking is None:
+            missing_path = lacking_with_values(kind, batch.to_struct_array())
+            if missing_path is None:
                 continue
             raise InvalidInputError(
-                f"table {self._name}: rows to update have values in column {lacking!r}, which the new rows lack; add it"
-                " to the new rows"
+                f"table {self._name}: rows to update have values in column {missing_path!r}, which the new rows lack;"
+                " add it to the new rows"
             )
 
     def _filter(self, schema: Schema) -> BooleanExpression:
         """Return a filter that matches all files that may contain a key."""
         terms: list[BooleanExpression] = []
-        for key in self._compared:
+        for key in self._columns_to_compare:
             column = self._new[key]
             if column.null_count or not isinstance(schema.find_type(key), _SELECTIVE_TYPES):
                 continue

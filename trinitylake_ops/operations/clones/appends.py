@@ -169,12 +169,14 @@ def new_in_clone(parent: TableMetadata, clone: TableMetadata, base_id: int | Non
             snapshot.snapshot_id in our_ids or not our_marks.isdisjoint({snapshot.snapshot_id, _combined_to(snapshot)})
         ),
     )
-    own = _until(ours, lambda snapshot: snapshot.snapshot_id in their_ids or _combined_to(snapshot) in their_ids)
+    own_snapshots = _until(
+        ours, lambda snapshot: snapshot.snapshot_id in their_ids or _combined_to(snapshot) in their_ids
+    )
     if new is None or any(_operation(snapshot) != Operation.APPEND for snapshot in new):
         return _NOT_ONLY_APPENDS_IN_CLONE
-    if own is None or any(_operation(snapshot) not in _ALLOWED_IN_PARENT for snapshot in own):
+    if own_snapshots is None or any(_operation(snapshot) not in _ALLOWED_IN_PARENT for snapshot in own_snapshots):
         return "the parent changed it other than by appends"
-    if all(any(_combined_to(snapshot) is not None for snapshot in chain) for chain in (new, own)):
+    if all(any(_combined_to(snapshot) is not None for snapshot in chain) for chain in (new, own_snapshots)):
         return "it was refreshed and promoted at the same time"
     if base_id is not None and not (base_id in our_ids | our_marks and base_id in their_ids | their_marks):
         return "one of them was rolled back"
@@ -249,7 +251,7 @@ def write_combined(
     combined = {}
     limit_bytes = base.definition.file_path_max_size_bytes
     for appends in appended:
-        definition = _combined(lake, base, appends, copy_uri)
+        definition = _combined_metadata(lake, base, appends, copy_uri)
         written.append(definition.format_properties[METADATA_LOCATION])
         combined[appends.key] = (
             new_table_path(appends.name.namespace, appends.name.table or "", limit_bytes),
@@ -258,7 +260,9 @@ def write_combined(
     return combined
 
 
-def _combined(lake: Lakehouse, base: Version, appends: Appends, copy_uri: Callable[[str, str], str] | None) -> TableDef:
+def _combined_metadata(
+    lake: Lakehouse, base: Version, appends: Appends, copy_uri: Callable[[str, str], str] | None
+) -> TableDef:
     transaction = lake.transaction(message="combine appends")
     transaction.base = base
     if copy_uri is None:

@@ -244,7 +244,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
         make_root_folder(wanted.target_uri)
         record, resumed = begin(lake, wanted, lambda base: None)
         options = self._target_options(record.target_uri)
-        target = uncached_on(metered.also(open_storage(record.target_uri, options)), options)
+        target = uncached_on(metered.meter(open_storage(record.target_uri, options)), options)
         finish_manifest(lake.storage, record, [], with_definitions=False)
         if not _is_complete_clone(target, record):
             _create_first_version(target, lake.snapshot(record.version), lake.root, record)
@@ -368,9 +368,9 @@ def _create_first_version(target: Lakehouse, source: Snapshot, source_root: str,
     root.system[CREATED_AT_MILLIS] = str(created_at_ms)
     limits = TreeLimits.of(definition)
     tree = _tree(target, source, source_root, record, limits)
-    edited = carried_tree(target.files.nodes, tree, limits, created_at_ms=created_at_ms, root_system=root.system)
-    create_fresh(target.storage, edited.node_files)
-    first_version = replace(edited.root, system=root.system)
+    tree_edit = carried_tree(target.files.nodes, tree, limits, created_at_ms=created_at_ms, root_system=root.system)
+    create_fresh(target.storage, tree_edit.node_files)
+    first_version = replace(tree_edit.root, system=root.system)
     if not create_first_version(target.files, definition, first_version) and not _is_complete_clone(target, record):
         raise _existing_lakehouse_error(target)
 

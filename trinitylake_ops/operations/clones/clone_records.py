@@ -126,7 +126,7 @@ def clone_lakehouse(
         source.external_storages.allowed_roots.check_root(record.target_uri)
         target_options = options_for(source, record.target_uri)
     options = StorageOptions({**(target_options or {}), "file.follow_links": "false"})
-    return uncached_on(metered.also(open_storage(record.target_uri, options)), target_options)
+    return uncached_on(metered.meter(open_storage(record.target_uri, options)), target_options)
 
 
 def open_clone(
@@ -169,7 +169,7 @@ def open_clone(
 
 
 def parent_mismatch(lake: Lakehouse, clone: OpenedClone) -> str | None:
-    """Return why a clone does not belong to a lakehouse: it was created at another root. None if it belongs to it.
+    """Return an error message if a clone does not belong to a lakehouse because it was created at another root.
 
     A copy of the parent's files has the same identity and records, and cannot be distinguished from a parent that was
     moved. Therefore only the lakehouse at the root that the clone records may delete or change the clone.
@@ -221,10 +221,10 @@ def check_not_registered(lake: Lakehouse, latest: Snapshot, record: ExportRecord
         MaintenanceBlockedError: The parent reads files of the clone.
         StorageError: A storage request failed.
     """
-    cloned = lake.snapshot(record.version, latest=latest)
+    cloned_snapshot = lake.snapshot(record.version, latest=latest)
     entries = [
         (latest.keys.decode(change.key), change.after)
-        for change in diff_trees(lake.files.nodes, cloned.root, latest.root)
+        for change in diff_trees(lake.files.nodes, cloned_snapshot.root, latest.root)
         if change.after is not None
     ]
     tables = {after: name for name, after in entries if name is not None and name.table is not None}
@@ -329,7 +329,7 @@ def _info(
     target_options: Mapping[str, str] | None,
 ) -> CloneInfo:
     state, reason, now_ms = CloneState.ACTIVE, None, metered.lake.storage.now_ms()
-    version, own = record.version, None
+    version, files_of_clone = record.version, None
     if record.state == ExportState.COPYING:
         state = CloneState.INCOMPLETE
     else:
@@ -338,14 +338,14 @@ def _info(
             version = clone.parent.version
             sizes_bytes = [info.size_bytes for info in clone.lake.storage.list()]
             changed = _ChangeCounter(clone.lake, clone.latest).changed_since(0, ())
-            own = (changed, len(sizes_bytes), sum(sizes_bytes))
+            files_of_clone = (changed, len(sizes_bytes), sum(sizes_bytes))
             state = CloneState.OVERDUE if is_past(record, now_ms) else CloneState.ACTIVE
             reason = parent_mismatch(metered.lake, clone)
         except (LakehouseNotFoundError, OtherLakehouseError) as error:
             state, reason = CloneState.MISSING, error.message
         except TrinityLakeError as error:  # including a root outside the allowed roots
             state, reason = CloneState.UNREADABLE, error.message
-    versions, own_files, own_bytes = own or (None, None, None)
+    versions, own_files, own_bytes = files_of_clone or (None, None, None)
     return CloneInfo(
         name=record.name,
         clone_id=record.clone_id,

@@ -109,11 +109,11 @@ class MergeInputs:
         clone = open_clone(metered, record, target_options)
         check_is_clone_of(metered.lake, clone)
         check_no_table_root(clone.latest.definition, clone.lake.root)
-        kept = {clone_record.version for clone_record in records_of_clone(latest.definition, record.clone_id)}
-        if clone.parent.version not in kept:
+        kept_versions = {clone_record.version for clone_record in records_of_clone(latest.definition, record.clone_id)}
+        if clone.parent.version not in kept_versions:
             raise CorruptFileError(
                 f"clone {name!r} claims to share version {clone.parent.version} with this lakehouse, which keeps only"
-                f" these versions for it: {', '.join(map(str, sorted(kept)))}",
+                f" these versions for it: {', '.join(map(str, sorted(kept_versions)))}",
                 path=clone.latest.definition_location,
                 version=clone.latest.version,
             )

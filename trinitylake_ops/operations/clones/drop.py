@@ -197,7 +197,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
         """Return the clone, or None and the reason why it cannot be opened.
 
         If its lakehouse does not exist or is another one, only the record is dropped. A clone that cannot be read can
-        be dropped without deleting files, because its storage may be lost for good.
+        be dropped without deleting files, because its storage may be permanently lost.
         """
         try:
             clone = open_clone(metered, record, self.target_options)
@@ -227,7 +227,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
             version = drop_exports(
                 metered.lake,
                 [plan.name],
-                lambda latest: [kept.name for kept in records_of_clone(latest, plan.clone_id)],
+                lambda latest: [kept_record.name for kept_record in records_of_clone(latest, plan.clone_id)],
             )
         return DropCloneReport.of(
             deletion,
@@ -316,13 +316,13 @@ def _own_files(clone: OpenedClone) -> tuple[tuple[dict[str, int], ...], int]:
     table_ids = {table_id for path in sizes_bytes if (table_id := table_id_in(path)) is not None}
     owned = owned_tables(lake.storage, table_ids, latest.definition.id)
     last = [latest.location, to_location(lake.root, latest.definition_location)]
-    own = [path for path in sizes_bytes if _is_own(path, owned) and path not in last]
-    roots = {path for path in own if root_naming(path) is not None or path == HINT_PATH}
+    own_paths = [path for path in sizes_bytes if _is_own(path, owned) and path not in last]
+    roots = {path for path in own_paths if root_naming(path) is not None or path == HINT_PATH}
     owners = {owner_path(table_id) for table_id in owned}
-    others = [path for path in own if path not in roots and path not in owners]
+    others = [path for path in own_paths if path not in roots and path not in owners]
     stages = (others, owners, roots, last[:1], last[1:])
-    sized = tuple({path: sizes_bytes[path] for path in stage if path in sizes_bytes} for stage in stages)
-    return sized, len(sizes_bytes) - sum(map(len, sized))
+    sized_stages = tuple({path: sizes_bytes[path] for path in stage if path in sizes_bytes} for stage in stages)
+    return sized_stages, len(sizes_bytes) - sum(map(len, sized_stages))
 
 
 def _leftover_definitions(remains: Lakehouse, record: ExportRecord, source: Snapshot) -> dict[str, int]:

@@ -308,9 +308,9 @@ class MergePlan(Plan):
     def conflict_error(self) -> CommitConflictError:
         """Return the error for unresolved conflicts, which names them and explains how to choose a side."""
         texts = tuple(f"{conflict.name}: {conflict.reason}" for conflict in self.conflicts)
-        shown = "; ".join(texts[:_MAX_NAMES]) + ("; ..." if len(texts) > _MAX_NAMES else "")
+        text = "; ".join(texts[:_MAX_NAMES]) + ("; ..." if len(texts) > _MAX_NAMES else "")
         return CommitConflictError(
-            f"{count_of(self.conflicts)}, nothing was changed: {shown}; choose a side for each, for example:"
+            f"{count_of(self.conflicts)}, nothing was changed: {text}; choose a side for each, for example:"
             f" {self.how_to_choose()}",
             conflicts=texts,
             base_version=self.base_version,
@@ -405,7 +405,7 @@ def change_steps(changes: Sequence[Change], version: int) -> list[Sequence[objec
 class MergeCommit(ABC):
     """Base of the commits of merges, which also replace the definition of the lakehouse (commit.Committable)."""
 
-    #: How conflict messages call the merge.
+    #: The name of this kind of merge in conflict messages.
     noun: ClassVar[str]
 
     plan: MergePlan
@@ -452,8 +452,8 @@ def _check_untouched(base: Snapshot, latest: Snapshot, written: Mapping[str, str
     touched = []
     for change in diff_trees(base.files.nodes, base.root, latest.root):
         name = keys.decode(change.key)
-        in_dropped = name is not None and name.namespace in dropped
-        if change.key in written or change.key in namespace_keys or in_dropped:
+        is_in_dropped = name is not None and name.namespace in dropped
+        if change.key in written or change.key in namespace_keys or is_in_dropped:
             touched.append(f"{name}: changed by a concurrent commit")
     if touched:
         raise CommitConflictError(

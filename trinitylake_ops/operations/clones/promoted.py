@@ -155,9 +155,9 @@ class PromotionSelector:
         """
         for snapshot in self._kept:
             for entry in filter(None, map(snapshot.entry, [key, *self._missing_keys])):
-                kept = snapshot.table_at(entry)
-                kept_metadata = iceberg_metadata(kept)
-                if not kept_metadata or kept.id != definition.id:
+                kept_definition = snapshot.table_at(entry)
+                kept_metadata = iceberg_metadata(kept_definition)
+                if not kept_metadata or kept_definition.id != definition.id:
                     continue
                 if to_location(self._sides.lake.root, kept_metadata) == metadata:
                     return

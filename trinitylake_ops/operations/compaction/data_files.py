@@ -16,7 +16,7 @@ from trinitylake_ops.iceberg.trim import is_trimmable
 from trinitylake_ops.iceberg.write.publication import Publication
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.operations.base import Cost
-from trinitylake_ops.operations.gc.tables import defined, tables_of
+from trinitylake_ops.operations.gc.tables import tables_of, with_definitions
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -75,7 +75,7 @@ def survey_data_files(lake: Lakehouse, version: Snapshot, max_seconds: float) ->
     unreadable: list[str] = []
     tables = tables_of(version)
     n_seen = 0
-    for batch in defined(version, tables):
+    for batch in with_definitions(version, tables):
         n_seen += len(batch)
         managed = [(name, definition) for name, _, definition in batch if is_trimmable(definition, io)]
         counts = run_parallel(

@@ -42,7 +42,7 @@ from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.operations.base import MeteredLakehouse, Plan, PlannedOperation, base_id_of, digest_of
 from trinitylake_ops.operations.compaction.data_files import CompactTablesReport, report_of
 from trinitylake_ops.operations.definition_commits import commit_on_latest
-from trinitylake_ops.operations.gc.tables import defined, tables_of
+from trinitylake_ops.operations.gc.tables import tables_of, with_definitions
 from trinitylake_ops.operations.rendering import Table, new_table
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse
@@ -188,15 +188,15 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
             except _OF_ONE_TABLE as error:
                 return str(error)
 
-        for batch in defined(base, tables_of(base, self.only)):
+        for batch in with_definitions(base, tables_of(base, self.only)):
             items = [(name, definition) for name, _, definition in batch]
-            looked = run_parallel(in_one_round_trip(inspect_item), items, self.lake.storage.concurrency)
-            for (table, _), seen in zip(items, looked, strict=True):
-                if isinstance(seen, str):
-                    left[str(table)] = seen
-                if seen is None or isinstance(seen, str):
+            inspected = run_parallel(in_one_round_trip(inspect_item), items, self.lake.storage.concurrency)
+            for (table, _), inspection in zip(items, inspected, strict=True):
+                if isinstance(inspection, str):
+                    left[str(table)] = inspection
+                if inspection is None or isinstance(inspection, str):
                     continue
-                compaction, older_files = seen
+                compaction, older_files = inspection
                 if compaction.groups:
                     compactions.append(compaction)
                 if older_files and not self.rules.repartition:
@@ -316,7 +316,7 @@ class _Rewrite:
         self._lake = lake
         self._tables = plan.tables
         self._begun_at_ms = begun_at_ms
-        # Not metered, because other processes write with this storage, too.
+        # Not metered, because other processes also write with this storage.
         self._io = io
         self._rules = plan.operation.rules
         self._written: dict[str, list[DataFile]] = {table.name: [] for table in plan.tables}

@@ -100,7 +100,7 @@ class RowCounter:
         if not schema.fields:
             return RowChanges(note="not counted: the versions have no common column")
         tasks = [planned_tasks(state, self.io, AlwaysTrue()) for state in (before, after)]
-        differing = _differing(*tasks)
+        differing = _unshared_files(*tasks)
         self._charge(differing)
         sides = [
             _Side(state, schema, self.io, files, self.ends_s)
@@ -217,8 +217,8 @@ def common_schema(before: Schema, after: Schema) -> Schema:
         before: The first schema.
         after: The second schema.
     """
-    others = {column.field_id: column for column in before.fields}
-    pairs = ((others[column.field_id], column) for column in after.fields if column.field_id in others)
+    columns_before = {column.field_id: column for column in before.fields}
+    pairs = ((columns_before[column.field_id], column) for column in after.fields if column.field_id in columns_before)
     wider = ((column, _wider(other.field_type, column.field_type)) for other, column in pairs)
     return Schema(
         *(NestedField(column.field_id, column.name, kind, required=False) for column, kind in wider if kind is not None)
@@ -237,13 +237,16 @@ def _wider(first: IcebergType, second: IcebergType) -> IcebergType | None:
     return None
 
 
-def _differing(*sides: Sequence[FileScanTask]) -> list[list[FileScanTask]]:
+def _unshared_files(*sides: Sequence[FileScanTask]) -> list[list[FileScanTask]]:
     """Return the files of each side that the other side does not contain with the same deletes."""
-    keyed = [
+    files_with_keys = [
         {(task.file.file_path, frozenset(file.file_path for file in task.delete_files)): task for task in tasks}
         for tasks in sides
     ]
-    return [[task for key, task in tasks.items() if key not in keyed[1 - side]] for side, tasks in enumerate(keyed)]
+    return [
+        [task for key, task in tasks.items() if key not in files_with_keys[1 - side]]
+        for side, tasks in enumerate(files_with_keys)
+    ]
 
 
 def _surplus(
@@ -254,8 +257,8 @@ def _surplus(
     both = pa.table(
         {"value": pa.chunked_array([*first.chunks, *second.chunks], pa.uint64()), "sign": pa.chunked_array(signs)}
     )
-    summed = both.group_by("value").aggregate([("sign", "sum")]).combine_chunks()
-    values, counts = (summed.column(name).combine_chunks() for name in ("value", "sign_sum"))
+    sums = both.group_by("value").aggregate([("sign", "sum")]).combine_chunks()
+    values, counts = (sums.column(name).combine_chunks() for name in ("value", "sign_sum"))
     is_more, is_less = pc.greater(counts, 0), pc.less(counts, 0)
     return (
         (values.filter(is_more), counts.filter(is_more)),

@@ -62,7 +62,7 @@ class TableState:
 
     @property
     def totals(self) -> TableTotals:
-        """Rows, data files and bytes of the current snapshot. A table without a snapshot has none."""
+        """Rows, data files and bytes of the current snapshot. All are zero for a table without a snapshot."""
         if not self.is_counted:
             return TableTotals(rows=None, files=None, bytes=None)
         return totals_of(None if self.metadata is None else self.metadata.current_snapshot())
@@ -86,14 +86,14 @@ def table_delta(before: TableState | None, after: TableState | None) -> TableDel
     """
     added, removed = _added_and_removed(before, after)
     rows, files, size = added or (None, None, None)
-    rows_gone, files_gone, size_gone = removed or (None, None, None)
+    removed_rows, removed_files, removed_bytes = removed or (None, None, None)
     return TableDelta(
         rows_added=rows,
-        rows_removed=rows_gone,
+        rows_removed=removed_rows,
         files_added=files,
-        files_removed=files_gone,
+        files_removed=removed_files,
         bytes_added=size,
-        bytes_removed=size_gone,
+        bytes_removed=removed_bytes,
         schema=()
         if before is None or after is None
         else column_changes(before.definition.schema, after.definition.schema),
@@ -106,10 +106,10 @@ def _added_and_removed(before: TableState | None, after: TableState | None) -> t
     if before is None or after is None or before.definition.id != after.definition.id:
         nothing = (0, 0, 0)
         return (nothing if after is None else after.counted), (nothing if before is None else before.counted)
-    forward = _between(before.metadata, after.metadata)
+    forward = _snapshots_between(before.metadata, after.metadata)
     if forward is not None:
         return _sums(forward)
-    backward = _between(after.metadata, before.metadata)
+    backward = _snapshots_between(after.metadata, before.metadata)
     return (None, None) if backward is None else _sums(backward)[::-1]
 
 
@@ -123,17 +123,17 @@ def _sums(between: Sequence[TableSnapshot]) -> tuple[_Counts, _Counts]:
     return _sum(added), _sum(removed)
 
 
-def _between(base: TableMetadata | None, side: TableMetadata | None) -> list[TableSnapshot] | None:
+def _snapshots_between(base: TableMetadata | None, side: TableMetadata | None) -> list[TableSnapshot] | None:
     """Return the snapshots after that of ``base`` up to that of ``side``; None if some of them were dropped."""
     end = None if base is None else base.current_snapshot_id
     snapshots: list[TableSnapshot] = []
     number = None if side is None else side.current_snapshot_id
-    seen: set[int] = set()
+    visited: set[int] = set()
     while number is not None and number != end and side is not None:
         snapshot = side.snapshot_by_id(number)
-        if snapshot is None or number in seen:
+        if snapshot is None or number in visited:
             return None
-        seen.add(number)
+        visited.add(number)
         snapshots.append(snapshot)
         number = snapshot.parent_snapshot_id
     return snapshots if number == end and not (number is None and snapshots and not is_first(snapshots[-1])) else None
@@ -269,14 +269,14 @@ def sum_of(numbers: Iterable[int | None]) -> int | None:
 def _row(changed: ChangedObject) -> tuple[object, ...]:
     if changed.table is None:
         return changed.kind, f"namespace {changed.namespace}", "", "", "", "", ""
-    shown = delta_texts(changed.delta)
+    cells = delta_texts(changed.delta)
     now = "" if changed.after is None or changed.after.rows is None else f"{changed.after.rows:,}"
     return (
         changed.kind,
         changed.name,
-        shown[0],
+        cells[0],
         now,
-        *shown[1:],
+        *cells[1:],
         "; ".join(changed.delta.schema) if changed.delta else "",
     )
 
@@ -419,8 +419,8 @@ def diffs_of(
             yield version, None
             continue
         ends = [_opened(lake, number, latest, opened) for number in (version - 1, version)]
-        for known in [number for number in opened if number not in (version - 1, version, latest.version)]:
-            del opened[known]
+        for unneeded in [number for number in opened if number not in (version - 1, version, latest.version)]:
+            del opened[unneeded]
         yield version, _diff(lake, *ends)
 
 

@@ -122,7 +122,7 @@ def verify_export(
             options = StorageOptions(
                 target_options if target_options is not None else options_for(lake, record.target_uri)
             )
-            storage = metered.also(open_storage(record.target_uri, options))
+            storage = metered.meter(open_storage(record.target_uri, options))
         present = {info.path: info.size_bytes for info in storage.list()}
         io = reading_io(metered.lake)
         external = [copy.target for copy in copies if is_uri(copy.target)]  # below the table root

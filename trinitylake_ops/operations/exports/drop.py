@@ -219,8 +219,8 @@ class DropExportPlan(Plan):
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` over the export and the other exports that keep its version."""
         export = self.export
-        known = [export.name, export.version, export.level, export.state, export.location, export.manifest_path]
-        return digest_of(self.base_version, self.base_id, _DROP, known, list(self.other_exports), self.loses_files)
+        fields = [export.name, export.version, export.level, export.state, export.location, export.manifest_path]
+        return digest_of(self.base_version, self.base_id, _DROP, fields, list(self.other_exports), self.loses_files)
 
     @property
     def is_empty(self) -> bool:

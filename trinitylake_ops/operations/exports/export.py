@@ -360,7 +360,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
         """Copy the files that the other root lacks, and commit a version there."""
         selector, base = self._selector, target_lake.base
         source, choice = selector.source, selector.choice
-        storage = metered.also(target_lake.lake.storage)
+        storage = metered.meter(target_lake.lake.storage)
         lake = uncached_on(storage, target_lake.lake.storage_options)
         writer = TargetExport(replace(target_lake, lake=lake), source, metered.lake.root, record, choice)
         io = StorageFileIO.on(metered.lake.storage, selector.io.storage_options)

@@ -81,10 +81,10 @@ def uncopied_note(registered: Sequence[str]) -> str:
     """Return a note about registered tables, whose files a full export does not copy. Empty if there are none."""
     if not registered:
         return ""
-    shown = ", ".join(registered[:_MAX_NAMES]) + (
+    names = ", ".join(registered[:_MAX_NAMES]) + (
         f" and {len(registered) - _MAX_NAMES} more" if registered[_MAX_NAMES:] else ""
     )
-    return f"; registered tables, whose files are kept by their own catalogs and not copied: {shown}"
+    return f"; registered tables, whose files are kept by their own catalogs and not copied: {names}"
 
 
 def left_out(damaged: Mapping[str, str]) -> str:

@@ -287,7 +287,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         """
         assert self.export is not None
         lake = metered.lake
-        io = self._export_io(metered.also(self.export.files.storage), lake)
+        io = self._export_io(metered.meter(self.export.files.storage), lake)
         message = f"export {self.name} from {plan.target}"[:_LONGEST_MESSAGE_CHARS]
         properties = {} if plan.exported is None else {ROLLED_BACK_TO: str(plan.exported)}
         with lake.transaction(message=message, properties=properties, operation=_OPERATION) as txn:

@@ -338,9 +338,11 @@ class TargetExport:
         info = CommitInfo(EXPORT, self._message, properties=self._own_properties)
         commit_id = str(uuid.uuid5(export_id(self.record), "commit"))
         root = first_root(lake.storage, self.definition, self._definition_path, commit_id, info, CommitCost(1, 1, 0))
-        edited = carried_tree(lake.files.nodes, tree, limits, created_at_ms=root.created_at_ms, root_system=root.system)
-        create_fresh(lake.storage, edited.node_files)
-        if not create_first_version(lake.files, self.definition, replace(edited.root, system=root.system)):
+        tree_edit = carried_tree(
+            lake.files.nodes, tree, limits, created_at_ms=root.created_at_ms, root_system=root.system
+        )
+        create_fresh(lake.storage, tree_edit.node_files)
+        if not create_first_version(lake.files, self.definition, replace(tree_edit.root, system=root.system)):
             raise MaintenanceBlockedError(
                 f"the export failed: another process created a lakehouse at {lake.root}; retry",
                 path=lake.root,

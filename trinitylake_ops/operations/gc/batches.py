@@ -41,7 +41,7 @@ def unpurged_batches(
     """
     versions = VersionRanges()
     planned: dict[str, int] = {}
-    shown: list[PurgeBatch] = []
+    purge_batches: list[PurgeBatch] = []
     for batch in definition.expirations:
         if batch.state == ExpirationState.PURGED:
             continue
@@ -51,7 +51,7 @@ def unpurged_batches(
         if is_due:
             planned |= sizes_bytes or {}
             versions |= batch.ranges()
-        shown.append(
+        purge_batches.append(
             PurgeBatch(
                 id=batch.id,
                 versions=batch.versions,
@@ -61,7 +61,7 @@ def unpurged_batches(
                 has_plan=sizes_bytes is not None,
             )
         )
-    return tuple(shown), versions, planned
+    return tuple(purge_batches), versions, planned
 
 
 def _expired_at_ms(lake: Lakehouse, batch: ExpirationBatch) -> int:

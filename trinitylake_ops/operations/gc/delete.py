@@ -23,7 +23,7 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import OPERATIONS_PREFIX, TABLES_PREFIX
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, ReportT, TimedOperation, TimedT, uncached
-from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending, counting
+from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending, counting_storage
 from trinitylake_ops.operations.executor import LOCAL, DeletionFence, Executor
 from trinitylake_ops.operations.gc.survey import Progress, no_progress, on_latest
 from trinitylake_ops.operations.gc.table_files import table_id_in
@@ -98,7 +98,7 @@ class DeletionReport(Document):
     damaged: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, deletion: Deletion, *, version: int | None, still_needed: int, cost: Cost, **own: Any) -> Self:
+    def of(cls, deletion: Deletion, *, version: int | None, still_needed: int, cost: Cost, **fields: Any) -> Self:
         """Build the report of a deletion.
 
         Args:
@@ -117,7 +117,7 @@ class DeletionReport(Document):
             failures={path: error.message for path, error in deletion.failures.items()},
             stopped=deletion.stopped,
             cost=cost,
-            **own,
+            **fields,
         )
 
     @property
@@ -153,7 +153,7 @@ def delete_files(
         before_batch: Called before each batch. It may raise to stop, add to ``spared``, or return the fence that other
             processes check before each request. If it repeatedly fails transiently, the deletion ends early.
         spared: Files to keep.
-        progress: Called with the counted thing, the number done, and the total.
+        progress: Called with the unit that is counted, the number done, and the total.
         executor: Deletes the files.
     """
     done = _Run(storage, sizes_bytes, budget, before_batch, spared, progress, executor).run()
@@ -192,7 +192,7 @@ class _Run:
         executor: Executor,
     ):
         self._spending = Spending.of(budget)
-        self._storage = counting(storage, self._spending)
+        self._storage = counting_storage(storage, self._spending)
         self._sizes_bytes = sizes_bytes
         self._budget = self._spending.budget
         self._before_batch = before_batch
@@ -211,7 +211,7 @@ class _Run:
         left = deque(sorted(self._sizes_bytes))
         while left and self._done.stopped is None:
             batch = [left.popleft() for _ in range(min(self._batch_files(), len(left)))]
-            self._delete(self._allowed(batch))
+            self._delete(self._files_to_try(batch))
             self._put_back(left, batch)
             self._progress("deleted", len(self._sizes_bytes) - len(left), len(self._sizes_bytes))
             if left and self._done.stopped is None:
@@ -234,7 +234,7 @@ class _Run:
                 f"executors deleted nothing in {_MOST_IDLE_ROUNDS} rounds, because they were lost or late"
             )
 
-    def _allowed(self, batch: Iterable[str]) -> list[str]:
+    def _files_to_try(self, batch: Iterable[str]) -> list[str]:
         """Return the files of a batch to try. Files under a prefix with a permission error fail without a request."""
         allowed = []
         for path in batch:
@@ -334,8 +334,8 @@ class DeletingOperation(TimedOperation[TimedT, ReportT]):
         """Make a plan on the latest version. Raises BudgetSpentBeforeError, and the errors of :meth:`plan_at`."""
         lake = MeteredLakehouse(self.lake, self.spending).lake
         with self.spending.planning(self.progress) as progress:
-            here = replace(self, lake=lake, progress=progress)
-            plan = on_latest(lake, lambda base: here.plan_at(base, lake.storage.now_ms()))
+            planning = replace(self, lake=lake, progress=progress)
+            plan = on_latest(lake, lambda base: planning.plan_at(base, lake.storage.now_ms()))
         operation = cast(Self, plan.operation)
         fresh = replace(operation, lake=uncached(self.lake), spending=Spending(), progress=no_progress)
         return replace(plan, operation=fresh)
@@ -353,6 +353,6 @@ class DeletingOperation(TimedOperation[TimedT, ReportT]):
             StorageError: If a file cannot be read.
         """
         metered = MeteredLakehouse(self.lake, self.spending)
-        here = replace(self, lake=metered.lake)
+        operation = replace(self, lake=metered.lake)
         with self.spending.planning(self.progress) as progress:
-            return here, metered, replace(here, progress=progress).as_approved(plan, approved_digest)
+            return operation, metered, replace(operation, progress=progress).as_approved(plan, approved_digest)

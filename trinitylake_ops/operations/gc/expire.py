@@ -166,7 +166,7 @@ class ExpirationPlan(TimedPlan):
 
         Args:
             approved_digest: The digest of the approved plan, if any.
-            progress: Called with the counted thing, the number done, and the total.
+            progress: Called with the unit that is counted, the number done, and the total.
 
         Raises:
             PlanChangedError: The approved plan can no longer be made.
@@ -176,9 +176,9 @@ class ExpirationPlan(TimedPlan):
         """
         return replace(self.operation, progress=progress).execute(self, approved_digest)
 
-    def within(self, freed: ReclaimedFiles) -> Self:
-        """Return this plan with only those files that ``freed`` contains, too."""
-        within = self.freed.within(freed)
+    def within(self, reclaimed: ReclaimedFiles) -> Self:
+        """Return this plan restricted to the files in ``reclaimed``."""
+        within = self.freed.within(reclaimed)
         return replace(self, freed=within, bytes=within.bytes)
 
 
@@ -220,7 +220,7 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
             allowed = VersionRanges.parse(within.versions)
             expiring = [version for version in expiring if version in allowed]
             exports = [name for name in exports if name in within.exports]
-        freed = reclaimed_files(survey, expiring, exports, self.progress)
+        reclaimed = reclaimed_files(survey, expiring, exports, self.progress)
         return ExpirationPlan(
             base_version=base.version,
             base_id=base_id_of(base),
@@ -228,10 +228,10 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
             versions=str(VersionRanges.of(expiring)),
             exports=tuple(sorted(exports)),
             verdicts=verdicts,
-            files=freed.counts(),
-            bytes=freed.bytes,
-            damaged=freed.damaged,
-            freed=freed,
+            files=reclaimed.counts(),
+            bytes=reclaimed.bytes,
+            damaged=reclaimed.damaged,
+            freed=reclaimed,
             records=survey.records(),
             operation=replace(self, base=base),
         )
@@ -239,11 +239,11 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
     def run(self, plan: ExpirationPlan, approved_digest: str | None) -> ExpirationReport:
         """Record the expiration in one commit."""
         metered = MeteredLakehouse(self.lake)
-        here = replace(self, lake=metered.lake)
-        approved = here.as_approved(plan, approved_digest)
+        operation = replace(self, lake=metered.lake)
+        approved = operation.as_approved(plan, approved_digest)
 
         def attempt(_number: int) -> ExpirationReport:
-            latest, now = on_latest(here.lake, lambda base: (base, here._on(base, approved)))
+            latest, now = on_latest(operation.lake, lambda base: (base, operation._on(base, approved)))
             if now.is_empty:
                 return _report(now, approved, None, None, metered)
             return _commit(now, latest, approved, metered)
@@ -348,7 +348,7 @@ def plan_expiration(
     Args:
         lake: The lakehouse.
         policy: The policy; by default the lakehouse's own settings.
-        progress: Called with the counted thing, the number done, and the total.
+        progress: Called with the unit that is counted, the number done, and the total.
         executor: Reads the files.
 
     Raises:

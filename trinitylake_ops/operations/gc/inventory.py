@@ -139,8 +139,8 @@ class InventorySearch:
         return [self._matches(uri, reached) for uri in files]
 
     def _matches(self, uri: str, reached: Sequence[array[int]]) -> list[InventoryMatches]:
-        found = [InventoryMatches() for _ in self.query]
-        searches = list(zip(self.query, reached, found, strict=True))
+        all_matches = [InventoryMatches() for _ in self.query]
+        searches = list(zip(self.query, reached, all_matches, strict=True))
         for key in self._keys(uri):
             for query, digests, matches in searches:
                 if not key.startswith(query.key_prefix):
@@ -152,14 +152,14 @@ class InventorySearch:
                     matches.n_reached += 1
                 elif _is_generated_name(path, only_tables=query.only_tables):
                     matches.unreached.append(path)
-        return found
+        return all_matches
 
     def _keys(self, uri: str) -> Iterator[str]:
         try:
             file = self.io.new_input(uri)
             with file.open() as stream:
                 keys = FORMATS[self.inventory.file_format](stream, self.inventory, uri)
-                yield from _bounded(keys, len(file))
+                yield from _limit_keys(keys, len(file))
         except FileMissingError as error:
             message = f"file {uri!r} of inventory {self.inventory.location!r} is missing"
             raise FileMissingError(message, path=uri) from error
@@ -193,13 +193,13 @@ def _digest(path: str) -> int:
 
 def _csv_keys(stream: Any, inventory: Inventory, _uri: str) -> Iterator[str]:
     column = inventory.columns.index(KEY_COLUMN)
-    buffered = io.BufferedReader(stream, _PIECE_BYTES)
-    with gzip.open(buffered) as unpacked, io.TextIOWrapper(unpacked, "utf-8", newline="") as text:
+    reader = io.BufferedReader(stream, _PIECE_BYTES)
+    with gzip.open(reader) as decompressed, io.TextIOWrapper(decompressed, "utf-8", newline="") as text:
         for row in csv.reader(_lines(text)):
             yield unquote_plus(row[column], errors="strict")
 
 
-def _bounded(keys: Iterable[str], file_bytes: int) -> Iterator[str]:
+def _limit_keys(keys: Iterable[str], file_bytes: int) -> Iterator[str]:
     """Yield keys. Raises ValueError if there are more than a file of this size can contain."""
     left_keys = _ALWAYS_ALLOWED_KEYS + file_bytes
     left_chars = _ALWAYS_ALLOWED_CHARS + _CHARS_PER_BYTE * file_bytes
@@ -327,8 +327,8 @@ class ListedByInventory(NamedTuple):
     None for a root of which the inventory contains no reached file, because it covers something else.
     """
 
-    own: Iterator[FileInfo] | None
-    there: Iterator[FileInfo] | None
+    in_root: Iterator[FileInfo] | None
+    in_table_root: Iterator[FileInfo] | None
 
 
 def list_by_inventory(
@@ -344,7 +344,7 @@ def list_by_inventory(
         executor: Reads the inventory and looks up files.
         inventory: The inventory.
         mark: The mark.
-        progress: Called with the counted thing, the number done, and the total.
+        progress: Called with the unit that is counted, the number done, and the total.
 
     Raises:
         InvalidInputError: The inventory contains no file of the lakehouse.
@@ -352,8 +352,8 @@ def list_by_inventory(
         StorageError: The storage failed.
     """
     mark.add_tables()
-    own, there = _searched(lake, inventory, mark)
-    roots = [root for root in (own, there) if root is not None]
+    in_root, in_table_root = _searches(lake, inventory, mark)
+    roots = [root for root in (in_root, in_table_root) if root is not None]
     search = InventorySearch(_inventory_io(lake, inventory.location), inventory, tuple(root.query for root in roots))
     for done, found in enumerate(executor.map(search, inventory.files), 1):
         for root, matches in zip(roots, found, strict=True):
@@ -366,26 +366,28 @@ def list_by_inventory(
             path=inventory.location,
         )
     return ListedByInventory(
-        own.existing(executor, (ROOT_PREFIX, TEMPORARY_PREFIX)) if own is not None and own.n_reached else None,
-        there.existing(executor) if there is not None and there.n_reached else None,
+        in_root.existing(executor, (ROOT_PREFIX, TEMPORARY_PREFIX))
+        if in_root is not None and in_root.n_reached
+        else None,
+        in_table_root.existing(executor) if in_table_root is not None and in_table_root.n_reached else None,
     )
 
 
-def _searched(lake: Lakehouse, inventory: Inventory, mark: Mark) -> tuple[_Searched | None, _Searched | None]:
+def _searches(lake: Lakehouse, inventory: Inventory, mark: Mark) -> tuple[_RootSearch | None, _RootSearch | None]:
     """Return the searches under the root and the table root, or None for a root that the inventory does not cover."""
-    own = there = None
+    in_root = in_table_root = None
     if (prefix := inventory.key_prefix(lake.root)) is not None:
         reached = chain(*mark.catalog.paths, mark.tables.files)
-        own = _Searched(lake.storage, mark, InventoryQuery.beyond(prefix, reached))
+        in_root = _RootSearch(lake.storage, mark, InventoryQuery.beyond(prefix, reached))
     if mark.table_root is not None and (prefix := inventory.key_prefix(mark.table_root.root)) is not None:
-        files = mark.tables.there
+        files = mark.tables.in_table_root
         query = InventoryQuery.beyond(prefix, files.paths, only_tables=True)
-        there = _Searched(mark.table_root.storage, files, query)
-    return own, there
+        in_table_root = _RootSearch(mark.table_root.storage, files, query)
+    return in_root, in_table_root
 
 
 @dataclass(slots=True)
-class _Searched:
+class _RootSearch:
     """A search under one root."""
 
     storage: Storage
@@ -405,11 +407,13 @@ class _Searched:
         for prefix in prefixes:
             yield from self.storage.list(prefix)
         ids = ((path, table_id) for path in self.unreached if (table_id := table_id_in(path)) is not None)
-        going = sorted({table_id for path, table_id in ids if path == owner_path(table_id)})
-        yield from list_folders(self.storage, executor, [f"{TABLES_PREFIX}{table_id}/" for table_id in going])
-        known = frozenset(going)
-        asked = [path for path in self.unreached if table_id_in(path) not in known]
-        for info in executor.map(ExistenceCheck(self.storage), asked):
+        deletable_tables = sorted({table_id for path, table_id in ids if path == owner_path(table_id)})
+        yield from list_folders(
+            self.storage, executor, [f"{TABLES_PREFIX}{table_id}/" for table_id in deletable_tables]
+        )
+        whole_tables = frozenset(deletable_tables)
+        to_check = [path for path in self.unreached if table_id_in(path) not in whole_tables]
+        for info in executor.map(ExistenceCheck(self.storage), to_check):
             if info is not None:
                 yield info
 
@@ -429,12 +433,12 @@ class ExistenceCheck:
 
     def __call__(self, paths: Sequence[str]) -> list[FileInfo | None]:
         """Return the size and time of each file, or None if a listing would not contain it. Raises StorageError."""
-        return run_parallel(in_one_round_trip(self._seen), paths, self.storage.concurrency)
+        return run_parallel(in_one_round_trip(self._existing_file), paths, self.storage.concurrency)
 
-    def _seen(self, path: str) -> FileInfo | None:
+    def _existing_file(self, path: str) -> FileInfo | None:
         try:
-            found = self.storage.stat(path)
+            info = self.storage.stat(path)
         except (FileMissingError, InvalidLocationError):  # the latter for names that are too long
             return None
         # A link would be another name of a file that may be needed.
-        return None if self.storage.is_linked(path) else found
+        return None if self.storage.is_linked(path) else info

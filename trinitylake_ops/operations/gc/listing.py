@@ -68,16 +68,16 @@ class PartsWork:
 
     def _list_part(self, part: Part) -> list[FileInfo]:
         starts = range(0, len(part.digests), _DIGEST_BYTES)
-        known = {part.digests[start : start + _DIGEST_BYTES] for start in starts}
+        named_digests = {part.digests[start : start + _DIGEST_BYTES] for start in starts}
         infos = self.storage.list(part.prefix)
-        return [info for info in infos if (_digest(info.path) in known) == part.returns_listed]
+        return [info for info in infos if (_digest(info.path) in named_digests) == part.returns_listed]
 
 
 @dataclass(frozen=True, slots=True)
 class _ExistingFiles:
     """A listing of all finished files. By parts, files with unknown names are left out.
 
-    Without ``with_catalog``, parts leave out nodes and definitions, too.
+    Without ``with_catalog``, the parts also leave out nodes and definitions.
     """
 
     storage: Storage
@@ -112,7 +112,7 @@ class _UnreachedFiles:
             prefix = path[:size] if path[:size] in digests else path[: len(ROOT_PREFIX)]
             if prefix in digests:
                 digests[prefix] += _digest(path)
-        return PartsWork(self.storage), [Part(prefix, bytes(known), False) for prefix, known in digests.items()]
+        return PartsWork(self.storage), [Part(prefix, bytes(reached), False) for prefix, reached in digests.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class _NamedFiles:
             elif path.startswith(ROOT_PREFIX):
                 prefix = ROOT_PREFIX
             digests.setdefault(prefix, bytearray()).extend(_digest(path))
-        return PartsWork(self.storage), [Part(prefix, bytes(known), True) for prefix, known in digests.items()]
+        return PartsWork(self.storage), [Part(prefix, bytes(names), True) for prefix, names in digests.items()]
 
 
 def list_existing(storage: Storage, executor: Executor, *, with_catalog: bool) -> Iterator[FileInfo]:
@@ -232,12 +232,12 @@ def with_acknowledged(definition: LakehouseDef, more: Iterable[VersionRanges]) -
         definition: The lakehouse definition.
         more: The additional versions.
     """
-    known = acknowledged_versions(definition)
+    acknowledged = acknowledged_versions(definition)
     for versions in more:
-        known |= versions
-    if known == acknowledged_versions(definition):
+        acknowledged |= versions
+    if acknowledged == acknowledged_versions(definition):
         return definition
-    return replace(definition, properties={**definition.properties, ACKNOWLEDGED: str(known)})
+    return replace(definition, properties={**definition.properties, ACKNOWLEDGED: str(acknowledged)})
 
 
 def without_acknowledged(definition: LakehouseDef) -> LakehouseDef:

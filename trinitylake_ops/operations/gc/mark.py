@@ -1,4 +1,4 @@
-"""The only definition of what is kept, what is reachable, and what may be deleted (docs/internals/protocol.md).
+"""Decides which files are kept, which are reachable, and which may be deleted (docs/internals/protocol.md).
 
 A file is deleted only because no kept root reaches it, never because of its age or its number alone.
 """
@@ -55,14 +55,14 @@ class CatalogReach:
     def __init__(
         self,
         files: LakehouseFiles,
-        known: CatalogReach | None = None,
+        skipped: CatalogReach | None = None,
         *,
         skips_damaged: bool = False,
         executor: Executor = LOCAL,
     ):
         self._walk = NodeWalk(files)
         self._executor = executor
-        self._known = known
+        self._skipped = skipped
         self._skips_damaged = skips_damaged
         self.nodes: set[str] = set()
         self.tables: set[str] = set()
@@ -82,7 +82,7 @@ class CatalogReach:
 
         Args:
             roots: The roots.
-            progress: Called with the counted thing, the number done, and the total.
+            progress: Called with the unit that is counted, the number done, and the total.
 
         Raises:
             FileMissingError: A node is missing.
@@ -96,10 +96,10 @@ class CatalogReach:
             frontier += root.pointers.nodes
             self.other_names.update([root.lakehouse_def])
         walked: set[str] = set()
-        while frontier := [path for path in self._unknown(frontier) if path not in walked]:
+        while frontier := [path for path in self._without_known(frontier) if path not in walked]:
             below: list[str] = []
-            found = self._executor.map(self._walk, frontier)
-            for done, (path, pointers) in enumerate(zip(frontier, found, strict=True), 1):
+            results = self._executor.map(self._walk, frontier)
+            for done, (path, pointers) in enumerate(zip(frontier, results, strict=True), 1):
                 if isinstance(pointers, Pointers):
                     self._add_definitions(pointers)
                     below += pointers.nodes
@@ -113,17 +113,17 @@ class CatalogReach:
         self.nodes |= walked  # not before, so that a retry after a failure walks these nodes again
 
     def _add_definitions(self, pointers: Pointers) -> None:
-        known = self._known
-        self.tables.update(path for path in pointers.tables if known is None or path not in known.tables)
-        self.others.update(path for path in pointers.others if known is None or path not in known.others)
+        skipped = self._skipped
+        self.tables.update(path for path in pointers.tables if skipped is None or path not in skipped.tables)
+        self.others.update(path for path in pointers.others if skipped is None or path not in skipped.others)
         self.other_names.update((*pointers.nodes, *pointers.tables, *pointers.others))
 
-    def _unknown(self, paths: Iterable[str]) -> list[str]:
-        known = self._known
+    def _without_known(self, paths: Iterable[str]) -> list[str]:
+        skipped = self._skipped
         return [
             path
             for path in dict.fromkeys(paths)
-            if path not in self.nodes and (known is None or path not in known.nodes)
+            if path not in self.nodes and (skipped is None or path not in skipped.nodes)
         ]
 
 
@@ -170,11 +170,11 @@ def retained_roots(
     Raises:
         StorageError: The root or the manifest of an export cannot be read.
     """
-    leaving = frozenset(without)
+    excluded = frozenset(without)
     versions = survey.live() + survey.expired(ExpirationState.EXPIRED)
-    roots = [survey.roots[version] for version in versions if version not in leaving]
-    staying = _exports(survey, without_exports)
-    records = [record for record in survey.definition.exports if record.name in staying]
+    roots = [survey.roots[version] for version in versions if version not in excluded]
+    kept_exports = _exports(survey, without_exports)
+    records = [record for record in survey.definition.exports if record.name in kept_exports]
     root_uri = survey.lake.root
     named = (path for record in records for path in (record.root_location, record.manifest_path) if path)
     paths = {to_location(root_uri, path) for path in named}
@@ -182,7 +182,7 @@ def retained_roots(
     for record in records:
         if record.state == ExportState.COPYING and not record.target_uri:
             paths |= manifest_targets(survey.lake.storage, record.manifest_path)
-    return RetainedRoots((*roots, *exported_roots(survey, staying)), frozenset(paths | set(staying.values())))
+    return RetainedRoots((*roots, *exported_roots(survey, kept_exports)), frozenset(paths | set(kept_exports.values())))
 
 
 def _exports(survey: Survey, without: Iterable[str]) -> dict[str, str]:
@@ -206,8 +206,8 @@ def exported_roots(survey: Survey, names: Iterable[str]) -> list[SurveyedRoot]:
     lake, snapshots = survey.lake, survey.definition.exported_snapshots
     versions = {lake.files.roots.path(version): root for version, root in survey.roots.items()}
     locations = {to_location(lake.root, snapshots[name]) for name in names if name in snapshots}
-    found = [versions.get(path) or _read_exported(lake, path) for path in sorted(locations) if not is_uri(path)]
-    return [root for root in found if root is not None]
+    roots = [versions.get(path) or _read_exported(lake, path) for path in sorted(locations) if not is_uri(path)]
+    return [root for root in roots if root is not None]
 
 
 def _read_exported(lake: Lakehouse, path: str) -> SurveyedRoot | None:
@@ -233,7 +233,7 @@ class Mark:
         without_exports: The names of exports that are about to be removed.
         with_tables: Whether to mark files of tables from the start, instead of from ``add_tables`` on.
         walk: Yields the files of a table.
-        progress: Called with the counted thing, the number done, and the total.
+        progress: Called with the unit that is counted, the number done, and the total.
 
     Raises:
         MaintenanceBlockedError: Another program changed the lakehouse definition, and a reconcile is needed.
@@ -268,7 +268,7 @@ class Mark:
         if not isinstance(path, str):
             return False
         if self.table_root is not None and path.startswith(self.table_root.root):
-            return path.removeprefix(self.table_root.root) in self.tables.there
+            return path.removeprefix(self.table_root.root) in self.tables.in_table_root
         if self._has(path) or self._is_of_retained_table(path):
             return True
         # A listing may show another form of a name, and files that may be needed must be kept.
@@ -326,7 +326,7 @@ class Mark:
         kept = retained_roots(survey, without=self._without, without_exports=self._without_exports)
         self.catalog.add(kept.roots, self._progress)
         self._paths |= kept.paths
-        self.tables.there.take([path for path in kept.paths if is_uri(path)])
+        self.tables.in_table_root.take([path for path in kept.paths if is_uri(path)])
         self._other_names.update(kept.paths)
         if self._has_tables:
             self.add_tables()

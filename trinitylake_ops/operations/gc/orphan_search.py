@@ -103,7 +103,7 @@ def find_table_root_orphans(mark: Mark, now_ms: int, age_ms: int, listed: Iterab
     old = {path: info for path, info in listing.old.items() if table_id_in(path) is not None}
     if old:
         mark.add_tables()
-    reached = mark.tables.there
+    reached = mark.tables.in_table_root
     old = {path: info for path, info in old.items() if path not in reached}
     table_ids = {table_id for path in old if (table_id := table_id_in(path)) is not None}
     owned = owned_tables(table_root.storage, table_ids, table_root.lakehouse_id)

@@ -111,8 +111,8 @@ class OrphanPlan(TimedPlan):
             f"; {self.unowned_files} files under tables/ have no known owner and are kept" if self.unowned_files else ""
         )
         more = f", the first {_LISTED}" if len(self.paths) > _LISTED else ""
-        known = self.inventory_created_at_ms
-        by = "" if known is None else f" in the inventory of {utc_of(known):%Y-%m-%d %H:%M} UTC"
+        inventory_time = self.inventory_created_at_ms
+        by = "" if inventory_time is None else f" in the inventory of {utc_of(inventory_time):%Y-%m-%d %H:%M} UTC"
         title = f"At version {self.base_version}: {len(self.paths)} orphans of {self.bytes} bytes{by}{more}{unowned}"
         title += f"; {self.left_table_root}" if self.left_table_root else ""
         title += damaged_tables(self.damaged)
@@ -135,7 +135,7 @@ class OrphanPlan(TimedPlan):
         Args:
             approved_digest: The digest of the approved plan, if any.
             budget: The budget of the run.
-            progress: Called with the counted thing, the number done, and the total.
+            progress: Called with the unit that is counted, the number done, and the total.
 
         Returns:
             The report, with the files that could not be deleted.
@@ -170,13 +170,13 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
         age_ms = max(self.older_than_ms or 0, protected_ms(base.definition))
         survey = survey_versions(self.lake, base, self.progress, executor=self.executor)
         mark = Mark(survey, progress=self.progress)
-        own = in_table_root = None
+        listed = in_table_root = None
         if inventory is not None:
-            own, in_table_root = list_by_inventory(self.lake, self.executor, inventory, mark, self.progress)
-        if own is None:
-            own = list_without(self.lake.storage, self.executor, mark.catalog.paths)
+            listed, in_table_root = list_by_inventory(self.lake, self.executor, inventory, mark, self.progress)
+        if listed is None:
+            listed = list_without(self.lake.storage, self.executor, mark.catalog.paths)
         orphans = Orphans.of_all(
-            find_orphans(self.lake, mark, own, now_ms - age_ms),
+            find_orphans(self.lake, mark, listed, now_ms - age_ms),
             find_table_root_orphans(mark, now_ms, age_ms, in_table_root),
         )
         sizes_bytes = {**orphans.sizes_bytes, **orphans.owners}
@@ -200,13 +200,13 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
 
     def run(self, plan: OrphanPlan, approved_digest: str | None) -> OrphanReport:
         """Commit the start of the removal, and delete the orphans that are still unreached, under the lease."""
-        here, metered, approved = self.prepared(plan, approved_digest)
+        operation, metered, approved = self.prepared(plan, approved_digest)
         if approved.is_empty:
             damaged = approved.damaged
             return OrphanReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost(), damaged=damaged)
-        with lease(metered.lake.storage, _OPERATION) as held:
-            mark, version = here._begin(approved)
-            done, still_needed = here._delete(approved, mark, held)
+        with lease(metered.lake.storage, _OPERATION) as held_lease:
+            mark, version = operation._begin(approved)
+            done, still_needed = operation._delete(approved, mark, held_lease)
         damaged = dict(sorted(mark.tables.damaged.items()))
         return OrphanReport.of(done, version=version, still_needed=still_needed, cost=metered.cost(), damaged=damaged)
 
@@ -240,18 +240,18 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
         )
         return mark, change.commit(lake, mark.base)
 
-    def _delete(self, plan: OrphanPlan, mark: Mark, held: Lease) -> tuple[Deletion, int]:
+    def _delete(self, plan: OrphanPlan, mark: Mark, held_lease: Lease) -> tuple[Deletion, int]:
         """Delete the unreached files. Returns the result, and how many files are still needed."""
         storage = self.lake.storage
         doomed = unreached(mark, plan.sizes_bytes)
-        done = delete_unreached(storage, doomed, mark, held, self.spending, self.progress)
+        done = delete_unreached(storage, doomed, mark, held_lease, self.spending, self.progress)
         still_needed = len(plan.sizes_bytes) - len(doomed) + done.spared
         # deleted last, because without it the owner of the other files is unknown
         if done.is_complete and plan.owners:
             inhabited = {_folder_owner_file(path, mark) for path in plan.sizes_bytes if path not in doomed}
             owners = unreached(mark, plan.owners)
             owners = {path: size for path, size in owners.items() if path not in inhabited}
-            last = delete_unreached(storage, owners, mark, held, self.spending)
+            last = delete_unreached(storage, owners, mark, held_lease, self.spending)
             still_needed += len(plan.owners) - len(owners) + last.spared
             done.add(last)
         return done, still_needed
@@ -277,7 +277,7 @@ def plan_orphan_removal(
         inventory: The URI of the manifest of an inventory, which replaces the listing of the root, the table root, or
             both.
         budget: The budget. Pass the same Spending to ``execute`` to share it.
-        progress: Called with the counted thing, the number done, and the total.
+        progress: Called with the unit that is counted, the number done, and the total.
         executor: Reads files, and deletes them when the plan is executed.
 
     Raises:

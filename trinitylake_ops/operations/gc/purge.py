@@ -160,7 +160,7 @@ class PurgePlan(TimedPlan):
         Args:
             approved_digest: The digest of the approved plan, if any.
             budget: The budget of the run.
-            progress: Called with the counted thing, the number done, and the total.
+            progress: Called with the unit that is counted, the number done, and the total.
 
         Returns:
             The report, with the files that could not be deleted.
@@ -215,16 +215,16 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
 
     def run(self, plan: PurgePlan, approved_digest: str | None) -> PurgeReport:
         """Seal the versions and delete the files, under the lease."""
-        here, metered, approved = self.prepared(plan, approved_digest)
+        operation, metered, approved = self.prepared(plan, approved_digest)
         if approved.is_empty:
             return PurgeReport.of(Deletion(), version=None, still_needed=0, cost=metered.cost(), versions="")
-        with lease(metered.lake.storage, _OPERATION) as held:
-            return here._purge(approved, held, metered)
+        with lease(metered.lake.storage, _OPERATION) as held_lease:
+            return operation._purge(approved, held_lease, metered)
 
-    def _purge(self, plan: PurgePlan, held: Lease, metered: MeteredLakehouse) -> PurgeReport:
+    def _purge(self, plan: PurgePlan, held_lease: Lease, metered: MeteredLakehouse) -> PurgeReport:
         """Purge under the lease, on the metered lakehouse."""
         mark, is_resumed = self._begin(plan)
-        if (stopped := self._seal(plan, held)) is not None:
+        if (stopped := self._seal(plan, held_lease)) is not None:
             left = Deletion(stopped=stopped)
             return PurgeReport.of(left, version=None, still_needed=0, cost=metered.cost(), versions=plan.versions)
         storage = self.lake.storage
@@ -234,7 +234,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         if is_resumed:  # deleted files would be charged to the budget again, and counted twice
             existing = existing_named_files(storage, self.executor, doomed, mark.table_root)
             doomed = {info.path: doomed[info.path] for info in existing}
-        deletion = delete_unreached(storage, doomed, mark, held, self.spending, self.progress)
+        deletion = delete_unreached(storage, doomed, mark, held_lease, self.spending, self.progress)
         still_needed += deletion.spared
         version = self._finish(plan, deletion, still_needed) if deletion.is_complete else None
         return PurgeReport.of(
@@ -283,7 +283,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         change.commit(self.lake, mark.base)
         return mark, is_resumed
 
-    def _seal(self, plan: PurgePlan, held: Lease) -> str | None:
+    def _seal(self, plan: PurgePlan, held_lease: Lease) -> str | None:
         """Replace the roots of all versions, which readers cannot open any more, by sealed ones.
 
         Returns why it ended early, or None if all roots are sealed.
@@ -307,7 +307,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
             # A run ends here only if it has sealed a root, so that each run makes progress.
             if sealed and (spent := self.spending.exhausted()) is not None:
                 return f"{spent}; {len(versions) - done} versions remain to be sealed, and all files to be deleted"
-            held.check()
+            held_lease.check()
             plan.check_batches(self.lake.snapshot().definition, (ExpirationState.PURGING,))
             batch = versions[done : done + self.spending.within(_SEALED_AT_ONCE)]
             run_parallel(in_one_round_trip(seal), batch, storage.concurrency)
@@ -380,7 +380,7 @@ def plan_purge(
         grace: The minimum time since the expiration, as a timedelta or in milliseconds. The minimum and default is the
             lakehouse's ``txn_ttl_millis`` plus 5 minutes.
         budget: The budget. Pass the same Spending to ``execute`` to share it.
-        progress: Called with the counted thing, the number done, and the total.
+        progress: Called with the unit that is counted, the number done, and the total.
         executor: Reads files, and deletes them when the plan is executed.
 
     Raises:

@@ -126,9 +126,9 @@ class Reconcile(PlannedOperation[ReconcilePlan, ReconcileReport]):
         survey = survey_versions(self.lake)
         wanted = parse_acknowledged(self.acknowledge) if self.acknowledge else VersionRanges()
         check_faulty(survey.base, wanted)
-        return self.of(survey.base, _Settled.of(survey))
+        return self.of(survey.base, _Reconciliation.of(survey))
 
-    def of(self, base: Snapshot, settled: _Settled) -> ReconcilePlan:
+    def of(self, base: Snapshot, settled: _Reconciliation) -> ReconcilePlan:
         """Return the plan for corrections of a version.
 
         Args:
@@ -150,7 +150,7 @@ class Reconcile(PlannedOperation[ReconcilePlan, ReconcileReport]):
     def run(self, plan: ReconcilePlan, approved_digest: str | None) -> ReconcileReport:
         """Reconcile."""
 
-        def check(base: Snapshot, settled: _Settled) -> None:
+        def check(base: Snapshot, settled: _Reconciliation) -> None:
             if approved_digest is not None:
                 self.of(base, settled).check_approved(approved_digest)
 
@@ -190,10 +190,12 @@ def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
         return _reconcile(lake, acknowledge, lambda _base, _settled: None)
 
 
-def _reconcile(lake: Lakehouse, acknowledge: str, check: Callable[[Snapshot, _Settled], None]) -> ReconcileReport:
+def _reconcile(
+    lake: Lakehouse, acknowledge: str, check: Callable[[Snapshot, _Reconciliation], None]
+) -> ReconcileReport:
     """Reconcile, if ``check`` accepts the corrections on the version to commit on."""
     metered = MeteredLakehouse(lake)
-    settled: list[_Settled] = []
+    settled: list[_Reconciliation] = []
     acknowledged = parse_acknowledged(acknowledge) if acknowledge else VersionRanges()
     with lease(metered.lake.storage, RECONCILE):  # a running purge may be sealing versions that would become live again
         survey = survey_versions(metered.lake)
@@ -201,7 +203,7 @@ def _reconcile(lake: Lakehouse, acknowledge: str, check: Callable[[Snapshot, _Se
 
         def change(base: Snapshot) -> LakehouseDef | None:
             now = survey if survey.base.version == base.version else survey.extended(base)
-            settled[:] = [_Settled.of(now)]
+            settled[:] = [_Reconciliation.of(now)]
             check(base, settled[0])
             definition = with_acknowledged(settled[0].definition or base.definition, [acknowledged])
             return None if definition == base.definition and not settled[0].steps else definition
@@ -222,7 +224,7 @@ def _reconcile(lake: Lakehouse, acknowledge: str, check: Callable[[Snapshot, _Se
 
 
 @dataclass(frozen=True)
-class _Settled:
+class _Reconciliation:
     """The corrected definition, or None if there is nothing to reconcile, and the corrections."""
 
     definition: LakehouseDef | None
@@ -232,7 +234,7 @@ class _Settled:
     live_again: str = ""
 
     @classmethod
-    def of(cls, survey: Survey) -> _Settled:
+    def of(cls, survey: Survey) -> _Reconciliation:
         steps = tuple(survey.foreign_steps())
         if not steps:
             return cls(None, ())
@@ -240,13 +242,15 @@ class _Settled:
         definitions = survey.lake.files.definitions
         replaced = [definitions.lakehouse(survey.roots[version - 1].lakehouse_def) for version in steps]
         root_uri = survey.lake.root
-        spelled = [_in_one_spelling(root_uri, definition) for definition in (ours, *replaced)]
+        spelled = [_with_normalized_roots(root_uri, definition) for definition in (ours, *replaced)]
         records, snapshots = _all_exports(spelled[0], spelled[1:])
-        expirations = _agreed(ours, replaced)
-        gone = versions_in(expirations, _BEGUN)
+        expirations = _common_batches(ours, replaced)
+        begun_versions = versions_in(expirations, _BEGUN)
         dropped = {name for name, location in snapshots.items() if not _exists(survey, location)}
         dropped |= {
-            name for name, record in records.items() if record.state == ExportState.COPYING and record.version in gone
+            name
+            for name, record in records.items()
+            if record.state == ExportState.COPYING and record.version in begun_versions
         }
         dropped |= {name for name, record in records.items() if _was_dropped(survey, record, (ours, *replaced))}
         records = {name: record for name, record in records.items() if name not in dropped}
@@ -302,12 +306,12 @@ def _is_same(
     snapshots: Mapping[str, str],
 ) -> bool:
     """Whether an export of this name is the same one, even if it is complete now and ``record`` is copying."""
-    known = records.get(name)
-    same_record = record is None or (known is not None and known.root_location == record.root_location)
+    existing = records.get(name)
+    same_record = record is None or (existing is not None and existing.root_location == record.root_location)
     return same_record and (location is None or snapshots.get(name) == location)
 
 
-def _in_one_spelling(root_uri: str, definition: LakehouseDef) -> LakehouseDef:
+def _with_normalized_roots(root_uri: str, definition: LakehouseDef) -> LakehouseDef:
     """Return a definition with paths for the roots of exports under the root, so that they can be compared."""
 
     def spelled(record: ExportRecord) -> ExportRecord:
@@ -324,10 +328,10 @@ def _in_one_spelling(root_uri: str, definition: LakehouseDef) -> LakehouseDef:
 
 
 def _free_name(name: str, records: Mapping[str, ExportRecord], snapshots: Mapping[str, str]) -> str:
-    taken = records.keys() | snapshots.keys()
+    used_names = records.keys() | snapshots.keys()
     number = 1
     free = name
-    while free in taken:
+    while free in used_names:
         number += 1
         free = f"{name}-{number}"
     return free
@@ -350,7 +354,7 @@ def _exists(survey: Survey, location: str) -> bool:
     return True
 
 
-def _agreed(ours: LakehouseDef, replaced: list[LakehouseDef]) -> tuple[ExpirationBatch, ...]:
+def _common_batches(ours: LakehouseDef, replaced: list[LakehouseDef]) -> tuple[ExpirationBatch, ...]:
     """Return the batches with the versions that all definitions expire.
 
     Versions whose purge has begun in any definition cannot be undeleted, so their purge has to continue.
@@ -358,7 +362,7 @@ def _agreed(ours: LakehouseDef, replaced: list[LakehouseDef]) -> tuple[Expiratio
     begun = expired_versions(ours, _BEGUN)
     for definition in replaced:
         begun |= expired_versions(definition, _BEGUN)
-    agreed: list[ExpirationBatch] = []
+    common: list[ExpirationBatch] = []
     for batch in ours.expirations:
         ranges = batch.ranges()
         for definition in replaced:
@@ -366,15 +370,15 @@ def _agreed(ours: LakehouseDef, replaced: list[LakehouseDef]) -> tuple[Expiratio
         untouched = ranges - begun
         state = batch.state if batch.state in _BEGUN else ExpirationState.PURGING
         if ranges - untouched:
-            agreed.append(replace(batch, versions=str(ranges - untouched), state=state))
+            common.append(replace(batch, versions=str(ranges - untouched), state=state))
         if untouched:
             own_id = str(uuid.uuid4()) if ranges - untouched else batch.id
-            agreed.append(replace(batch, id=own_id, versions=str(untouched)))
+            common.append(replace(batch, id=own_id, versions=str(untouched)))
     for batch in (batch for definition in replaced for batch in definition.expirations if batch.state in _BEGUN):
-        rest = batch.ranges() - versions_in(agreed)
+        rest = batch.ranges() - versions_in(common)
         if rest:
-            agreed.append(replace(batch, id=str(uuid.uuid4()), versions=str(rest)))
-    return tuple(agreed)
+            common.append(replace(batch, id=str(uuid.uuid4()), versions=str(rest)))
+    return tuple(common)
 
 
 def _longest_ages(ours: LakehouseDef, replaced: list[LakehouseDef]) -> dict[int, int]:

@@ -38,7 +38,7 @@ _MOST_PROBES = 10
 
 T = TypeVar("T")
 
-#: Called with the counted thing, the number done, and the total.
+#: Called with the unit that is counted, the number done, and the total.
 Progress = Callable[[str, int, int], None]
 
 
@@ -180,7 +180,7 @@ class Survey:
         return [age.settled(reset_ms, now_ms) if age.version < reset else age for age in ages]
 
     def records(self) -> tuple[VersionRecord, ...]:
-        """Return the records of all listed versions, in ascending order. Those of unread roots are empty."""
+        """Return the records of all listed versions, in ascending order. Records of unread roots are empty."""
         unread = (VersionRecord(version=version, is_sealed=True) for version in self.written_ms.keys() - self.roots)
         read = (root.record for root in self.roots.values())
         return tuple(sorted((*read, *unread), key=lambda record: record.version))
@@ -221,11 +221,11 @@ class Survey:
         are settled, because nothing expires before a reconcile; the reconcile itself may have been purged since.
         """
         settled = max((batch.expired_at_version for batch in self.definition.expirations), default=-1)
-        seen: set[str] = set()
+        commit_ids: set[str] = set()
         steps: list[int] = []
         for version, root in sorted(self.roots.items()):
-            is_ours = root.commit_id is not None and root.commit_id not in seen
-            seen.add(root.commit_id or "")
+            is_ours = root.commit_id is not None and root.commit_id not in commit_ids
+            commit_ids.add(root.commit_id or "")
             before = self.roots.get(version - 1)
             if is_ours and root.operation == RECONCILE:
                 steps.clear()
@@ -281,7 +281,7 @@ def survey_versions(
     Args:
         lake: The lakehouse.
         base: The last version to read; by default the latest.
-        progress: Called with the counted thing, the number done, and the total.
+        progress: Called with the unit that is counted, the number done, and the total.
         executor: Reads the roots.
 
     Raises:
@@ -375,14 +375,14 @@ def _listed_roots(lake: Lakehouse, base: Snapshot) -> dict[int, int]:
 
 def _versions(lake: Lakehouse, infos: Mapping[str, FileInfo], base: Snapshot) -> list[tuple[int, FileInfo]]:
     """Return the versions up to ``base`` with their files. Raises CorruptFileError for a gap above ``base``."""
-    found = {version: info for path, info in infos.items() if (version := parse_root_path(path)) is not None}
-    beyond = [version for version in found if version > base.version]
+    roots = {version: info for path, info in infos.items() if (version := parse_root_path(path)) is not None}
+    beyond = [version for version in roots if version > base.version]
     if versions_beyond_gap(lake.files.roots, base.version, beyond):  # versions may be committed during the listing
         raise CorruptFileError(
             f"a root between version {base.version} and version {max(beyond)} is missing; restore it first",
             version=max(beyond),
         )
-    return [(version, info) for version, info in found.items() if version <= base.version]
+    return [(version, info) for version, info in roots.items() if version <= base.version]
 
 
 def expired_versions(
@@ -446,18 +446,18 @@ def pinned_versions(survey: Survey, now_ms: int) -> dict[int, list[str]]:
     for record in definition.exports:
         needs_source = record.state == ExportState.COPYING or record.level in (ExportLevel.MINIMAL, ExportLevel.PARTIAL)
         if needs_source and not is_lapsed(record, now_ms):
-            pins.setdefault(record.version, []).append(_shown(record))
-    shown_of = {record.name: _shown(record) for record in definition.exports}
-    lapsed = {record.name for record in definition.exports if is_lapsed(record, now_ms)}
+            pins.setdefault(record.version, []).append(_label(record))
+    labels = {record.name: _label(record) for record in definition.exports}
+    lapsed_names = {record.name for record in definition.exports if is_lapsed(record, now_ms)}
     for name, location in definition.exported_snapshots.items():
         version = _version_at(to_location(survey.lake.root, location))
-        shown = shown_of.get(name, f"export {name!r}")
-        if version is not None and name not in lapsed and shown not in pins.get(version, ()):
-            pins.setdefault(version, []).append(shown)
+        label = labels.get(name, f"export {name!r}")
+        if version is not None and name not in lapsed_names and label not in pins.get(version, ()):
+            pins.setdefault(version, []).append(label)
     return pins
 
 
-def _shown(record: ExportRecord) -> str:
+def _label(record: ExportRecord) -> str:
     return f"{'clone' if record.clone_id else 'export'} {record.name!r}"
 
 

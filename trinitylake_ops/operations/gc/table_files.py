@@ -64,7 +64,7 @@ class TableReach:
         damaged: Why files of tables cannot be read, by the location of the metadata file. Tables whose metadata file is
             missing are left out.
         other_names: Other forms in which a listing may show names of reached files.
-        there: The files under the table root, if any.
+        in_table_root: The files under the table root, if any.
 
     Args:
         lake: The lakehouse.
@@ -85,7 +85,7 @@ class TableReach:
         self.opaque_ids = CompactUuidSet()
         self.damaged: dict[str, str] = {}
         self.other_names = OtherNames()
-        self.there = TableRootReach(table_root)
+        self.in_table_root = TableRootReach(table_root)
 
     def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
         """Add the files that the tables of definitions reach.
@@ -95,7 +95,7 @@ class TableReach:
 
         Args:
             locations: The locations of the definitions.
-            progress: Called with the counted thing, the number done, and the total.
+            progress: Called with the unit that is counted, the number done, and the total.
 
         Raises:
             StoragePermissionError: The metadata file of a table of another catalog may not be read.
@@ -117,22 +117,24 @@ class TableReach:
 
     def _new_tables(self, locations: Sequence[str]) -> Iterator[_TableOutline | None]:
         """Yield outlines of tables to walk, or None for tables without metadata or with metadata already walked."""
-        seen: set[str] = set()
+        walked: set[str] = set()
         for outline in self._executor.map(self._outlines, locations):
             if outline.is_managed_here:
                 self.managed_ids.update([outline.id])
             self.opaque_ids.update(outline.opaque_ids)
-            self.there.opaque_ids.update(outline.opaque_ids)
-            is_new = outline.metadata not in seen and outline.metadata not in self._walked_metadata
-            seen.add(outline.metadata)
+            self.in_table_root.opaque_ids.update(outline.opaque_ids)
+            is_new = outline.metadata not in walked and outline.metadata not in self._walked_metadata
+            walked.add(outline.metadata)
             yield outline if outline.definition is not None and is_new else None
 
     def _add_tables(self, tables: Sequence[Sequence[_TableOutline]], progress: Progress) -> None:
         """Add the files of tables, each given by its new definitions."""
-        definitions = [[one.definition for one in outlines if one.definition is not None] for outlines in tables]
+        definitions = [
+            [outline.definition for outline in outlines if outline.definition is not None] for outlines in tables
+        ]
         walked = self._executor.map(self._walk, definitions)
-        for done, (outlines, found) in enumerate(zip(tables, walked, strict=True), 1):
-            for outline, files in zip(outlines, found, strict=False):  # the walk ends at a failure, which is raised
+        for done, (outlines, result) in enumerate(zip(tables, walked, strict=True), 1):
+            for outline, files in zip(outlines, result, strict=False):  # the walk ends at a failure, which is raised
                 self._take(outline, files)
             progress("files of tables", done, len(tables))
 
@@ -149,17 +151,17 @@ class TableReach:
                 raise _stopped_by(damage, location) from damage
             ids = [outline.id, *_TABLE_FOLDER.findall(location)]
             self.opaque_ids.update(ids)
-            self.there.opaque_ids.update(ids)
+            self.in_table_root.opaque_ids.update(ids)
             if not _is_metadata_gone(damage, location, self._root):
                 self.damaged[location] = damage.message
                 logger.warning("table %s is damaged, so its whole folder is kept: %s", outline.id, damage.message)
-        found = walked.files
-        self.files |= found
-        self.other_names.update(found)
-        for uri in filter(is_uri, found):  # it may be another name of a file under this root
+        new_files = walked.files
+        self.files |= new_files
+        self.other_names.update(new_files)
+        for uri in filter(is_uri, new_files):  # it may be another name of a file under this root
             self.opaque_ids.update(_TABLE_FOLDER.findall(uri))
             self.opaque_ids.update([outline.id] if is_managed else [])
-        self.there.take(found, outline.id if is_managed else None)
+        self.in_table_root.take(new_files, outline.id if is_managed else None)
         self._walked_metadata.add(outline.metadata)
 
 
@@ -194,11 +196,11 @@ class TableRootReach:
         """
         if not self.root:
             return
-        there = {location for location in locations if location.startswith(self.root)}
-        paths = {location.removeprefix(self.root) for location in there}
+        in_table_root = {location for location in locations if location.startswith(self.root)}
+        paths = {location.removeprefix(self.root) for location in in_table_root}
         self._files |= paths
         self._other_names.update(paths)
-        external = [location for location in locations if location not in there]
+        external = [location for location in locations if location not in in_table_root]
         self.opaque_ids.update(_TABLE_FOLDER.findall("\n".join(external)))
         if managed_id is not None:
             self.managed_ids.update([managed_id] if any(table_id_in(path) == managed_id for path in paths) else [])
@@ -218,7 +220,7 @@ class TableRootReach:
 
 @dataclass(frozen=True, slots=True)
 class _TableOutline:
-    """What a table's definition says about its files."""
+    """The fields of a table's definition that describe its files."""
 
     id: str
     #: The location of the Iceberg metadata, or an empty text.
@@ -257,26 +259,26 @@ class WalkedTable:
 
 
 def _live_files(
-    definition: TableDef, io: StorageFileIO, known: set[str], walk: TableWalk
+    definition: TableDef, io: StorageFileIO, reached: set[str], walk: TableWalk
 ) -> WalkedTable | TrinityLakeError:
     """Return the files that scans of a table open, or the failure of the storage."""
-    found: set[str] = set()
+    files: set[str] = set()
     failures: list[TrinityLakeError] = []
     has_metadata = False
     own_io = io.for_managed(definition.id) if definition.is_managed else None
     try:
         # A missing manifest of a managed table is damage.
-        for file in walk(definition, io, known, skips_missing=own_io is None, failures=failures):
+        for file in walk(definition, io, reached, skips_missing=own_io is None, failures=failures):
             has_metadata = True
             if file.live:
-                found.add(file.location)
+                files.add(file.location)
             if own_io is not None and not failures:
                 failures += _foreign_file(file, own_io)
     except DAMAGE as error:
         failures.append(error)
     except TrinityLakeError as error:
         return error
-    return WalkedTable(found, failures[0] if failures else None, has_metadata)
+    return WalkedTable(files, failures[0] if failures else None, has_metadata)
 
 
 def _foreign_file(file: TableFile, own_io: StorageFileIO) -> list[TrinityLakeError]:
@@ -335,16 +337,16 @@ class TableFilesWalk:
 
         The walk of a table ends at a failure of the storage, which is its last item.
         """
-        return run_parallel(self._walked, tables, self._io.storage.concurrency)
+        return run_parallel(self._walk_definitions, tables, self._io.storage.concurrency)
 
-    def _walked(self, definitions: Sequence[TableDef]) -> list[WalkedTable | TrinityLakeError]:
-        known = set() if self._known is None else self._known.setdefault(definitions[0].id, set())
-        found: list[WalkedTable | TrinityLakeError] = []
+    def _walk_definitions(self, definitions: Sequence[TableDef]) -> list[WalkedTable | TrinityLakeError]:
+        reached = set() if self._known is None else self._known.setdefault(definitions[0].id, set())
+        results: list[WalkedTable | TrinityLakeError] = []
         for definition in definitions:
-            found.append(_live_files(definition, self._io, known, self._walk))
-            if isinstance(found[-1], TrinityLakeError):
+            results.append(_live_files(definition, self._io, reached, self._walk))
+            if isinstance(results[-1], TrinityLakeError):
                 break
-        return found
+        return results
 
 
 def _walk_in_task(io: StorageFileIO) -> TableFilesWalk:

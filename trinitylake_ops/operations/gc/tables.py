@@ -54,7 +54,7 @@ def tables_of(base: Snapshot, only: Sequence[str] | None = None) -> list[tuple[O
     return [(name, base.entry(base.keys.table_key(name.namespace, name.table or "")) or "") for name in chosen]
 
 
-def defined(
+def with_definitions(
     base: Snapshot, tables: Sequence[tuple[ObjectName, str]]
 ) -> Iterator[list[tuple[ObjectName, str, TableDef]]]:
     """Yield batches of tables with their definitions, in order.
@@ -68,7 +68,7 @@ def defined(
     """
     for batch in in_batches(tables):
         definitions = base.files.definitions.tables([location for _, location in batch])
-        yield [(name, location, found) for (name, location), found in zip(batch, definitions, strict=True)]
+        yield [(name, location, definition) for (name, location), definition in zip(batch, definitions, strict=True)]
 
 
 def in_batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -92,29 +92,29 @@ def check_table_files(version: int, io: StorageFileIO, definition: TableDef) -> 
     if not is_ours or METADATA_LOCATION not in definition.format_properties:
         return
     storage = io.storage
-    there = {info.path for info in storage.list(table_prefix(definition.id))}
+    existing = {info.path for info in storage.list(table_prefix(definition.id))}
     try:
         live = [file for file in files_of(definition, io) if file.live]
     except FileMissingError as error:
         path = (error.path or "").removeprefix(storage.root)
         raise missing_file_error(version, "a file of a table", path) from error
-    unlisted = [file for file in live if file.location not in there]
+    unlisted = [file for file in live if file.location not in existing]
     sizes_bytes = run_parallel(io.size_bytes, [file.location for file in unlisted], storage.concurrency)
     for file, size_bytes in zip(unlisted, sizes_bytes, strict=True):
         if size_bytes is None:
             raise missing_file_error(version, f"a {file.kind} file of a table", file.location)
 
 
-def missing_file_error(version: int, what: str, path: str | None) -> FileMissingError:
+def missing_file_error(version: int, description: str, path: str | None) -> FileMissingError:
     """Return the error for a missing file of a version.
 
     Args:
         version: The version.
-        what: What the file is.
+        description: The kind of file, for the message.
         path: The path of the file, if known.
     """
     return FileMissingError(
-        f"cannot go back to version {version}: {what} that it needs is missing; nothing was changed", path=path
+        f"cannot go back to version {version}: {description} that it needs is missing; nothing was changed", path=path
     )
 
 
@@ -159,8 +159,8 @@ def existing_named_files(
         StorageError: The storage failed.
     """
     if any(not is_uri(location) for location in locations):
-        own = {location for location in locations if not is_uri(location)}
-        yield from (info for info in list_named(storage, executor, own) if info.path in own)
+        paths = {location for location in locations if not is_uri(location)}
+        yield from (info for info in list_named(storage, executor, paths) if info.path in paths)
     if table_root is None or not (uris := set(table_root.within(locations))):
         return
     ids = {table_id_in(uri.removeprefix(table_root.root)) for uri in uris} - {None}
@@ -219,10 +219,10 @@ def reclaimed_table_files(
     for definition in executor.map(DefinitionRead(lake.files), paths):
         if definition is not None and definition.is_managed and iceberg_metadata(definition):
             by_table.setdefault(definition.id, []).append(definition)
-    found: dict[str, TableFile] = {}
-    for files in executor.map(OwnFilesWalk(reading_io(lake), table_root), list(by_table.values())):
-        found |= files
-    return found
+    files: dict[str, TableFile] = {}
+    for files_of_table in executor.map(OwnFilesWalk(reading_io(lake), table_root), list(by_table.values())):
+        files |= files_of_table
+    return files
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +286,8 @@ def table_files(definitions: Sequence[TableDef], io: StorageFileIO, table_root: 
         io: Reads files of tables.
         table_root: The URI of the table root, if any.
     """
-    known: dict[str, set[str]] = {}  # by table, so that a table cannot hide files of another one
-    found: dict[str, TableFile] = {}
+    reached: dict[str, set[str]] = {}  # by table, so that a table cannot hide files of another one
+    files: dict[str, TableFile] = {}
     walked: set[tuple[str, str]] = set()
     for definition in definitions:
         metadata = iceberg_metadata(definition)
@@ -295,7 +295,7 @@ def table_files(definitions: Sequence[TableDef], io: StorageFileIO, table_root: 
             continue
         walked.add((definition.id, metadata))
         with contextlib.suppress(*DAMAGE):
-            for file in files_of(definition, io, known.setdefault(definition.id, set()), failures=[]):
+            for file in files_of(definition, io, reached.setdefault(definition.id, set()), failures=[]):
                 if table_id_at(file.location, table_root) == definition.id:
-                    found.setdefault(file.location, file)
-    return found
+                    files.setdefault(file.location, file)
+    return files

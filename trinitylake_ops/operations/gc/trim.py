@@ -27,7 +27,7 @@ from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, Planne
 from trinitylake_ops.operations.definition_commits import commit_on_latest
 from trinitylake_ops.operations.gc.mark import CatalogReach, retained_roots
 from trinitylake_ops.operations.gc.survey import on_latest, survey_versions
-from trinitylake_ops.operations.gc.tables import defined, in_batches, tables_of
+from trinitylake_ops.operations.gc.tables import in_batches, tables_of, with_definitions
 from trinitylake_ops.operations.metadata_rewrites import alter_tables, check_tables, discarded_on_failure
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.retention import RetentionPolicy
@@ -97,7 +97,7 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
     unreadable: list[str] = []
     unwritable: list[str] = []
     rejected: list[str] = []
-    for entries in defined(base, tables_of(base, only)):
+    for entries in with_definitions(base, tables_of(base, only)):
         rejected += [str(name) for name, _, definition in entries if not is_trimmable(definition, io)]
         trimmable = [entry for entry in entries if is_trimmable(entry[2], io)]
         listings = run_parallel(
@@ -135,7 +135,7 @@ def trims_of(
         candidates: The candidates.
         kept_definitions: The locations of the table definitions that kept versions need.
     """
-    needed = _needed(lake, candidates, kept_definitions)
+    needed = _needed_snapshots(lake, candidates, kept_definitions)
     trims = []
     for candidate in candidates:
         ids, kept = candidate.snapshots.ids, candidate.snapshots.referred | needed[candidate.table_id]
@@ -155,13 +155,15 @@ def trims_of(
     return tuple(trims)
 
 
-def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: Collection[str]) -> dict[str, set[int]]:
+def _needed_snapshots(
+    lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: Collection[str]
+) -> dict[str, set[int]]:
     """Return, by table id, the snapshots of candidates that other definitions of the same table refer to."""
     needed: dict[str, set[int]] = {candidate.table_id: set() for candidate in candidates}
     undecided: dict[str, set[int]] = {table_id: set() for table_id in needed}
     for candidate in candidates:
         undecided[candidate.table_id] |= candidate.snapshots.others
-    seen = {candidate.metadata_location for candidate in candidates}
+    seen_locations = {candidate.metadata_location for candidate in candidates}
     current = {candidate.definition_location for candidate in candidates}
     io = reading_io(lake)
 
@@ -178,9 +180,13 @@ def _needed(lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: 
         fresh: dict[str, TableDef] = {}
         for definition in lake.files.definitions.tables(batch):
             metadata_location = definition.format_properties.get(METADATA_LOCATION, "")
-            if undecided.get(definition.id) and is_trimmable(definition, io) and metadata_location not in seen:
+            if (
+                undecided.get(definition.id)
+                and is_trimmable(definition, io)
+                and metadata_location not in seen_locations
+            ):
                 fresh[metadata_location] = definition
-        seen.update(fresh)
+        seen_locations.update(fresh)
         references = run_parallel(in_one_round_trip(referred), list(fresh.values()), lake.storage.concurrency)
         for definition, ids in zip(fresh.values(), references, strict=True):
             needed[definition.id] |= undecided[definition.id].intersection(ids)
@@ -286,14 +292,14 @@ class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
     def run(self, plan: TrimPlan, approved_digest: str | None) -> TrimReport:
         """Plan again, and trim at most what the plan contains."""
         metered = MeteredLakehouse(self.lake)
-        here = replace(self, lake=metered.lake)
+        operation = replace(self, lake=metered.lake)
         approved = {(trim.namespace, trim.table, trim.table_id): frozenset(trim.dropped) for trim in plan.tables}
-        first = here.plan()
+        first = operation.plan()
         if approved_digest is not None:
             first.check_approved(approved_digest)
 
         def attempt(number: int) -> TrimReport:
-            now = first if number == 1 else here.plan()
+            now = first if number == 1 else operation.plan()
             trims = _within(now.tables, approved)
             version = _commit(metered.lake, now, trims) if trims else now.base_version
             return _report(plan, trims, version, number, metered.cost())
@@ -422,5 +428,5 @@ def _report(
 
 
 def _shown(ids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ids[:_SHOWN_IDS]))
-    return f"{shown} and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else shown
+    text = ", ".join(map(str, ids[:_SHOWN_IDS]))
+    return f"{text} and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else text

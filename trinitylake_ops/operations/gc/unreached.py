@@ -42,7 +42,7 @@ def delete_unreached(
         mark: The mark, which is extended to new commits.
         held: The lease.
         budget: The budget of the run.
-        progress: Called with the counted thing, the number done, and the total.
+        progress: Called with the unit that is counted, the number done, and the total.
 
     Raises:
         MaintenanceBlockedError: The lease was lost, another program changed the settings, or the table root does not
@@ -60,15 +60,15 @@ def delete_unreached(
         return DeletionFence(storage, held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
 
     spending = Spending.of(budget)
-    own = {path: size for path, size in sizes_bytes.items() if not is_uri(path)}
+    own_sizes = {path: size for path, size in sizes_bytes.items() if not is_uri(path)}
     executor = mark.survey.executor
     done = delete_files(
-        storage, own, spending, before_batch=check_fence, spared=mark, progress=progress, executor=executor
+        storage, own_sizes, spending, before_batch=check_fence, spared=mark, progress=progress, executor=executor
     )
-    external = {uri: size for uri, size in sizes_bytes.items() if uri not in own}
+    external = {uri: size for uri, size in sizes_bytes.items() if uri not in own_sizes}
     if not external or done.stopped is not None or mark.table_root is None:
         return done
-    done.stopped = spending.exhausted() if own else None
+    done.stopped = spending.exhausted() if own_sizes else None
     if done.stopped is None:
         done.add(
             _delete_in_table_root(mark.table_root, external, mark, check_fence, spending, progress),
@@ -97,7 +97,7 @@ def _delete_in_table_root(
         paths,
         spending,
         before_batch=check_table_root,
-        spared=mark.tables.there,
+        spared=mark.tables.in_table_root,
         progress=progress,
         executor=mark.survey.executor,
     )
@@ -188,7 +188,7 @@ def reclaimed_files(
         survey: The survey of all versions.
         expiring: The versions.
         exports: The names of the exports.
-        progress: Called with the counted thing, the number done, and the total.
+        progress: Called with the unit that is counted, the number done, and the total.
 
     Raises:
         MaintenanceBlockedError: A reconcile is needed.
@@ -196,15 +196,15 @@ def reclaimed_files(
         CorruptFileError: A file that a kept root needs is damaged.
         StorageError: The storage failed.
     """
-    leaving = set(expiring)
-    if not leaving and not exports:
+    expiring_versions = set(expiring)
+    if not expiring_versions and not exports:
         return ReclaimedFiles({}, {}, {})
     lake = survey.lake
     # Versions that expired earlier are not marked, or no plan would list the files that they share with these. A purge
     # keeps such files while the earlier versions can be undeleted.
     before = survey.expired(ExpirationState.EXPIRED)
-    mark = Mark(survey, without=leaving.union(before), without_exports=exports, progress=progress)
-    gone = CatalogReach(lake.files, mark.catalog, skips_damaged=True, executor=survey.executor)
+    mark = Mark(survey, without=expiring_versions.union(before), without_exports=exports, progress=progress)
+    reclaimable = CatalogReach(lake.files, mark.catalog, skips_damaged=True, executor=survey.executor)
     export_paths = [
         path
         for record in survey.definition.exports
@@ -212,21 +212,23 @@ def reclaimed_files(
         for path in (record.root_location, record.manifest_path)
         if path and is_operation_path(path)
     ]
-    gone.add([*(survey.roots[version] for version in leaving), *exported_roots(survey, exports)], progress)
+    reclaimable.add(
+        [*(survey.roots[version] for version in expiring_versions), *exported_roots(survey, exports)], progress
+    )
     table_root = None if mark.table_root is None or mark.table_root.refusal else mark.table_root
     root = "" if table_root is None else table_root.root
-    files = reclaimed_table_files(lake, sorted(gone.tables), survey.executor, root)
+    files = reclaimed_table_files(lake, sorted(reclaimable.tables), survey.executor, root)
     if files:
         mark.add_tables()
     kind_of = {
-        **dict.fromkeys(gone.nodes, "node"),
-        **dict.fromkeys(gone.tables | gone.others, "definition"),
+        **dict.fromkeys(reclaimable.nodes, "node"),
+        **dict.fromkeys(reclaimable.tables | reclaimable.others, "definition"),
         **{path: str(file.kind) for path, file in files.items()},
         **dict.fromkeys(export_paths, "export"),
     }
     candidates = unreached(mark, dict.fromkeys(kind_of, 0)).keys()
-    defined = {table_id for path in files if (table_id := table_id_in(path)) is not None}
-    owned = owned_tables(lake.storage, defined, survey.definition.id, defined)
+    table_ids = {table_id for path in files if (table_id := table_id_in(path)) is not None}
+    owned = owned_tables(lake.storage, table_ids, survey.definition.id, table_ids)
     writers = _Writers(survey)
     sizes_bytes: dict[str, int] = {}
     writer_of: dict[str, int] = {}

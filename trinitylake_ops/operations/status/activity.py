@@ -116,8 +116,8 @@ def _committers(infos: Sequence[VersionInfo]) -> tuple[Committer, ...]:
         return tuple(committers)
     kept = {(committer.name, committer.engine) for committer in committers[: _MOST_COMMITTERS - 1]}
     rest = [info for info in infos if (_name(info), info.engine) not in kept]
-    others = _committer(f"{len(committers) - len(kept)} others", None, rest)
-    return (*committers[: _MOST_COMMITTERS - 1], others)
+    remainder = _committer(f"{len(committers) - len(kept)} others", None, rest)
+    return (*committers[: _MOST_COMMITTERS - 1], remainder)
 
 
 def _committer(name: str, engine: str | None, infos: Sequence[VersionInfo]) -> Committer:
@@ -196,8 +196,8 @@ class Space:
     @property
     def reclaimable_bytes(self) -> int | None:
         """The sum of the known figures."""
-        known = [size for size in (self.expirable_bytes, self.purgeable_bytes) if size is not None]
-        return sum(known) if known else None
+        sizes = [size for size in (self.expirable_bytes, self.purgeable_bytes) if size is not None]
+        return sum(sizes) if sizes else None
 
 
 class _TooLongError(Exception):

@@ -104,13 +104,17 @@ class MaintenanceInputs:
         live = (VersionRanges(((0, latest.version),)) - excluded).ranges
         start = live[0][0] if live else latest.version
         wanted = sorted({0, *range(start, min(start + _OLDEST, latest.version + 1))})
-        known = {info.version: info for info in commits.infos}
-        missing = [version for version in wanted if version not in known]
-        known |= {info.version: info for info in version_infos(latest.files, missing, latest)} if missing else {}
+        infos_by_version = {info.version: info for info in commits.infos}
+        missing = [version for version in wanted if version not in infos_by_version]
+        infos_by_version |= (
+            {info.version: info for info in version_infos(latest.files, missing, latest)} if missing else {}
+        )
         verified = [info.last_modified_ms for info in latest.files.roots.storage.list(VERIFIED_PREFIX)]
         return cls(
-            oldest=tuple(known[version] for version in wanted if version in known and version >= start),
-            first_ms=epoch_ms(known[0].created_at) if 0 in known else None,
+            oldest=tuple(
+                infos_by_version[version] for version in wanted if version in infos_by_version and version >= start
+            ),
+            first_ms=epoch_ms(infos_by_version[0].created_at) if 0 in infos_by_version else None,
             verified_ms=max(verified, default=None),
         )
 
@@ -192,14 +196,14 @@ def _purge(batches: Sequence[PurgeBatch], now_ms: int) -> Due:
         why = f"expired versions can be purged in {span_text(next_ms - now_ms)}"
         return Due(what="purge", state=DueState.LATER, why=why, command="purge")
     waited_ms = now_ms - min(epoch_ms(batch.purgeable_at) for batch in due)
-    shown = ",".join(batch.versions for batch in due)
-    why = f"versions {_clipped(shown)} can be purged since {span_text(max(0, waited_ms))}"
+    ranges = ",".join(batch.versions for batch in due)
+    why = f"versions {_truncate(ranges)} can be purged since {span_text(max(0, waited_ms))}"
     since_seconds = max(0, waited_ms) / 1000
     return Due(what="purge", state=DueState.DUE, why=why, command="purge", since_seconds=since_seconds)
 
 
 def _orphans(definition: LakehouseDef, inputs: MaintenanceInputs, ages: DueAges, now_ms: int) -> Due:
-    """Return up to which age orphans were removed. Whether there are new ones is unknown without a listing."""
+    """Return up to which age orphans were removed. Only a listing can find newer orphans."""
     removed_ms = definition.orphans_removed_before_millis or None
     # A removal records the age of the files that it checked, not the time of the removal.
     template = "files older than {} were checked"
@@ -271,10 +275,10 @@ def _interrupted(records: Sequence[ExportRecord], ages: DueAges, now_ms: int) ->
 
 def _named(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
-    return _clipped(", ".join(names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")
+    return _truncate(", ".join(names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")
 
 
-def _clipped(text: str, most_chars: int = 80) -> str:
+def _truncate(text: str, most_chars: int = 80) -> str:
     return text if len(text) <= most_chars else f"{text[: most_chars - 3]}..."
 
 
@@ -302,17 +306,17 @@ def status_findings(
         hint: The state of the hint; None if it could not be read.
         now_ms: The storage's time, in milliseconds since the epoch.
     """
-    known = acknowledged_versions(definition)
+    acknowledged = acknowledged_versions(definition)
     findings = []
     if hint not in (None, HintState.RIGHT):
         findings.append(
             StatusFinding("warning", f"the hint is {hint.value}, which costs readers requests", "repair-hint")
         )
     for version in commits.backwards:
-        if version not in known:
+        if version not in acknowledged:
             message = f"version {version} is not younger than its predecessor"
             findings.append(StatusFinding("warning", message, f"reconcile --acknowledge {version}"))
-    foreign = [version for version in commits.foreign if version not in known]
+    foreign = [version for version in commits.foreign if version not in acknowledged]
     if foreign:
         message = f"another program committed {len(foreign)} of the newest versions, for example {foreign[0]}"
         findings.append(StatusFinding("warning", message, "log"))

@@ -79,7 +79,7 @@ class Status(Document):
     message: str | None
     #: A summary of the newest versions.
     commits: Commits
-    #: Those of the newest versions that later rollbacks undid.
+    #: Versions, among the newest ones, that later rollbacks undid.
     undone: tuple[UndoneVersions, ...]
     #: The number of versions that can be read.
     kept: int

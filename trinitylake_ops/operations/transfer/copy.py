@@ -16,9 +16,9 @@ from functools import partial
 from typing import ClassVar
 
 from trinitylake_ops.errors import CorruptFileError, TrinityLakeError
-from trinitylake_ops.format.definitions import LakehouseDef, resealed
+from trinitylake_ops.format.definitions import LakehouseDef, reseal
 from trinitylake_ops.format.file_names import owner_path, table_prefix
-from trinitylake_ops.iceberg.copy import REWRITTEN, SIZED_IN, FileCopy, TableCopy, TableFileMap, rewritten
+from trinitylake_ops.iceberg.copy import REWRITTEN, SIZED_IN, FileCopy, TableCopy, TableFileMap, rewrite_file
 from trinitylake_ops.iceberg.io.checked_files import check_whole
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.managed import claim_folder
@@ -119,11 +119,11 @@ class CopyJob:
         assert self.source is not None
         data = io.read_whole(self.source, self._data_bytes)
         if self.is_definition:
-            return resealed(data, self.source, self.target)
+            return reseal(data, self.source, self.target)
         check_whole(data, self.source)
         if self.file is None or self.places is None:
             return data
-        return rewritten(self.file, data, io, self.places, self.sizes_bytes)
+        return rewrite_file(self.file, data, io, self.places, self.sizes_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +299,8 @@ class Transfer:
         for table in tables:
             files = [file for file in table.files if file.kind in kinds and file.target not in self.known]
             sized_kinds = {SIZED_IN[kind] for kind in kinds if kind in SIZED_IN} if files else set()
-            sized = [file.target for file in table.files if file.kind in sized_kinds]
-            recorded_sizes = {target: sizes_bytes[target] for target in sized if target in sizes_bytes}
+            targets_with_size = [file.target for file in table.files if file.kind in sized_kinds]
+            recorded_sizes = {target: sizes_bytes[target] for target in targets_with_size if target in sizes_bytes}
             for file in files:
                 existing_bytes = self.existing.get(file.target)
                 job = CopyJob(file.source, file.target, None, file.size_bytes or 0, existing_bytes)

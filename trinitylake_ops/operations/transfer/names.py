@@ -144,7 +144,7 @@ def target_root(lake: Lakehouse, target: str | None, *definitions: LakehouseDef)
             )
     for definition in definitions:
         for record in definition.exports:
-            other = _normalized(record.target_uri)
+            other = _normalize_root(record.target_uri)
             if other and _canonical(other) != _canonical(root) and _overlap(root, other):
                 raise InvalidInputError(
                     f"target {root!r} cannot be used: it is inside, or contains the target {other!r} of"
@@ -181,7 +181,7 @@ def _used_roots(lake: Lakehouse, definitions: Sequence[LakehouseDef]) -> Iterato
         if definition.parent is not None:
             roots.append((definition.parent.root, "its parent"))
     for recorded_root, description in roots:
-        if root := _normalized(recorded_root):
+        if root := _normalize_root(recorded_root):
             yield root, description
 
 
@@ -201,7 +201,7 @@ def _canonical(uri: str) -> str:
     return f"{scheme}{separator}{host.lower()}{slash}{path}"
 
 
-def _normalized(root: str) -> str:
+def _normalize_root(root: str) -> str:
     """Return a root that a lakehouse file names; empty for none and for a text that is not a root."""
     try:
         return normalize_root_uri(root) if root else ""

@@ -168,7 +168,7 @@ def with_safe_names(
     base: Snapshot,
     txn: Transaction,
     listed: Iterable[FileInfo],
-    known: Container[str],
+    reached: Container[str],
 ) -> Selection:
     """Return the files to copy under names that no concurrent cleanup of the target deletes.
 
@@ -182,7 +182,7 @@ def with_safe_names(
         base: The version of the target that the selection was compared with.
         txn: The transaction that commits them at the target.
         listed: The files at the target.
-        known: Files that the latest version of the target reaches.
+        reached: Files that the latest version of the target reaches.
 
     Raises:
         StorageError: A storage request failed.
@@ -190,8 +190,8 @@ def with_safe_names(
     modified_ms = {info.path: info.last_modified_ms for info in listed}
     min_modified_ms = txn.base.files.storage.now_ms() - txn.base.definition.txn_ttl_millis // 2
     for generation in itertools.count():
-        renamed = _renamed(selection, selector, base, generation) if generation else selection
-        targets = {target for _, target in renamed.targets() if target not in known}
+        renamed = _rename(selection, selector, base, generation) if generation else selection
+        targets = {target for _, target in renamed.targets() if target not in reached}
         oldest_ms = min((modified_ms[target] for target in targets & modified_ms.keys()), default=None)
         if oldest_ms is None:
             return renamed
@@ -201,7 +201,7 @@ def with_safe_names(
     raise AssertionError("unreachable")
 
 
-def _renamed(selection: Selection, selector: Selector, base: Snapshot, generation: int) -> Selection:
+def _rename(selection: Selection, selector: Selector, base: Snapshot, generation: int) -> Selection:
     """Return the files to copy under the names of a generation. Files that the target has keep their names."""
     existing = dict(scan(base.files.nodes, base.root))
     unchanged = {key: location for key, location in selection.entries if existing.get(key) == location}

@@ -157,7 +157,7 @@ class ObjectVerifier:
         return len({location for location, _ in self._is_intact}) + self._n_seen_prefetched + self._n_prefetched()
 
     def _n_prefetched(self) -> int:
-        """The number of prefetched definitions that were seen and need no check here."""
+        """The number of prefetched definitions that were counted and need no further check."""
         if self.prefetched is None:
             return 0
         checked = {location for location, _ in self._is_intact}

@@ -45,7 +45,7 @@ class ReadNode:
     packed: PackedBytes
     #: Its SHA-256.
     sha256: bytes
-    #: What it refers to.
+    #: The pointers to other files.
     pointers: Pointers
     #: Whether it has a checksum.
     is_sealed: bool
@@ -155,7 +155,7 @@ class DefinitionReader:
 
 @dataclass(frozen=True, slots=True)
 class ReadNames:
-    """What a table file names."""
+    """The files that a table file refers to."""
 
     #: The named files.
     files: list[TableFile]
@@ -184,16 +184,16 @@ class TableNameReader:
         return run_parallel(self._read, tables, self.storage.concurrency)
 
     def _read(self, definitions: Sequence[TableDef]) -> dict[str, ReadNames]:
-        known = KnownFilesStorage(self.storage, {}, {}, reads_all=True)
+        known_files = KnownFilesStorage(self.storage, {}, {}, reads_all=True)
         has_seals: dict[str, bool] = {}
-        io = WholeFileIO.reading(known, self.storage_options, has_seals.__setitem__)
+        io = WholeFileIO.reading(known_files, self.storage_options, has_seals.__setitem__)
         names_by_path: dict[str, list[TableFile]] = {}
         for definition in definitions:
             try:
                 names_by_path |= _names_of(TableFiles(definition, io), names_by_path)
             except TrinityLakeError:
                 continue
-        checksums = known.checksums
+        checksums = known_files.checksums
         return {
             path: ReadNames(names, checksums[path], has_seals[path])
             for path, names in names_by_path.items()
@@ -201,15 +201,15 @@ class TableNameReader:
         }
 
 
-def _names_of(files: TableFiles, known: Mapping[str, object]) -> dict[str, list[TableFile]]:
+def _names_of(files: TableFiles, skipped: Mapping[str, object]) -> dict[str, list[TableFile]]:
     """Return what the files of a table at one version name, except files already known. Raises StorageError."""
     names_by_path = {files.metadata_location: files.in_metadata()}
     in_metadata = names_by_path[files.metadata_location]
     lists = [file.location for file in in_metadata if file.kind == FileKind.MANIFEST_LIST]
-    lists = [location for location in lists if location not in known]
+    lists = [location for location in lists if location not in skipped]
     names_by_path |= dict(zip(lists, files.in_lists(lists), strict=True))
     manifests = dict.fromkeys(
-        file.location for path in lists for file in names_by_path[path] if file.location not in known
+        file.location for path in lists for file in names_by_path[path] if file.location not in skipped
     )
     return names_by_path | dict(zip(manifests, files.in_manifests(list(manifests)), strict=True))
 
@@ -242,7 +242,7 @@ class ReadAhead:
         executor: Executor,
         storage: Storage,
         storage_options: StorageOptions,
-        known: KnownFilesStorage,
+        known_files: KnownFilesStorage,
         listing: Mapping[str, FileInfo],
         *,
         keeps_bytes: bool,
@@ -253,18 +253,18 @@ class ReadAhead:
             executor: Reads the files.
             storage: The storage of the lakehouse.
             storage_options: Its options.
-            known: Receives the files.
+            known_files: Receives the files.
             listing: The listed files by path. Without ``keeps_bytes`` it has no catalog files.
             keeps_bytes: Whether all bytes are kept for a record.
         """
         self._executor = executor
         self._storage = storage
         self._storage_options = with_environment(storage.root, storage_options)  # for tasks on other machines
-        self._known = known
+        self._known = known_files
         self._listing = listing
         self._keeps_bytes = keeps_bytes
         #: The intact definitions.
-        self.definitions = PrefetchedDefinitions(known.count_taken)
+        self.definitions = PrefetchedDefinitions(known_files.count_taken)
         #: The data files that were read, by path.
         self.contents: dict[str, ReadContent] = {}
         #: Whether table files that name others have checksums, by path.

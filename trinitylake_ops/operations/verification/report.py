@@ -128,14 +128,15 @@ class VerifyReport(Document):
         verdict = "Clean" if self.is_clean else "Not clean"
         if not self.is_complete:
             verdict = f"Incomplete ({self.stopped}), {'no errors' if self.is_clean else 'errors'} so far"
-        known = f", {self.known_files} of these files verified earlier" if self.known_files else ""
+        verified_earlier = f", {self.known_files} of these files verified earlier" if self.known_files else ""
         skipped = f"; not checked: {'; '.join(self.unchecked)}" if self.unchecked else ""
         checksums = f"; {self.checksums}" if self.checksums else ""
         damaged = f" (damaged: {self.damaged_versions})" if self.damaged_versions else ""
         clones = f", {self.clones} clones" if self.clones else ""
         title = (
             f"{verdict}: {self.versions} versions{damaged}, {self.nodes} nodes,"
-            f" {self.definitions} definitions, {self.table_files} table files, {self.exports} exports{clones}{known};"
+            f" {self.definitions} definitions, {self.table_files} table files,"
+            f" {self.exports} exports{clones}{verified_earlier};"
             f" {self.cost.total_requests} requests, {self.cost.duration_ms / 1000:.1f} s{checksums}{skipped}"
         )
         rows: list[tuple[object, ...]] = [

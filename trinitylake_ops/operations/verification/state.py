@@ -255,15 +255,15 @@ def relisted_orphans(survey: Survey) -> Orphans:
 def _all_orphans(survey: Survey, mark: Mark, listed: Iterable[FileInfo]) -> Orphans:
     """Return the orphans under the root, by a listing, and those under the table root."""
     now_ms, age_ms = survey.lake.storage.now_ms(), protected_ms(survey.definition)
-    own = find_orphans(survey.lake, mark, listed, now_ms - age_ms)
-    return Orphans.of_all(own, find_table_root_orphans(mark, now_ms, age_ms))
+    orphans = find_orphans(survey.lake, mark, listed, now_ms - age_ms)
+    return Orphans.of_all(orphans, find_table_root_orphans(mark, now_ms, age_ms))
 
 
 def check_names(latest: Snapshot, warn: Warn) -> None:
     """Warn about tables that have several names in the latest version. Raises StorageError."""
     for names in TableNames().shared(latest):
-        shown = ", ".join(map(str, names[:3]))
-        message = f"{shown} are names of one table: they share its id, its files and its access rights"
+        text = ", ".join(map(str, names[:3]))
+        message = f"{text} are names of one table: they share its id, its files and its access rights"
         warn("table-has-two-names", message, latest.location, latest.version, None)
 
 
@@ -276,34 +276,34 @@ def _check_no_purge(survey: Survey) -> None:
 _BATCH_FILES = 256
 
 
-def check_operation_files(known: KnownFilesStorage, listing: Mapping[str, FileInfo], findings: Findings) -> None:
+def check_operation_files(known_files: KnownFilesStorage, listing: Mapping[str, FileInfo], findings: Findings) -> None:
     """Read all files of operations, and report those that are damaged or have the name of another one.
 
     Args:
-        known: Reads the files.
+        known_files: Reads the files.
         listing: The listed files by path.
         findings: Receives the errors.
     """
     paths = sorted(path for path in listing if _decoder_of(path) is not None)
     for start in range(0, len(paths), _BATCH_FILES):
         batch = paths[start : start + _BATCH_FILES]
-        errors = run_parallel(lambda path: _error_in(known, path), batch, known.concurrency)
+        errors = run_parallel(lambda path: _error_in(known_files, path), batch, known_files.concurrency)
         for path, error in zip(batch, errors, strict=True):
             if error is not None:
                 findings.error("operation-file-damaged", error.message, path, None)
 
 
-def _error_in(known: KnownFilesStorage, path: str) -> StorageError | None:
+def _error_in(known_files: KnownFilesStorage, path: str) -> StorageError | None:
     decode = _decoder_of(path)
     assert decode is not None
     try:
-        data = known.read(path, limit_bytes=_limit_bytes(path))
+        data = known_files.read(path, limit_bytes=_limit_bytes(path))
         decode(data, path)
     except FileMissingError:  # its operation has finished since the listing
         return None
     except StorageError as error:
         return error
-    known.count_checksum(path, data)
+    known_files.count_checksum(path, data)
     return None
 
 

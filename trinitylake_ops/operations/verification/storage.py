@@ -89,9 +89,9 @@ class KnownFilesStorage(StorageWrapper):
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         is_catalog = is_immutable_path(path) or root_naming(path) is not None
-        if is_catalog and (known := self._known(path)) is not None:
+        if is_catalog and (content := self._known(path)) is not None:
             self.count_taken(path)
-            return known[offset : None if length is None else offset + length]
+            return content[offset : None if length is None else offset + length]
         data = self._read_inner(path, offset, length, limit_bytes)
         if offset == 0 and (length is None or len(data) < length) and (is_catalog or _is_unique_name(path)):
             self._add_checksum(path, hashlib.sha256(data).digest())
@@ -289,16 +289,16 @@ class KnownFilesStorage(StorageWrapper):
             elif self._is_complete(path, complete):
                 kept, content = RecordedPart.NAMES, PackedBytes.of(encode_names(self._names[path]))
             verified[path] = VerifiedFile(kept, info.size_bytes, info.last_modified_ms, sha256, content)
-        not_superseded = without | self.changed | self._listing.keys()
-        return {path: row for path, row in self._recorded.items() if path in not_superseded} | verified
+        kept_paths = without | self.changed | self._listing.keys()
+        return {path: row for path, row in self._recorded.items() if path in kept_paths} | verified
 
-    def _is_complete(self, path: str, known: dict[str, bool]) -> bool:
+    def _is_complete(self, path: str, results: dict[str, bool]) -> bool:
         """Whether a table file and all files that it leads to are known, so that its names can be recorded."""
-        if path not in known:
+        if path not in results:
             named = self._names.get(path)
             leads = [file.location for file in named or () if file.kind in _NAMING_KINDS]
-            known[path] = named is not None and all(self._is_complete(location, known) for location in leads)
-        return known[path]
+            results[path] = named is not None and all(self._is_complete(location, results) for location in leads)
+        return results[path]
 
 
 #: The kinds of table files that name others, apart from metadata files.
@@ -315,7 +315,7 @@ _MAX_ID_CHARS = 100
 
 
 def check_owners(
-    known: KnownFilesStorage,
+    known_files: KnownFilesStorage,
     listing: Mapping[str, FileInfo],
     defined_ids: Container[str],
     definition: LakehouseDef | None,
@@ -329,13 +329,13 @@ def check_owners(
     A listing shows which owner files exist. Only those of an unexpected size are read, and all in a deep run.
 
     Args:
-        known: Reads the files.
+        known_files: Reads the files.
         listing: The listed files by path.
         defined_ids: The ids of the tables to check.
         definition: The definition of the lakehouse. None skips the comparison of owners.
         findings: Receives the errors.
         is_deep: Whether to read all owner files.
-        root: The root of ``known`` if it is not that of the lakehouse.
+        root: The root of ``known_files`` if it is not that of the lakehouse.
 
     Returns:
         The ids of ``defined_ids`` whose folders have files but no owner file, in ascending order.
@@ -350,7 +350,9 @@ def check_owners(
     ]
     for start in range(0, len(to_read), _BATCH_TABLES):
         batch = to_read[start : start + _BATCH_TABLES]
-        results = run_parallel(lambda table_id: _owner(known, owners[table_id], is_deep), batch, known.concurrency)
+        results = run_parallel(
+            lambda table_id: _owner(known_files, owners[table_id], is_deep), batch, known_files.concurrency
+        )
         for table_id, owner in zip(batch, results, strict=True):
             path = owners[table_id]
             if isinstance(owner, StorageError):
@@ -404,8 +406,10 @@ class TableRootVerifier:
         if self._table_root.refusal and ours:
             message = f"this lakehouse never deletes files under its table root: {self._table_root.refusal}"
             findings.warn("table-root-kept", message, self._root, None, "relocate")
-        known = KnownFilesStorage(self._table_root.storage, ours, {}, reads_all=True)
-        missing = check_owners(known, ours, defined_ids, self._definition, findings, is_deep=is_deep, root=self._root)
+        known_files = KnownFilesStorage(self._table_root.storage, ours, {}, reads_all=True)
+        missing = check_owners(
+            known_files, ours, defined_ids, self._definition, findings, is_deep=is_deep, root=self._root
+        )
         if missing:
             message = (
                 f"{len(missing)} tables, for example {missing[0]!r}, have no owner file under the table root: none of"
@@ -430,15 +434,15 @@ def warn_of_missing(missing: Sequence[str], findings: Findings) -> None:
         findings.warn("owner-missing", message, path, None, "repair")
 
 
-def _owner(known: KnownFilesStorage, path: str, is_deep: bool) -> str | StorageError | None:
+def _owner(known_files: KnownFilesStorage, path: str, is_deep: bool) -> str | StorageError | None:
     """Return the lakehouse that an owner file names, the error if it cannot be read, or None if it was deleted."""
     try:
-        data = known.read(path, limit_bytes=MAX_NOTE_BYTES)
+        data = known_files.read(path, limit_bytes=MAX_NOTE_BYTES)
         owner = read_owner(data, path)
     except FileMissingError:  # an orphan that was deleted since the listing
         return None
     except StorageError as error:
         return error
     if is_deep:
-        known.count_checksum(path, data)
+        known_files.count_checksum(path, data)
     return owner

@@ -15,9 +15,9 @@ from trinitylake_ops.format.locations import is_uri, to_uri
 from trinitylake_ops.iceberg.io.checked_files import check_parquet_pages
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.io.input_file import StorageInputFile
-from trinitylake_ops.iceberg.metadata import load_metadata, misplaced
+from trinitylake_ops.iceberg.metadata import load_metadata, misplaced_error
 from trinitylake_ops.iceberg.reach import FileKind, TableFile, files_of
-from trinitylake_ops.iceberg.validation.avro import is_avro, uncompressed
+from trinitylake_ops.iceberg.validation.avro import decompress, is_avro
 from trinitylake_ops.iceberg.validation.checksums import PieceCheck
 from trinitylake_ops.iceberg.validation.files import MAGIC as PUFFIN_MAGIC
 from trinitylake_ops.iceberg.validation.files import check_puffin
@@ -109,7 +109,7 @@ class TableVerifier:
             files = TableFiles(definition, self._io)
             owner_id = self._owner_ids.setdefault(files.metadata_location, definition.id)
             if owner_id != definition.id:
-                raise misplaced(definition, files.metadata_location, f"it is that of table {owner_id!r}")
+                raise misplaced_error(definition, files.metadata_location, f"it is that of table {owner_id!r}")
             if files.metadata_location not in self._is_intact:
                 self._check(name, files, version)
             return self._is_intact[files.metadata_location]
@@ -146,8 +146,8 @@ class TableVerifier:
         self._check_files(name, new, version)
         for path, content in contents.items():
             self._is_intact[path] &= all(self._is_intact[file.location] for file in content)
-        others = [file for file in named if file.location not in self._is_intact]
-        self._check_files(name, [*others, TableFile(FileKind.METADATA, files.metadata_location)], version)
+        unchecked = [file for file in named if file.location not in self._is_intact]
+        self._check_files(name, [*unchecked, TableFile(FileKind.METADATA, files.metadata_location)], version)
         for path in new_lists:
             self._is_intact[path] &= all(self._is_intact[file.location] for file in manifests[path])
         self._is_intact[files.metadata_location] &= all(self._is_intact[file.location] for file in named)
@@ -187,7 +187,7 @@ class TableVerifier:
         return Counter(file.location for file in names if file.kind == FileKind.DATA)
 
     def _check_properties(self, name: ObjectName, files: TableFiles, version: int) -> None:
-        """Report metadata that names code or connections. Recorded files have none."""
+        """Report metadata with properties that name code or connections. Recorded files have no such properties."""
         location = files.metadata_location
         if properties := files.connecting:
             names = ", ".join(repr(property_name[:100]) for property_name in properties[:3])
@@ -377,7 +377,7 @@ def _check_deletes(file: TableFile, data: bytes | None) -> None:
     if data.startswith(PUFFIN_MAGIC):
         check_puffin(data, file.location)
     elif is_avro(file.location, data):
-        uncompressed(data, file.location)
+        decompress(data, file.location)
 
 
 def _read_pieces(source: StorageInputFile, check: PieceCheck) -> bytes | None:

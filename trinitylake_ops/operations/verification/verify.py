@@ -85,7 +85,7 @@ class _Verification:
     def __init__(self, lake: Lakehouse, executor: Executor, spending: Spending, *, deep: bool, incremental: bool):
         self._metered = MeteredLakehouse(lake, spending)
         self._plain: Storage = self._metered.lake.storage
-        self._limited = executor.limited(self._plain, spending)
+        self._limited_executor = executor.limited(self._plain, spending)
         self._has_limits = spending.budget != NO_LIMITS
         self._incremental = incremental
         self._executor = executor
@@ -95,14 +95,14 @@ class _Verification:
         self._records = Records({})
         self._stopped: str | None = None
         try:
-            listed = list_existing(self._limited, executor, with_catalog=incremental)
+            listed = list_existing(self._limited_executor, executor, with_catalog=incremental)
             listing = {info.path: info for info in listed}
-            self._records = read_records(self._limited, listing.values())
+            self._records = read_records(self._limited_executor, listing.values())
             self.listing = listing
         except BudgetSpentError as spent:
             self._stopped = spent.message
         self._known = KnownFilesStorage(
-            self._limited, self.listing, self._records.files, reads_all=deep or not incremental, is_deep=deep
+            self._limited_executor, self.listing, self._records.files, reads_all=deep or not incremental, is_deep=deep
         )
         self.lake = uncached_on(self._known, lake.storage_options)
         self.lake.files.roots.known_naming = self._metered.lake.files.roots.naming
@@ -253,7 +253,7 @@ class _Verification:
             self.exports.check(definition)
 
     def _check_versions(self, progress: Callable[[int, int], None]) -> None:
-        purged = self._expired(ExpirationState.PURGED)
+        purged = self._expired_versions(ExpirationState.PURGED)
         self._executor.prefetch(lambda: self._read_ahead(purged))
         if self._definition is not None:
             self.versions.acknowledged = acknowledged_versions(self._definition)
@@ -278,7 +278,7 @@ class _Verification:
         self.tables.has_seals.update(ahead.has_seals)
         self._has_read_ahead = True
 
-    def _expired(self, *states: ExpirationState) -> VersionRanges:
+    def _expired_versions(self, *states: ExpirationState) -> VersionRanges:
         try:
             return VersionRanges() if self._definition is None else expired_versions(self._definition, states)
         except TrinityLakeError:  # reported with the definition
@@ -288,7 +288,7 @@ class _Verification:
         """Return the roots as operations that delete see them, or None if some cannot be read."""
         if self._definition is None or len(self.versions.roots) <= self.latest:
             return None
-        purged = self._expired(ExpirationState.PURGED)
+        purged = self._expired_versions(ExpirationState.PURGED)
         roots = {version: root for version, root in self.versions.roots.items() if version not in purged}
         paths = {version: self.lake.files.roots.path(version) for version in self.versions.roots}
         written_ms = {

@@ -41,7 +41,7 @@ class TreeVerifier:
         self._files = files
         self._report = report
         #: The subtree below each known node; None if it is damaged.
-        self._known: dict[str, _Subtree | None] = {}
+        self._subtrees: dict[str, _Subtree | None] = {}
         self._unsound: set[str] = set()
         self._parents: dict[str, str] = {}
         self._is_followable = True
@@ -56,7 +56,7 @@ class TreeVerifier:
 
     def reset_broken(self) -> None:
         """Check damaged nodes again when a version reaches them: nodes that were deleted meanwhile need not exist."""
-        self._known = {location: below for location, below in self._known.items() if below is not None}
+        self._subtrees = {location: below for location, below in self._subtrees.items() if below is not None}
 
     def check(self, snapshot: Snapshot, limits: TreeLimits) -> bool:
         """Check all nodes of a version that no earlier version has. Return whether its tree can be read.
@@ -82,11 +82,11 @@ class TreeVerifier:
                 checked.append(_CheckedNode.of(visited))
             level = self._read_level(positions, snapshot.version) if positions else ()
         for node in reversed(checked):
-            self._known[node.location] = self._subtree(node, snapshot.version)
-        tree = self._known.pop(snapshot.location)
+            self._subtrees[node.location] = self._subtree(node, snapshot.version)
+        tree = self._subtrees.pop(snapshot.location)
         if not self._is_followable:
             for node in checked:
-                self._known.pop(node.location, None)
+                self._subtrees.pop(node.location, None)
         self.is_sound = self._is_followable and tree is not None and tree.is_sound
         return self._is_followable and tree is not None
 
@@ -103,17 +103,17 @@ class TreeVerifier:
                 self._violation("the node is reached twice in one tree", child, version)
                 self._is_followable = False
             reached.add(child)
-            if child not in self._known:
+            if child not in self._subtrees:
                 self._parents[child] = parent.location
                 positions[child] = (parent.depth + 1, bounds[index], bounds[index + 1])
-            elif not _fits(self._known[child], bounds[index], bounds[index + 1]):
+            elif not _fits(self._subtrees[child], bounds[index], bounds[index + 1]):
                 message = f"its child {child!r} has keys outside its range"
                 self._violation(message, parent.location, version)
         return positions
 
     def _read_level(self, positions: Mapping[str, _Position], version: int) -> Iterator[VisitedNode]:
         """Yield the nodes of a level that can be read, one batch in memory at a time."""
-        self._known.update(dict.fromkeys(positions))
+        self._subtrees.update(dict.fromkeys(positions))
         locations = list(positions)
         for start in range(0, len(locations), _BATCH_NODES):
             batch = locations[start : start + _BATCH_NODES]
@@ -130,16 +130,16 @@ class TreeVerifier:
                     yield VisitedNode(location, node, *positions[location])
 
     def _subtree(self, node: _CheckedNode, version: int) -> _Subtree | None:
-        below = [self._known.get(child) for child in node.children]
-        known = [child for child in below if child is not None]
-        if len(known) < len(below):
+        below = [self._subtrees.get(child) for child in node.children]
+        intact = [child for child in below if child is not None]
+        if len(intact) < len(below):
             return None
-        if len({child.height for child in known}) > 1:
+        if len({child.height for child in intact}) > 1:
             self._violation("leaves below the node are on several levels", node.location, version)
-        keys = [node.lowest, node.highest, *(key for child in known for key in (child.lowest, child.highest))]
+        keys = [node.lowest, node.highest, *(key for child in intact for key in (child.lowest, child.highest))]
         bounds = [key for key in keys if key is not None]
-        height = 1 + max((child.height for child in known), default=0)
-        is_sound = node.location not in self._unsound and all(child.is_sound for child in known)
+        height = 1 + max((child.height for child in intact), default=0)
+        is_sound = node.location not in self._unsound and all(child.is_sound for child in intact)
         return _Subtree(height, min(bounds, default=None), max(bounds, default=None), is_sound)
 
 
@@ -186,19 +186,19 @@ class VersionVerifier:
     """Check all versions in ascending order, then the roots of exports."""
 
     def __init__(
-        self, lake: Lakehouse, known: KnownFilesStorage, plain: Storage, tables: TableVerifier, findings: Findings
+        self, lake: Lakehouse, known_files: KnownFilesStorage, plain: Storage, tables: TableVerifier, findings: Findings
     ):
         """Prepare to check versions.
 
         Args:
-            lake: The lakehouse, which reads through ``known``.
-            known: Serves files that were read before.
+            lake: The lakehouse, which reads through ``known_files``.
+            known_files: Serves files that were read before.
             plain: The storage without known files.
             tables: Checks tables.
             findings: Receives the findings.
         """
         self._lake = lake
-        self._known = known
+        self._known_files = known_files
         self._plain = plain
         self._findings = findings
         self.tree = TreeVerifier(lake.files, findings.error)
@@ -267,7 +267,7 @@ class VersionVerifier:
         path = self._lake.files.roots.path(version)
         self._check_chain(version, root, before_ms)
         if root.is_sealed:
-            self._known.accept(path)
+            self._known_files.accept(path)
             if version == latest and self._is_still_latest(version):
                 self.damaged.append(version)
                 message = "the root of the latest version is sealed, although only older versions can be purged"

@@ -84,9 +84,9 @@ def part_of(text: str) -> Part:
         raise no_such_task()
     try:
         packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        inflating = zlib.decompressobj()
-        content = json.loads(inflating.decompress(packed, _MOST_BYTES))
-        if not inflating.eof or not isinstance(content, list):
+        decompressor = zlib.decompressobj()
+        content = json.loads(decompressor.decompress(packed, _MOST_BYTES))
+        if not decompressor.eof or not isinstance(content, list):
             raise no_such_task()
         version, table_uuid, snapshot_id, request, first, last, after = content
         document = json.loads(request)
@@ -151,7 +151,7 @@ def is_too_much(units: int, n_files: int, n_specs: int) -> bool:
     return units * (n_files + n_specs * _FILES_PER_SPEC) > MOST_STEPS
 
 
-def weakened(expression: BooleanExpression, schema: Schema, *, case_sensitive: bool) -> BooleanExpression:
+def weaken(expression: BooleanExpression, schema: Schema, *, case_sensitive: bool) -> BooleanExpression:
     """Return a weaker filter, which selects all rows of the expression, with ranges instead of large sets of values.
 
     Args:

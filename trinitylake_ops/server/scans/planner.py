@@ -30,7 +30,7 @@ from trinitylake_ops.server.scans.parts import (
     n_units,
     no_such_task,
     units_of,
-    weakened,
+    weaken,
 )
 
 #: The maximum number of manifests of a part, so that false sizes in the manifest list cannot cause unlimited work.
@@ -100,17 +100,20 @@ class Planner:
         self._units = units_of(request.get("filter", True))
         _check_names(request)
         with as_invalid_input():
-            self._asked = PlanTableScanRequest.model_validate(request)
-        if self._asked.end_snapshot_id is not None and self._asked.start_snapshot_id is None:
+            self._scan_request = PlanTableScanRequest.model_validate(request)
+        if self._scan_request.end_snapshot_id is not None and self._scan_request.start_snapshot_id is None:
             raise bad_request("an incremental scan needs both start-snapshot-id and end-snapshot-id")
-        self._snapshot = _snapshot_of(table.metadata, self._asked.end_snapshot_id or self._asked.snapshot_id)
-        self._appends = _appends(table.metadata, self._asked.start_snapshot_id, self._snapshot)
-        self._metadata = _with_schema_of(table.metadata, self._snapshot, self._asked)
+        self._snapshot = _snapshot_of(
+            table.metadata, self._scan_request.end_snapshot_id or self._scan_request.snapshot_id
+        )
+        self._appends = _appends(table.metadata, self._scan_request.start_snapshot_id, self._snapshot)
+        self._metadata = _with_schema_of(table.metadata, self._snapshot, self._scan_request)
         schema = self._metadata.schema()
         with as_invalid_input():
-            schema.select(*(self._asked.select or ()), case_sensitive=self._asked.case_sensitive)
+            schema.select(*(self._scan_request.select or ()), case_sensitive=self._scan_request.case_sensitive)
             self.stats_fields = {
-                schema.find_field(name, self._asked.case_sensitive).field_id for name in self._asked.stats_fields or ()
+                schema.find_field(name, self._scan_request.case_sensitive).field_id
+                for name in self._scan_request.stats_fields or ()
             }
             list(self._scan(self._filter).plan_files())  # reads no manifest; raises if the filter is invalid
         self._most_files = max(1, min(most_files, _MOST_STATISTICS // max(1, len(self.stats_fields))))
@@ -167,7 +170,7 @@ class Planner:
     def _single(
         self, part: Part, manifest: ManifestFile, deletes: list[WindowedManifest], row_filter: BooleanExpression
     ) -> tuple[list[FileScanTask], list[Part]]:
-        """Return files of one manifest from an entry on, and the part with the remaining entries."""
+        """Return files of one manifest, beginning with an entry, and the part with the remaining entries."""
         tasks_so_far: list[FileScanTask] = []
         begin = part.after
         budget = EntryBudget(_MOST_ENTRIES_OF_FILE)
@@ -187,7 +190,7 @@ class Planner:
         """Return the manifests of data files and of delete files. Incremental scans ignore delete files."""
         assert self._snapshot is not None
         if self._appends is not None:
-            return [one for append in self._appends for one in self._appended_by(append)], []
+            return [item for append in self._appends for item in self._appended_by(append)], []
         manifests = manifests_in(self._snapshot, self._io)
         data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
         return data, [manifest for manifest in manifests if manifest.content != ManifestContent.DATA]
@@ -219,7 +222,7 @@ class Planner:
 
     @property
     def _filter(self) -> BooleanExpression:
-        return self._asked.filter or AlwaysTrue()
+        return self._scan_request.filter or AlwaysTrue()
 
     def _filter_for(self, manifests: Sequence[ManifestFile]) -> BooleanExpression:
         """Return the filter to evaluate for files: the request's, or a weaker one if that is too much work."""
@@ -227,11 +230,13 @@ class Planner:
         if not is_too_much(self._units, n_files, n_specs):
             return self._filter
         schema = self._metadata.schema()
-        weaker = weakened(self._filter, schema, case_sensitive=self._asked.case_sensitive)
+        weaker = weaken(self._filter, schema, case_sensitive=self._scan_request.case_sensitive)
         return AlwaysTrue() if is_too_much(n_units(weaker), n_files, n_specs) else weaker
 
     def _scan(self, row_filter: BooleanExpression) -> _PartialScan:
-        return _PartialScan(self._metadata, self._io, row_filter=row_filter, case_sensitive=self._asked.case_sensitive)
+        return _PartialScan(
+            self._metadata, self._io, row_filter=row_filter, case_sensitive=self._scan_request.case_sensitive
+        )
 
     def _tasks(
         self, data: list[WindowedManifest], deletes: list[WindowedManifest], row_filter: BooleanExpression
@@ -241,7 +246,7 @@ class Planner:
         scan.some = _PartialSnapshot([*data, *deletes])
         with _reading(self._snapshot):
             tasks = list(scan.plan_files())
-        for file in (one for task in tasks for one in (task.file, *task.delete_files)):
+        for file in (item for task in tasks for item in (task.file, *task.delete_files)):
             self._io.check_may_have(file.file_path)
         if self._appends is None:
             return tasks

@@ -99,8 +99,8 @@ def register_catalog(spark: SparkSession, name: str, root: str, storage: Mapping
     """
     settings = catalog_settings(name, root, storage)
     # Spark caches a catalog at its first use, and ignores later changes of its settings.
-    known = {key: spark.conf.get(key, None) for key in settings}
-    if known[f"spark.sql.catalog.{name}"] is not None and known != settings:
+    existing = {key: spark.conf.get(key, None) for key in settings}
+    if existing[f"spark.sql.catalog.{name}"] is not None and existing != settings:
         raise InvalidInputError(f"this session already has a different catalog {name!r}; choose another name")
     register_catalog_source(spark)
     _add_jar(spark)

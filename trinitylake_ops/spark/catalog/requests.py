@@ -141,7 +141,7 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def described_spec(metadata: TableMetadata) -> list[dict[str, Any]]:
+def describe_spec(metadata: TableMetadata) -> list[dict[str, Any]]:
     """Return a table's partition transforms for Spark."""
     schema = metadata.schema()
     described = []
@@ -150,7 +150,7 @@ def described_spec(metadata: TableMetadata) -> list[dict[str, Any]]:
         transform = field.transform
         if column is None or isinstance(transform, VoidTransform):
             continue
-        parts = [column] if any(own.name == column for own in schema.fields) else column.split(".")
+        parts = [column] if any(top_level.name == column for top_level in schema.fields) else column.split(".")
         partition: dict[str, Any] = {"column": ".".join(map(quoted, parts))}
         if isinstance(transform, BucketTransform):
             partition |= {"transform": "bucket", "number": transform.num_buckets}
@@ -222,7 +222,7 @@ def load_table(lake: Lakehouse, request: Request) -> CatalogResponse:
         raise
     pinned = {"export": selection.export} if selection.export is not None else {"version": str(snapshot.version)}
     is_latest = selection.time is None
-    return _described(table_at_version.metadata, name_option(namespace, table), pinned, is_writable=is_latest)
+    return _describe_table(table_at_version.metadata, name_option(namespace, table), pinned, is_writable=is_latest)
 
 
 def _at(name: str, request: Request) -> TableRequest:
@@ -251,14 +251,16 @@ def _metadata_table(lake: Lakehouse, name: str, request: Request) -> CatalogResp
     return CatalogResponse(value, open_metadata(lake, asked).schema)
 
 
-def _described(metadata: TableMetadata, name: str, pinned: Mapping[str, str], *, is_writable: bool) -> CatalogResponse:
+def _describe_table(
+    metadata: TableMetadata, name: str, pinned: Mapping[str, str], *, is_writable: bool
+) -> CatalogResponse:
     path = {"path": name}
     snapshot = metadata.current_snapshot()
     summary = snapshot.summary if snapshot is not None else None
     value = {
         **_EMPTY,
         "comparable": [field.name for field in metadata.schema().fields if isinstance(field.field_type, _COMPARABLE)],
-        "partitions": described_spec(metadata),
+        "partitions": describe_spec(metadata),
         "properties": {**metadata.properties, _PROVIDER: _FORMATS[0]},
         "read_options": {**path, **pinned},
         "stream_options": path,
@@ -289,7 +291,7 @@ def create_table(lake: Lakehouse, request: Request) -> CatalogResponse:
     identity_columns(spec, schema)
     properties = _properties(request["properties"])
     created = catalog_at(lake).create_table((namespace, table), schema, partition_spec=spec, properties=properties)
-    return _described(created.metadata, name_option(namespace, table), {}, is_writable=True)
+    return _describe_table(created.metadata, name_option(namespace, table), {}, is_writable=True)
 
 
 def stage_table(lake: Lakehouse, request: Request) -> CatalogResponse:
@@ -339,7 +341,7 @@ def alter_table(lake: Lakehouse, request: Request) -> CatalogResponse:
     """
     namespace, table = _existing(request["table"])
     changed = change_table(catalog_at(lake).load_table((namespace, table)), request["changes"])
-    return _described(changed.metadata, name_option(namespace, table), {}, is_writable=True)
+    return _describe_table(changed.metadata, name_option(namespace, table), {}, is_writable=True)
 
 
 def drop_table(lake: Lakehouse, request: Request) -> CatalogResponse:

@@ -40,7 +40,7 @@ class CatalogSource(DataSource):
             )
         request: dict[str, Any] = json.loads(self.options[REQUEST])
         try:
-            return _packed(
+            return _pack(
                 handle_request(request, {key: self.options[key] for key in self.options if key.lower() != REQUEST})
             )
         except CatalogError as refusal:
@@ -49,7 +49,7 @@ class CatalogSource(DataSource):
             return _as_schema({"error": f"{type(error).__name__}: {error}"})
 
 
-def _packed(response: CatalogResponse) -> StructType:
+def _pack(response: CatalogResponse) -> StructType:
     schema = _as_schema({"value": response.value})
     return schema if response.schema is None else schema.add("schema", response.schema)
 

@@ -118,7 +118,7 @@ def open_remote(url: str, app_name: str, settings: Mapping[str, str], requested:
         raise InvalidInputError("this process already runs a local Spark; open a remote session in another process")
     os.environ[_MODE_VARIABLE] = "1"
     try:
-        connected = _connected(url, address, app_name)
+        connected = _connect(url, address, app_name)
     except BaseException:
         os.environ.pop(_MODE_VARIABLE, None)
         raise
@@ -142,7 +142,7 @@ def open_remote(url: str, app_name: str, settings: Mapping[str, str], requested:
     return session
 
 
-def _connected(url: str, address: str, app_name: str) -> ConnectSession:
+def _connect(url: str, address: str, app_name: str) -> ConnectSession:
     try:
         with needs("connect"):
             import grpc

@@ -38,58 +38,59 @@ _OWN_ERRORS = "trinitylake_ops.errors"
 
 
 @contextmanager
-def spark_failures(what: str) -> Iterator[None]:
+def spark_failures(description: str) -> Iterator[None]:
     """Raise the cause of a failed Spark job as a typed error.
 
     An error of this package that a task raised keeps its class. A file that Spark cannot read becomes a
     CorruptFileError with its path. Any other failure becomes a JobFailedError.
 
     Args:
-        what: The operation, for messages of the form ``cannot <what>: ...``.
+        description: The operation, for messages of the form ``cannot <description>: ...``.
     """
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        raise _translated(what, _messages(error)) from error
+        raise _translate(description, _messages(error)) from error
 
 
-def _translated(what: str, messages: list[str]) -> TrinityLakeError:
+def _translate(description: str, messages: list[str]) -> TrinityLakeError:
     """Return the error for a chain of messages, ordered from the outermost to the innermost."""
     for message in reversed(messages):
         if _TRACEBACK in message:
-            return _from_traceback(what, message)
+            return _from_traceback(description, message)
     for message in messages:
         line = _OWN_LINE.match(_one_line(message))
         if line is not None and _own_error_class(_OWN_ERRORS, line["name"]) is not None:
-            return _error(what, _OWN_ERRORS, line["name"], line["message"])
+            return _error(description, _OWN_ERRORS, line["name"], line["message"])
     reading = [position for position, message in enumerate(messages) if "FAILED_READ_FILE" in message]
     if reading:
         path = messages[reading[-1]].partition(" file ")[2].partition(".  SQLSTATE")[0].strip()
         reason = "; ".join(map(_one_line, messages[reading[-1] + 1 :])) or _one_line(messages[reading[-1]])
         return CorruptFileError(
-            f"cannot {what}: Spark cannot read its source: {reason}", path=unquote(path.removeprefix("file://")) or None
+            f"cannot {description}: Spark cannot read its source: {reason}",
+            path=unquote(path.removeprefix("file://")) or None,
         )
-    return JobFailedError(f"cannot {what}: {_one_line(messages[-1])}")
+    return JobFailedError(f"cannot {description}: {_one_line(messages[-1])}")
 
 
-def _from_traceback(what: str, message: str) -> TrinityLakeError:
+def _from_traceback(description: str, message: str) -> TrinityLakeError:
     """Return the error that a Python task raised, from the line after the frames of the last traceback."""
     lines = message.rpartition(_TRACEBACK)[2].splitlines()
     raised = next((line for line in lines if line and not line.startswith(" ")), "")
     match = _RAISED.match(raised)
     if match is None:
-        return JobFailedError(f"cannot {what}: {_one_line(raised or message)}")
-    return _error(what, match["module"] or "", match["name"], (match["message"] or "").strip())
+        return JobFailedError(f"cannot {description}: {_one_line(raised or message)}")
+    return _error(description, match["module"] or "", match["name"], (match["message"] or "").strip())
 
 
-def _error(what: str, module: str, name: str, text: str) -> TrinityLakeError:
+def _error(description: str, module: str, name: str, text: str) -> TrinityLakeError:
     error_class = _own_error_class(module, name)
     commit = _RESOLVE.search(text)
     if error_class is CommitOutcomeUnknownError and commit is not None:
         return CommitOutcomeUnknownError(text, commit_id=commit["commit_id"], version=int(commit["version"]))
     if error_class is not None and error_class is not CommitOutcomeUnknownError:
         return error_class(text)
-    return JobFailedError(f"cannot {what}: {name}{f': {text}' if text else ''}")
+    return JobFailedError(f"cannot {description}: {name}{f': {text}' if text else ''}")
 
 
 def _own_error_class(module: str, name: str) -> type[TrinityLakeError] | None:
@@ -134,16 +135,16 @@ def spark_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def too_old(least: tuple[int, int], what: str) -> InvalidInputError:
+def too_old(least: tuple[int, int], feature: str) -> InvalidInputError:
     """Return the error for a feature that needs a newer version of Spark.
 
     Args:
         least: The required version.
-        what: The feature, in the plural.
+        feature: The feature, in the plural.
     """
     needed = ".".join(map(str, least))
     return InvalidInputError(
-        f"{what} with this data source need Spark {needed} or newer, but this is {pyspark.__version__}"
+        f"{feature} with this data source need Spark {needed} or newer, but this is {pyspark.__version__}"
     )
 
 

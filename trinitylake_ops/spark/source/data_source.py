@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.spark.runtime.connect import activate, default_parallelism, is_remote
 from trinitylake_ops.spark.runtime.errors import STREAM_READS, STREAM_WRITES, TooOld, spark_version, too_old
-from trinitylake_ops.spark.runtime.java import HANDOVER, handed_over, receive_input
+from trinitylake_ops.spark.runtime.java import HANDOVER, handover_folder, receive_input
 from trinitylake_ops.spark.runtime.task_jobs import frame_by_tasks
 from trinitylake_ops.spark.source.options import STREAM_OPTIONS
 
@@ -107,7 +107,7 @@ def frame_of(spark: SparkSession, opened: OpenedTable) -> DataFrame:
         parts = [pickle.dumps(partition) for partition in reader.partitions()]
         return frame_by_tasks(spark, opened.schema, partial(_read_part, reader), parts)
     register_data_source(spark)
-    with handed_over(opened) as folder:
+    with handover_folder(opened) as folder:
         # Spark creates the data source now and keeps it with the DataFrame, so the folder can be removed.
         return spark.read.format(FORMAT).option(HANDOVER, folder).load()
 
@@ -121,7 +121,7 @@ class TrinityLakeSource(DataSource):
 
     def __init__(self, options: dict[str, str]):
         super().__init__(options)
-        self._opened: OpenedTable | None = _handed_over(options) if HANDOVER in options else None
+        self._opened: OpenedTable | None = _received(options) if HANDOVER in options else None
 
     @classmethod
     def name(cls) -> str:
@@ -178,7 +178,7 @@ class TrinityLakeSource(DataSource):
         return self._opened
 
 
-def _handed_over(options: Mapping[str, str]) -> OpenedTable:
+def _received(options: Mapping[str, str]) -> OpenedTable:
     opened: OpenedTable = receive_input(options[HANDOVER])
     return opened
 

@@ -85,11 +85,11 @@ def open_metadata(lake: Lakehouse, request: TableRequest) -> OpenedMetadata:
 
     _check_request(request)
     check_reachable(lake)
-    known = METADATA_TABLES[request.table]
-    columns = tuple(known) if request.columns is None else request.columns
-    if unknown := next((column for column in columns if column not in known), None):
+    columns_of_table = METADATA_TABLES[request.table]
+    columns = tuple(columns_of_table) if request.columns is None else request.columns
+    if unknown := next((column for column in columns if column not in columns_of_table), None):
         raise InvalidInputError(
-            f"metadata table {request.table!r} has no column {unknown!r}; its columns are {', '.join(known)}"
+            f"metadata table {request.table!r} has no column {unknown!r}; its columns are {', '.join(columns_of_table)}"
         )
     if request.row_filter is None:
         return OpenedMetadata(request.table, _metadata_table(lake, request, columns), columns)

@@ -1,7 +1,7 @@
 """Options of the data source, for reads, writes and streams.
 
-Spark shows options in its plans, so they must not contain credentials. Those come from the environment of the driver at
-the time Spark was started.
+Spark shows options in its plans, so they must not contain credentials. Credentials come from the environment of the
+driver at the time Spark was started.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class SourceOptions:
             )
         plain = {name: value for name, value in by_name.items() if not name.startswith(STORAGE_PREFIX)}
         if unknown := next((name for name in plain if name not in (*OPTIONS, *also, TABLE)), None):
-            known = ", ".join([*OPTIONS, *also, f"{STORAGE_PREFIX}*"])
-            raise InvalidInputError(f"unknown option {unknown!r}; the options are {known}")
+            names_of_options = ", ".join([*OPTIONS, *also, f"{STORAGE_PREFIX}*"])
+            raise InvalidInputError(f"unknown option {unknown!r}; the options are {names_of_options}")
         if not plain.get(ROOT):
             raise InvalidInputError(f"option {ROOT!r} is missing; set it to the lakehouse's root URI")
         if not plain.get(TABLE):
@@ -132,12 +132,12 @@ class SourceOptions:
         return cls(plain[ROOT], _with_environment(plain[ROOT], storage), request)
 
 
-def _with_environment(root: str, given: Mapping[str, str]) -> StorageOptions:
+def _with_environment(root: str, explicit: Mapping[str, str]) -> StorageOptions:
     """Return storage options, completed by those of this process's environment.
 
     They include credentials, so that tasks on other machines use those of the driver.
     """
-    options = {**StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, "")), **StorageOptions(given)}
+    options = {**StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, "")), **StorageOptions(explicit)}
     return with_environment(root, options)
 
 
@@ -203,7 +203,7 @@ _LONGEST_ID_CHARS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """How a stream reads."""
+    """The read options of a stream."""
 
     #: The first version of a new stream, None to read everything.
     starting_version: int | Literal["latest"] | None = None
@@ -228,7 +228,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """How rows are written. The options of the same names are described in ``WRITE_OPTIONS``."""
+    """The options of a write. They are described under the same names in ``WRITE_OPTIONS``."""
 
     #: The identity of a stream.
     stream_id: str | None = None

@@ -187,17 +187,17 @@ def expired_between(latest: Snapshot, start: int, end: int) -> list[int]:
     return [version for version in range(start + 1, end + 1) if any(batch.contains(version) for batch in batches)]
 
 
-def gap_error(what: str, first: int, last: int) -> VersionExpiredError:
+def gap_error(changes: str, first: int, last: int) -> VersionExpiredError:
     """Return the error for versions that expired before a stream has read them.
 
     Args:
-        what: The content of the versions.
+        changes: The kind of changes in the versions, in the plural.
         first: The first version.
         last: The last version.
     """
     return VersionExpiredError(
-        f"versions {first} to {last} contain {what}, but expired before the stream read them; undelete them if that is"
-        " still possible, or set the option on_gap to 'skip' to continue without them",
+        f"versions {first} to {last} contain {changes}, but expired before the stream read them; undelete them if that"
+        " is still possible, or set the option on_gap to 'skip' to continue without them",
         version=first,
     )
 

@@ -106,8 +106,8 @@ class FollowedTable:
         self._check_fits(batch.metadata, start, end)
         # The filter refers to the columns that had these names when the stream was loaded, even if other columns have
         # them now. The other schemas are needed for the columns of equality deletes.
-        others = [schema for schema in batch.metadata.schemas if schema.schema_id != self.table_schema.schema_id]
-        loaded = {"schemas": [*others, self.table_schema], "current_schema_id": self.table_schema.schema_id}
+        other_schemas = [schema for schema in batch.metadata.schemas if schema.schema_id != self.table_schema.schema_id]
+        loaded = {"schemas": [*other_schemas, self.table_schema], "current_schema_id": self.table_schema.schema_id}
         metadata = without_history(batch.metadata).model_copy(update=loaded)
         job = pickle.dumps(ReadJob(batch.io, metadata, self.schema, self.row_filter))
         return [AppendedPart(job, group) for group in group_files(tasks, self.parallelism)]
@@ -220,7 +220,7 @@ class _Batch:
         if tip is None:
             raise self._gap()
         if start["version"] < 0:
-            scan = DataScan(self._holding(tip), self.io, snapshot_id=tip.snapshot_id)
+            scan = DataScan(self._metadata_with(tip), self.io, snapshot_id=tip.snapshot_id)
             return planned(scan)
         base = int(start["snapshot_id"]) if start["snapshot_id"] and start["table_id"] == end["table_id"] else None
         added = self._since(tip, base)
@@ -251,9 +251,9 @@ class _Batch:
             return parent
         # After a trim, the oldest remaining snapshot no longer names its parent.
         for metadata in self._all_histories():
-            known = metadata.snapshot_by_id(snapshot.snapshot_id)
-            if known is not None and known.parent_snapshot_id is not None:
-                return known.parent_snapshot_id
+            known_snapshot = metadata.snapshot_by_id(snapshot.snapshot_id)
+            if known_snapshot is not None and known_snapshot.parent_snapshot_id is not None:
+                return known_snapshot.parent_snapshot_id
         return _TRIMMED if number else None  # snapshots of Iceberg format version 1 have no sequence numbers
 
     def _since_fork(self, chain: Sequence[TableSnapshot], base: int | None) -> list[TableSnapshot]:
@@ -294,7 +294,7 @@ class _Batch:
             self._histories.append(metadata)
             yield metadata
 
-    def _holding(self, snapshot: TableSnapshot) -> TableMetadata:
+    def _metadata_with(self, snapshot: TableSnapshot) -> TableMetadata:
         return next(
             metadata for metadata in self._histories if metadata.snapshot_by_id(snapshot.snapshot_id) is not None
         )
@@ -368,12 +368,12 @@ def stream_reader(options: Mapping[str, str], opened: OpenedTable, schema: Struc
         raise InvalidInputError(f"option {request.time!r} is not supported for streams; use 'starting_version'")
     if request.first_version is not None or request.last_version is not None:
         raise InvalidInputError("options 'from' and 'to' are not supported for streams; use 'starting_version'")
-    followed = _followed(opened, request.parallelism)
+    followed = _follow(opened, request.parallelism)
     stream_options = {name.lower(): value for name, value in options.items()}
     return StreamReader(LakehouseAt(source), followed, StreamOptions.parse(stream_options), schema)
 
 
-def _followed(opened: OpenedTable, parallelism: int) -> Followed:
+def _follow(opened: OpenedTable, parallelism: int) -> Followed:
     if isinstance(opened, OpenedMetadata):
         if opened.name not in _FOLLOWED:
             raise InvalidInputError(

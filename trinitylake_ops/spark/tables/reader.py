@@ -31,7 +31,7 @@ from trinitylake_ops.iceberg.metadata import read_table_metadata, table_metadata
 from trinitylake_ops.iceberg.read import ReadVersion, check_manifests, reading_at
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.spark.runtime.connect import default_parallelism, is_remote
-from trinitylake_ops.spark.runtime.java import HANDOVER, handed_over
+from trinitylake_ops.spark.runtime.java import HANDOVER, handover_folder
 from trinitylake_ops.spark.runtime.task_jobs import frame_by_tasks
 from trinitylake_ops.spark.tables import native_parquet
 from trinitylake_ops.spark.tables.schema import bound, parsed, to_spark_schema
@@ -191,7 +191,7 @@ class OpenIcebergTable:
             rows = to_spark_schema(schema)
             return frame_by_tasks(spark, rows, partial(read_group, job, rows), groups)
         spark.dataSource.register(TableScan)
-        with handed_over(Scan(to_spark_schema(schema), job, tuple(groups))) as folder:
+        with handover_folder(Scan(to_spark_schema(schema), job, tuple(groups))) as folder:
             # Spark creates the data source now and keeps it with the DataFrame, so the folder can be removed.
             return spark.read.format(TableScan.name()).option(HANDOVER, folder).load()
 

@@ -100,9 +100,9 @@ def _written(messages: list[WriterCommitMessage | None]) -> list[_WrittenFiles]:
     return [message for message in messages if isinstance(message, _WrittenFiles)]
 
 
-def unpickled_data_files(returned: list[bytes]) -> list[DataFile]:
+def unpickled_data_files(results: list[bytes]) -> list[DataFile]:
     """Return the data files of all tasks, in the order of the tasks."""
-    return [data_file for pickled in returned for data_file in pickle.loads(pickled)]
+    return [data_file for pickled in results for data_file in pickle.loads(pickled)]
 
 
 @dataclass(frozen=True)

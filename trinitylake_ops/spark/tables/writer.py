@@ -34,7 +34,7 @@ from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.iceberg.write.staging import Mode, check_mode, replaced_by, stage_replacing
 from trinitylake_ops.spark.runtime.connect import activate, is_remote
 from trinitylake_ops.spark.runtime.errors import spark_failures
-from trinitylake_ops.spark.runtime.java import HANDOVER, handed_over, receive_output
+from trinitylake_ops.spark.runtime.java import HANDOVER, handover_folder, receive_output
 from trinitylake_ops.spark.runtime.task_jobs import run_in_tasks
 from trinitylake_ops.spark.tables.reader import check_reachable
 from trinitylake_ops.spark.tables.schema import to_iceberg_schema
@@ -97,7 +97,7 @@ def stage_dataframe(
     columns = [field.name for field in plan.metadata.spec().fields]
     wanted, replacing = replaced_by(plan, mode, partitions, frame.columns)
     with spark_failures(f"write table {name}"):
-        data_files = _write(_clustered(frame, columns), plan, target_file_size_bytes)
+        data_files = _write(_cluster(frame, columns), plan, target_file_size_bytes)
     return stage_replacing(lake, plan, data_files, wanted, replacing)
 
 
@@ -135,25 +135,28 @@ def plan_rows(
         table_format = snapshot.table(namespace, table).table_format
         raise InvalidInputError(f"table {name} has format {table_format!r}; only {ICEBERG} tables can be written")
     # Spark infers nullability for each query. Required columns of the table stay required.
-    known: dict[str, bool] = {}
+    table_columns: dict[str, bool] = {}
     if exists and evolve is not None:
-        evolved = plan_write(lake, namespace, table, evolve=evolve).metadata.schema()
-        known = {field.name: field.required for field in evolved.fields}
+        evolved_schema = plan_write(lake, namespace, table, evolve=evolve).metadata.schema()
+        table_columns = {field.name: field.required for field in evolved_schema.fields}
     elif exists:
-        known = {column.name: not column.nullable for column in snapshot.table(namespace, table).schema.columns}
-    alike = {column.lower(): column for column in known}
-    if variant := next((column for column in rows.names if column not in known and column.lower() in alike), None):
+        table_columns = {column.name: not column.nullable for column in snapshot.table(namespace, table).schema.columns}
+    alike = {column.lower(): column for column in table_columns}
+    if variant := next(
+        (column for column in rows.names if column not in table_columns and column.lower() in alike), None
+    ):
         raise InvalidDefinitionError(
             f"column {variant!r} differs from column {alike[variant.lower()]!r} of table {name} only by case, which"
             " Spark ignores; rename it"
         )
-    required = [name for name, is_required in known.items() if is_required]
+    required = [name for name, is_required in table_columns.items() if is_required]
     schema = to_iceberg_schema(rows, required=required, primary_key=primary_key)
     if missing := next((column for column in required if column not in rows.names), None):
         raise InvalidInputError(f"column {missing!r} of table {name} is required, but missing in the rows")
     if exists:
         added = [
-            field.model_copy(update={"required": field.required and field.name in known}) for field in schema.fields
+            field.model_copy(update={"required": field.required and field.name in table_columns})
+            for field in schema.fields
         ]
         schema = type(schema)(*added)
     try:
@@ -171,7 +174,7 @@ def plan_rows(
     return plan
 
 
-def _clustered(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+def _cluster(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
     """Cluster rows by partition, in Spark partitions of a size that adaptive execution chooses."""
     if not columns:
         return frame
@@ -188,7 +191,7 @@ def _write(frame: DataFrame, plan: TableWrite, target_file_size_bytes: int) -> l
         return unpickled_data_files(written.column(WRITTEN_FILE).to_pylist())
     activate(frame.sparkSession)
     frame.sparkSession.dataSource.register(TableSink)
-    with handed_over(job) as folder:
+    with handover_folder(job) as folder:
         frame.write.format(TableSink.name()).mode("append").option(HANDOVER, folder).save()
         return unpickled_data_files(receive_output(folder))
 

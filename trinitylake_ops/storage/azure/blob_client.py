@@ -96,7 +96,7 @@ class BlobClient:
         return run_on_loop(request())
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
-        """Limit the total time of a request or a response with a body of this size. Raise TimeoutError after it.
+        """Limit the total time of a request or a response with a body of this size, by raising TimeoutError.
 
         The client's timeouts detect a server that is silent, but not one that sends or reads very slowly.
         """
@@ -294,5 +294,5 @@ def code_of(error: BaseException) -> str | None:
 
 def _inner(error: BaseException) -> BaseException:
     """Return the exception of aiohttp that an exception of azure-core wraps."""
-    wrapped = getattr(error, "inner_exception", None)
-    return wrapped if isinstance(wrapped, BaseException) else error
+    inner_error = getattr(error, "inner_exception", None)
+    return inner_error if isinstance(inner_error, BaseException) else error

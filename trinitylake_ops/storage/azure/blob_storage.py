@@ -185,7 +185,7 @@ class AzureStorage(Storage):
 
     def _delete_all(self, path_by_name: Mapping[str, str]) -> bool:
         """Delete files in one request. Return whether all of them were deleted. Note if batches are not supported."""
-        shown = next(iter(path_by_name.values()))
+        first_path = next(iter(path_by_name.values()))
 
         async def delete() -> Sequence[int] | None:
             sent_at_ms = monotonic_ms()
@@ -201,7 +201,7 @@ class AzureStorage(Storage):
                         return None
                     raise
 
-        statuses = self._run(Request.DELETE, shown, delete)
+        statuses = self._run(Request.DELETE, first_path, delete)
         if statuses is None:
             self._has_batches = False
             return False
@@ -273,17 +273,17 @@ class AzureStorage(Storage):
         **arguments: Any,
     ) -> AsyncIterator[BlobResponse]:
         """Send one request, update the estimate of the server's clock, and yield the response. Raise typed errors."""
-        sending = self._client.send(method, name, **arguments)
+        exchange = self._client.send(method, name, **arguments)
         sent_at_ms = monotonic_ms()
         async with self._client.time_limit(len(arguments.get("body") or b"")):
-            response = await sending.__aenter__()
+            response = await exchange.__aenter__()
         try:
             self._clock.observe(response.headers.get("Date"), sent_at_ms, monotonic_ms())
             if response.status >= 300 and response.status not in accepted:
                 raise await self._failure(self._request(operation, path), response)
             yield response
         finally:
-            await sending.__aexit__(None, None, None)
+            await exchange.__aexit__(None, None, None)
 
     async def _failure(self, request: StorageRequest, response: BlobResponse) -> TrinityLakeError:
         async with self._client.time_limit():

@@ -158,19 +158,19 @@ class AzureSettings:
         return read_settings(cls, AZURE_OPTIONS, options)
 
 
-def _check_name(name: str, shown: str) -> None:
+def _check_name(name: str, label: str) -> None:
     if _INVALID_IN_NAME.search(name):
         raise InvalidLocationError(
-            f"{shown[:80]!r} is not a valid blob name: Azure would change it; remove control characters, '\\' and dots"
+            f"{label[:80]!r} is not a valid blob name: Azure would change it; remove control characters, '\\' and dots"
             " at the end of segments",
-            path=shown,
+            path=label,
         )
     if len(name) > MAX_NAME_CHARACTERS or name.count("/") >= MAX_NAME_SEGMENTS:
         raise InvalidLocationError(
-            f"{shown[:80]!r}... is too long: with the prefix of the root it has {len(name)} characters and"
+            f"{label[:80]!r}... is too long: with the prefix of the root it has {len(name)} characters and"
             f" {name.count('/') + 1} segments, and Azure allows {MAX_NAME_CHARACTERS} and {MAX_NAME_SEGMENTS}; use a"
             " shorter name",
-            path=shown,
+            path=label,
         )
 
 

@@ -84,7 +84,7 @@ class ByteLru(Generic[K, V]):
         return any(entry is not None for entry in dropped)
 
     def grow(self, capacity_bytes: int) -> None:
-        """Make the capacity at least that large. All kept values stay."""
+        """Increase the capacity to at least ``capacity_bytes``. No value is evicted."""
         with self._lock:
             if capacity_bytes > self._capacity_bytes:
                 self._capacity_bytes = capacity_bytes
@@ -149,6 +149,6 @@ def storage_identity(root: str, options: Mapping[str, str]) -> str:
         root: The URI of the root.
         options: The storage options of the root.
     """
-    reaching = sorted((name, value) for name, value in options.items() if name not in _NOT_OF_THE_STORAGE)
+    connection_options = sorted((name, value) for name, value in options.items() if name not in _NOT_OF_THE_STORAGE)
     environment = [os.environ.get(name) for name in environment_of(root)]
-    return hashlib.sha256(json.dumps([root, reaching, environment]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([root, connection_options, environment]).encode()).hexdigest()

@@ -105,24 +105,24 @@ class FileCache:
         data = self.get(identity, path)
         if data is not None:
             return data
-        own = _Read()
+        new_read = _Read()
         with self._lock:
-            running = self._reads.setdefault((identity, path), own)
+            running = self._reads.setdefault((identity, path), new_read)
             n_dropped = self._n_dropped
-        if running is not own:
+        if running is not new_read:
             running.has_ended.wait()
             return read() if running.data is None else running.data
         try:
-            own.data = self.get(identity, path)  # another thread may have put it since the first check
-            if own.data is None:
-                own.data = read()
-                self.put(identity, path, own.data, n_dropped)
-            return own.data
+            new_read.data = self.get(identity, path)  # another thread may have put it since the first check
+            if new_read.data is None:
+                new_read.data = read()
+                self.put(identity, path, new_read.data, n_dropped)
+            return new_read.data
         finally:
             with self._lock:
-                if self._reads.get((identity, path)) is own:
+                if self._reads.get((identity, path)) is new_read:
                     del self._reads[identity, path]
-            own.has_ended.set()
+            new_read.has_ended.set()
 
     def after_fork_in_child(self) -> None:
         """Reset all state in a forked child."""
@@ -179,14 +179,14 @@ class CacheStorage(StorageWrapper):
             self._check_size(path, len(data), length, limit_bytes)
             return data
         check_range(path, offset, length)
-        kept, n_dropped = self._cache.get(self._identity, path), self._cache.n_dropped
-        if kept is None:
+        cached, n_dropped = self._cache.get(self._identity, path), self._cache.n_dropped
+        if cached is None:
             data = self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
             if offset == 0 and length is not None and len(data) < length:  # the range covers the whole file
                 self._cache.put(self._identity, path, data, n_dropped)
             return data
-        self._check_size(path, len(kept) - offset, length, limit_bytes)
-        return kept[offset : None if length is None else offset + length]
+        self._check_size(path, len(cached) - offset, length, limit_bytes)
+        return cached[offset : None if length is None else offset + length]
 
     def create(self, path: str, data: bytes) -> None:
         """Create a file, and cache it for the next reader after the create has succeeded."""

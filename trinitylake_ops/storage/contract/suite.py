@@ -236,8 +236,8 @@ class StorageContract:
 
         def keep_reading() -> None:
             while not done.is_set():
-                for found in storage.read_available([f"new/{number}" for number in range(8)]):
-                    assert isinstance(found, FileMissingError) or found == data
+                for result in storage.read_available([f"new/{number}" for number in range(8)]):
+                    assert isinstance(result, FileMissingError) or result == data
 
         outcomes = run_together([create_files, keep_listing, keep_reading])
         assert outcomes == [None, None, None]
@@ -354,8 +354,8 @@ class StorageContract:
 
         def keep_listing() -> None:
             while not done.is_set():
-                seen = [path for path in paths(storage.list("mixed/")) if "lasting" in path]
-                assert seen == sorted(lasting)
+                listed = [path for path in paths(storage.list("mixed/")) if "lasting" in path]
+                assert listed == sorted(lasting)
 
         assert run_together([come_and_go, keep_listing]) == [None, None]
 
@@ -425,9 +425,9 @@ class StorageContract:
         files = {f"many/{number}": str(number).encode() for number in range(40)}
         storage.create_many(files)
         assert storage.read_many(list(files)) == list(files.values())
-        found = storage.read_available(["many/3", "missing", "many/1"])
-        assert (found[0], found[2]) == (b"3", b"1")
-        assert isinstance(found[1], FileMissingError)
+        result = storage.read_available(["many/3", "missing", "many/1"])
+        assert (result[0], result[2]) == (b"3", b"1")
+        assert isinstance(result[1], FileMissingError)
         assert storage.delete_many([*files, "missing"]) == {}
         assert list(storage.list()) == []
         assert storage.read_many([]) == []

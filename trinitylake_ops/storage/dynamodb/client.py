@@ -180,7 +180,7 @@ class TableRequests:
             return self._call(method, arguments)
         except CLIENT_ERRORS as error:
             is_missing_table = self._settings.create_table and code_of(error) in MISSING_TABLE
-            failure = None if is_missing_table else self._typed(operation, path, error)
+            failure = None if is_missing_table else self._typed_error(operation, path, error)
         # Raised outside the handler, because messages of client libraries may contain parts of the request and its
         # credentials.
         if failure is not None:
@@ -205,10 +205,10 @@ class TableRequests:
         try:
             return self._call(method, arguments)
         except CLIENT_ERRORS as error:
-            failure = self._typed(operation, path, error)
+            failure = self._typed_error(operation, path, error)
         raise failure
 
-    def _typed(self, operation: Request, path: str, error: BaseException) -> Exception:
+    def _typed_error(self, operation: Request, path: str, error: BaseException) -> Exception:
         return typed_error(self.about(operation, path), error, self._endpoint)
 
     def _call(self, method: str, arguments: dict[str, Any]) -> ItemResponse:
@@ -243,7 +243,7 @@ class TableRequests:
         except CLIENT_ERRORS as error:
             # If the response was lost, the state of the table shows the outcome.
             if code_of(error) != "ResourceInUseException":
-                failure = self._typed(operation, path, error)
+                failure = self._typed_error(operation, path, error)
         if failure is not None and not isinstance(failure, AmbiguousWriteError):
             raise failure
         self._wait_for_table(operation, path)
@@ -258,7 +258,7 @@ class TableRequests:
                     return
             except CLIENT_ERRORS as error:
                 # LIST, because nothing was written yet. A new table may not be visible immediately.
-                failure = None if code_of(error) in MISSING_TABLE else self._typed(Request.LIST, path, error)
+                failure = None if code_of(error) in MISSING_TABLE else self._typed_error(Request.LIST, path, error)
             if failure is not None:
                 raise failure
             if time.monotonic() > deadline:

@@ -208,7 +208,7 @@ class GcsClient:
         return headers
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
-        """Limit the total time of a request or a response with a body of this size. Raise TimeoutError after it.
+        """Limit the total time of a request or a response with a body of this size, by raising TimeoutError.
 
         The client's timeouts detect a server that is silent, but not one that sends or reads very slowly.
         """

@@ -101,7 +101,7 @@ class GcsDelegate:
         location = GcsLocation.of(folder)
 
         def exchange_token() -> DownscopedToken:
-            return self._typed(lambda: self._exchange(location, folder_boundary(location, writes=writes)))
+            return self._call_typed(lambda: self._exchange(location, folder_boundary(location, writes=writes)))
 
         return self._cached.get((folder, writes, name), exchange_token)
 
@@ -160,7 +160,7 @@ class GcsDelegate:
                 "cannot vend downscoped tokens: the bucket has no uniform bucket-level access; enable it"
             )
 
-    def _typed(self, fetch_token: Callable[[], DownscopedToken]) -> DownscopedToken:
+    def _call_typed(self, fetch_token: Callable[[], DownscopedToken]) -> DownscopedToken:
         """Call a function and convert its errors to typed errors, whose messages do not repeat any response."""
         try:
             return fetch_token()

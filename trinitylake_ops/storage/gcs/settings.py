@@ -81,17 +81,17 @@ class GcsLocation(BucketLocation):
         " lower-case letters, digits, '.', '_' and '-'; set credentials and endpoint by storage options"
     )
 
-    def check_key(self, key: str, shown: str) -> None:
+    def check_key(self, key: str, label: str) -> None:
         """Raise InvalidLocationError if a key is too long, or is not a valid name of an object.
 
         Args:
             key: The key.
-            shown: The path or root, for the message.
+            label: The path or root, for the message.
         """
-        BucketLocation.check_key(self, key, shown)
+        BucketLocation.check_key(self, key, label)
         if _LINE_BREAKS.search(key) or key.startswith(_RESERVED_PREFIX):
             raise InvalidLocationError(
-                f"{shown[:80]!r} is not a valid object name on Google Cloud Storage: it contains a line break or begins"
+                f"{label[:80]!r} is not a valid object name on Google Cloud Storage: it contains a line break or begins"
                 f" with {_RESERVED_PREFIX!r}; use another name"
             )
 

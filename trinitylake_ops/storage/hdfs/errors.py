@@ -123,8 +123,8 @@ class RpcFailure:
         if match:
             name, message = match[1].rpartition(".")[2].rpartition("$")[2], match[2]
         elif isinstance(error, RuntimeError):
-            own = _OWN_KIND.match(text)
-            name, message = own[1] if own else text, text
+            library_error = _OWN_KIND.match(text)
+            name, message = library_error[1] if library_error else text, text
         else:
             is_plain = isinstance(error, OSError) and not isinstance(error, _OWN_CLASSES)
             name, message = "OSError" if is_plain else type(error).__name__, text

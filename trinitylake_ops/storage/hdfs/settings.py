@@ -154,11 +154,11 @@ class HdfsSettings:
         return config
 
 
-def _check_names(path: str, shown: str) -> None:
+def _check_names(path: str, label: str) -> None:
     """Raise InvalidLocationError if HDFS does not support a path."""
     if ":" in path:
-        raise InvalidLocationError(f"{shown!r} contains ':', which HDFS does not allow; use another name", path=shown)
+        raise InvalidLocationError(f"{label!r} contains ':', which HDFS does not allow; use another name", path=label)
     if ".snapshot" in path.split("/"):
         raise InvalidLocationError(
-            f"{shown!r} contains '.snapshot', which is reserved by HDFS; use another name", path=shown
+            f"{label!r} contains '.snapshot', which is reserved by HDFS; use another name", path=label
         )

@@ -82,13 +82,13 @@ def close_on_loop(close: Callable[[], Coroutine[Any, Any, Any]]) -> None:
     loop = fsspec.asyn.get_loop()
     if loop is None or loop.is_closed():
         return
-    closing = asyncio.run_coroutine_threadsafe(close(), loop)
+    future = asyncio.run_coroutine_threadsafe(close(), loop)
     if _is_own_thread(loop):
         return  # called by a destructor on the loop's thread: the client closes after this returns
     try:
-        closing.result(_CLOSE_TIMEOUT_SECONDS)
+        future.result(_CLOSE_TIMEOUT_SECONDS)
     except TimeoutError:
-        closing.cancel()
+        future.cancel()
 
 
 def _is_own_thread(loop: asyncio.AbstractEventLoop) -> bool:

@@ -13,7 +13,7 @@ from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
 #: Slowest transfer that does not time out. The time of the transfer is added to the timeouts.
 MIN_BYTES_PER_SECOND = 128 * 1024
-#: More than the threads of the pool that storages share, so that requests never wait for a connection.
+#: Larger than the thread pool that storages share, so that requests never wait for a connection.
 MAX_CONNECTIONS = 128
 
 _MIN_TIMEOUT_SECONDS = 0.001
@@ -127,16 +127,16 @@ class BucketLocation:
             return None
         return path
 
-    def check_key(self, key: str, shown: str) -> None:
+    def check_key(self, key: str, label: str) -> None:
         """Raise InvalidLocationError if a key is too long.
 
         Args:
             key: The key.
-            shown: The path or root, for the message.
+            label: The path or root, for the message.
         """
         n_bytes = len(key.encode())
         if n_bytes > MAX_KEY_BYTES:
             raise InvalidLocationError(
-                f"{shown[:80]!r}... is too long: its key has {n_bytes} bytes, including the prefix of the root, and"
+                f"{label[:80]!r}... is too long: its key has {n_bytes} bytes, including the prefix of the root, and"
                 f" {self.service} allows {MAX_KEY_BYTES}; use a shorter name"
             )

@@ -38,7 +38,7 @@ class CommitLock:
         try:
             descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
-            yield False  # the first write reports what is wrong with the folder
+            yield False  # the first write reports the problem with the folder
             return
         is_free = _lock(descriptor)
         if not (is_free or self._wait(descriptor, longest_s)):

@@ -57,7 +57,7 @@ _ERRORS = (
 
 
 @contextmanager
-def translated(root: str, path: str, verb: str) -> Iterator[None]:
+def translate_errors(root: str, path: str, verb: str) -> Iterator[None]:
     """Raise the typed error for an OSError of the block.
 
     Args:
@@ -88,7 +88,7 @@ def storage_error(error: OSError, root: str, path: str, verb: str) -> TrinityLak
     return row.error(row.message.format(failure=failure, what=what, path=path, root=root), path=path)
 
 
-def folder_vanished(root: str, path: str, verb: str) -> TransientError:
+def folder_vanished_error(root: str, path: str, verb: str) -> TransientError:
     """Return the error if another process deletes the folder of a file while it is written. Nothing took effect.
 
     Args:
@@ -97,7 +97,9 @@ def folder_vanished(root: str, path: str, verb: str) -> TransientError:
         verb: Operation of the caller.
     """
     return TransientError(
-        f"cannot {verb} {path!r} under {root}: another process keeps deleting its folder; retry after that", path=path
+        f"cannot {verb} {path!r} under {root}: another process keeps deleting its folder;"
+        " stop that process, then retry",
+        path=path,
     )
 
 

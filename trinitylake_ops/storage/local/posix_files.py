@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from trinitylake_ops.errors import InvalidInputError, StoragePermissionError
-from trinitylake_ops.storage.local.errors import translated
+from trinitylake_ops.storage.local.errors import translate_errors
 
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_RENAMEAT2 = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -256,7 +256,7 @@ def make_root_folder(root: str) -> None:
         return
     folder = root.removeprefix(_FILE).rstrip("/") or "/"
     for name in reversed([name for name in _upwards(folder) if not os.path.isdir(name)]):
-        with translated(root, name, "create"):
+        with translate_errors(root, name, "create"):
             create_folder(name.encode())
 
 

@@ -20,13 +20,13 @@ from trinitylake_ops.storage.local.commit_lock import CommitLock
 from trinitylake_ops.storage.local.errors import (
     ambiguous_write,
     behind_a_link,
-    folder_vanished,
+    folder_vanished_error,
     link_without_folder,
     no_folder_possible,
     outcome_unknown,
     root_is_not_a_folder,
     storage_error,
-    translated,
+    translate_errors,
 )
 from trinitylake_ops.storage.local.posix_files import (
     READING,
@@ -108,7 +108,7 @@ class LocalStorage(Storage):
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         check_range(path, offset, length)
-        with translated(self.root, path, "read"):
+        with translate_errors(self.root, path, "read"):
             return read_range(
                 self._opened(path), offset, length, lambda n_bytes: self._check_size(path, n_bytes, length, limit_bytes)
             )
@@ -139,7 +139,7 @@ class LocalStorage(Storage):
             raise
 
     def stat(self, path: str) -> FileInfo:
-        with translated(self.root, path, "look up"), self._within(path) as (name, folder):
+        with translate_errors(self.root, path, "look up"), self._within(path) as (name, folder):
             status = os.stat(name, dir_fd=folder, follow_symlinks=self.follows_links)
         if not stat.S_ISREG(status.st_mode):
             raise FileMissingError(MISSING.format(path=path, root=self.root), path=path)
@@ -147,7 +147,7 @@ class LocalStorage(Storage):
 
     def is_linked(self, path: str) -> bool:
         name = self._locate(path)
-        with translated(self.root, path, "look up"):
+        with translate_errors(self.root, path, "look up"):
             return os.path.islink(name) or not self._is_folder_without_links(path.rpartition("/")[0])
 
     def stage(self, path: str, data: bytes) -> None:
@@ -192,7 +192,7 @@ class LocalStorage(Storage):
             data: Content of the file.
         """
         target = self._locate(path)
-        with translated(self.root, path, "write"):
+        with translate_errors(self.root, path, "write"):
             if overwrite_in_place(target, data):
                 return
             temporary = self._new_temporary()
@@ -205,7 +205,7 @@ class LocalStorage(Storage):
                 _remove_temporary(temporary)
 
     def delete(self, path: str) -> None:
-        with translated(self.root, path, "delete"):
+        with translate_errors(self.root, path, "delete"):
             try:
                 with self._within(path) as (name, folder):
                     os.unlink(name, dir_fd=folder)
@@ -234,7 +234,7 @@ class LocalStorage(Storage):
         target = self._locate(path)
         if not self.follows_links and self._has_link(path.rpartition("/")[0]):
             raise behind_a_link(self.root, path)
-        with translated(self.root, path, verb):
+        with translate_errors(self.root, path, verb):
             try:
                 try:
                     self._put_once(path, target, data, publish, verb)
@@ -245,7 +245,7 @@ class LocalStorage(Storage):
             except FileNotFoundError as error:
                 if self._has_link(path.rpartition("/")[0]):
                     raise link_without_folder(self.root, path, verb) from error
-                raise folder_vanished(self.root, path, verb) from error
+                raise folder_vanished_error(self.root, path, verb) from error
             except NotADirectoryError as error:
                 raise no_folder_possible(self.root, path, verb) from error
 

@@ -36,15 +36,15 @@ class TlsConnection(SSLConnection):
     def _connect(self) -> socket.socket:
         read_timeout_s, self.socket_timeout = self.socket_timeout, self.socket_connect_timeout
         try:
-            connected: socket.socket = super()._connect()  # type: ignore[no-untyped-call]
+            sock: socket.socket = super()._connect()  # type: ignore[no-untyped-call]
         except TimeoutError as error:
             if "handshake" in str(error) and self._responds_without_tls():
                 raise ssl.SSLError("the port does not support TLS") from error
             raise
         finally:
             self.socket_timeout = read_timeout_s
-        connected.settimeout(read_timeout_s)
-        return connected
+        sock.settimeout(read_timeout_s)
+        return sock
 
     def _responds_without_tls(self) -> bool:
         try:

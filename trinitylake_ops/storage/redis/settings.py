@@ -215,10 +215,10 @@ def redis_of_environment(root: str, options: Mapping[str, str]) -> dict[str, str
     return {name: value for name, value in values.items() if value} if values["password"] else {}
 
 
-def _check_length(member_path: str, shown: str) -> None:
+def _check_length(member_path: str, label: str) -> None:
     n_bytes = len(member_path.encode())
     if n_bytes > MAX_PATH_BYTES:
         raise InvalidLocationError(
-            f"{shown[:80]!r}... is too long: with the folders of the root it has {n_bytes} bytes, more than the limit"
+            f"{label[:80]!r}... is too long: with the folders of the root it has {n_bytes} bytes, more than the limit"
             f" of {MAX_PATH_BYTES} bytes; use a shorter name"
         )

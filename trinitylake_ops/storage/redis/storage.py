@@ -199,7 +199,7 @@ class RedisStorage(Storage):
             # A wait only covers changes up to the last one of its own connection, so this must change a key.
             self._send_and_wait(Request.WRITE, path, ("INCR", key))
         except AmbiguousWriteError as error:
-            raise TransientError(f"{error.message}; nobody can rely on the file yet", path=path) from None
+            raise TransientError(f"{error.message}; readers cannot rely on the file yet", path=path) from None
         with self._lock:
             self._unconfirmed.discard(path)
 

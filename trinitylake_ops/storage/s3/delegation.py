@@ -144,8 +144,8 @@ class S3Delegate:
         credentials = self._session.get_credentials()
         if credentials is None:
             raise StoragePermissionError("cannot sign the request: there are no credentials; configure AWS credentials")
-        frozen = credentials.get_frozen_credentials()
-        return Credentials(frozen.access_key, frozen.secret_key, frozen.token)
+        frozen_credentials = credentials.get_frozen_credentials()
+        return Credentials(frozen_credentials.access_key, frozen_credentials.secret_key, frozen_credentials.token)
 
     @cached_attribute
     def _sts(self) -> botocore.client.BaseClient:
@@ -163,7 +163,7 @@ class S3Delegate:
     def _assume_role(self, policy: str, name: str) -> SessionCredentials:
         session_name = _INVALID_IN_SESSION_NAME.sub("-", f"trinitylake-{name}")[:_MAX_SESSION_NAME_CHARS]
         try:
-            issued = self._sts.assume_role(
+            role_session = self._sts.assume_role(
                 RoleArn=self.settings.role,
                 RoleSessionName=session_name,
                 Policy=policy,
@@ -185,10 +185,10 @@ class S3Delegate:
                 f"cannot vend credentials: the session service did not respond ({type(error).__name__}); retry"
             ) from error
         return SessionCredentials(
-            issued["AccessKeyId"],
-            issued["SecretAccessKey"],
-            issued["SessionToken"],
-            int(issued["Expiration"].timestamp() * 1_000),
+            role_session["AccessKeyId"],
+            role_session["SecretAccessKey"],
+            role_session["SessionToken"],
+            int(role_session["Expiration"].timestamp() * 1_000),
         )
 
 

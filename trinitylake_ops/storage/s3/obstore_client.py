@@ -179,11 +179,11 @@ def _credential_provider(session: botocore.session.Session) -> Callable[[], S3Cr
     is_refreshable = isinstance(credentials, RefreshableCredentials)
 
     def current() -> S3Credential:
-        frozen = credentials.get_frozen_credentials()
+        frozen_credentials = credentials.get_frozen_credentials()
         return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
+            "access_key_id": frozen_credentials.access_key,
+            "secret_access_key": frozen_credentials.secret_key,
+            "token": frozen_credentials.token,
             # Expire immediately, so that obstore calls the provider before each request and botocore decides when to
             # renew.
             "expires_at": datetime.now(UTC) if is_refreshable else None,

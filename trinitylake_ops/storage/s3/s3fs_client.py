@@ -121,7 +121,7 @@ class S3Client:
         return run_on_loop(request(self._file_system()))
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
-        """Limit the total time of a request or a response with a body of this size. Raise TimeoutError after it.
+        """Limit the total time of a request or a response with a body of this size, by raising TimeoutError.
 
         The client's timeouts detect a server that is silent, but not one that sends or reads very slowly.
         """
@@ -337,8 +337,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _inner(error: BaseException) -> BaseException:
-    wrapped = getattr(error, "kwargs", {}).get("error") if isinstance(error, BotoCoreError) else None
-    return wrapped if isinstance(wrapped, BaseException) else error
+    inner_error = getattr(error, "kwargs", {}).get("error") if isinstance(error, BotoCoreError) else None
+    return inner_error if isinstance(inner_error, BaseException) else error
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

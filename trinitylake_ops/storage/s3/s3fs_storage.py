@@ -153,8 +153,8 @@ class S3Storage(Storage):
 
     def _delete_objects(self, path_by_key: Mapping[str, str]) -> dict[str, StorageError]:
         objects = [{"Key": key} for key in path_by_key]
-        shown = next(iter(path_by_key.values()))
-        response = self._send(Request.DELETE, shown, "delete_objects", Delete={"Objects": objects, "Quiet": True})
+        first_path = next(iter(path_by_key.values()))
+        response = self._send(Request.DELETE, first_path, "delete_objects", Delete={"Objects": objects, "Quiet": True})
         failures: dict[str, StorageError] = {}
         for failed in response.get("Errors", ()):
             path = path_by_key.get(failed.get("Key", ""))
