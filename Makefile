@@ -20,22 +20,11 @@ PYTHONS ?=
 MYPY_CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trinitylake-tests/mypy
 # Additional arguments for the demo or pytest.
 ARGS ?=
-# Tests that run again with lakehouses on an S3 server: every file that uses the fixture `lakes`.
-# The longer ones of them run in `make soak`.
-TESTS_ON_RADOSGW := tests/concurrency tests/transaction
-LONG_ON_RADOSGW := tests/transaction/test_commit.py tests/transaction/test_find_latest.py tests/transaction/test_root_naming.py \
-	tests/transaction/test_group_commit.py tests/transaction/test_rebase.py tests/transaction/test_lakehouse.py \
-	tests/transaction/test_saved_transactions.py tests/transaction/test_fairness.py tests/transaction/test_commit_environment.py \
-	tests/transaction/test_foreign_system_rows.py tests/transaction/test_newest_root.py tests/transaction/test_cold_lookups.py \
-	tests/transaction/test_shared_cache.py tests/transaction/test_change_set.py tests/transaction/test_added_files.py \
-	tests/transaction/test_transaction.py tests/transaction/test_group_failures.py tests/transaction/test_object_names.py \
-	tests/transaction/test_write_ahead.py \
-	tests/operations tests/iceberg
 WITH_SHUFFLED_LISTS := tests/transaction tests/operations tests/iceberg tests/tree tests/format
 LONG_ON_MOTO := tests/transaction/test_transaction.py tests/operations/test_rollback.py
 # Tests that `make soak` repeats with lakehouses on each other server.
 ON_OTHER_SERVERS := tests/transaction tests/concurrency tests/operations tests/iceberg
-OTHER_SERVERS := azurite fake_gcs dynalite redis_server valkey_server hdfs
+OTHER_SERVERS := radosgw azurite fake_gcs dynalite redis_server valkey_server hdfs
 
 #: Tests of the engine without servers, a JVM or Dagster: less than a minute on 2 cores.
 UNIT_TESTS := tests/transaction tests/format/test_file_names.py tests/format/test_keys.py tests/format/test_definitions.py \
@@ -69,8 +58,8 @@ ui: ## serve the Dagster UI with the runs of the demo at http://127.0.0.1:PORT
 	@TRINITYLAKE_ROOT="$(ROOT)" DAGSTER_HOME="$(DAGSTER_HOME)" exec $(BIN)/dagster-webserver \
 		--host 127.0.0.1 --port "$(PORT)" --python-file definitions.py --log-level warning
 
-test: ## run all tests, lint, and the transaction and race tests again on radosgw (with ARGS: only the tests)
-	@TESTS_ON_RADOSGW="$(TESTS_ON_RADOSGW)" LONG_ON_RADOSGW="$(LONG_ON_RADOSGW)" scripts/run_tests.sh $(ARGS)
+test: ## run all tests and lint (with ARGS: only the tests)
+	@scripts/run_tests.sh $(ARGS)
 
 unit: setup ## run the engine tests without servers, JVM and Dagster, in less than a minute
 	@$(BIN)/python -m pytest -q --workers 2 -m "not soak and not debian_packages" $(UNIT_TESTS) $(ARGS)
@@ -80,7 +69,7 @@ check: lint ## run lint, type checks, import contracts and the quick tests, in a
 		-m "not soak and not debian_packages" $(QUICK_TESTS) $(ARGS)
 
 soak: setup ## run the long tests, and the engine tests on every storage; logs to soak/
-	@LONG_ON_RADOSGW="$(LONG_ON_RADOSGW)" LONG_ON_MOTO="$(LONG_ON_MOTO)" WITH_SHUFFLED_LISTS="$(WITH_SHUFFLED_LISTS)" \
+	@LONG_ON_MOTO="$(LONG_ON_MOTO)" WITH_SHUFFLED_LISTS="$(WITH_SHUFFLED_LISTS)" \
 		ON_OTHER_SERVERS="$(ON_OTHER_SERVERS)" OTHER_SERVERS="$(OTHER_SERVERS)" scripts/run_soak.sh $(ARGS)
 
 lint: setup ## run ruff, codespell, mypy --strict, import contracts and dependency checks

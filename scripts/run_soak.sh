@@ -6,7 +6,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=.venv/bin/python
-read -ra long_on_radosgw <<<"$LONG_ON_RADOSGW"
 read -ra long_on_moto <<<"$LONG_ON_MOTO"
 read -ra with_shuffled_lists <<<"$WITH_SHUFFLED_LISTS"
 read -ra on_other_servers <<<"$ON_OTHER_SERVERS"
@@ -27,7 +26,6 @@ run_all() {
     trap 'exit 130' INT # pytest handles the signal itself, and the next part would start
     run_part "long tests" --durations=0 -m "soak${selection:+ and $selection}" "$@"
     if [ $# = 0 ]; then
-        run_part "lakehouses on radosgw" --workers 2 --lakes=radosgw "${long_on_radosgw[@]}"
         run_part "lakehouses on moto" --workers 2 --lakes=moto "${long_on_moto[@]}"
         run_part "shuffled lists" --workers 2 --lists=shuffled --hypothesis-profile=soak "${with_shuffled_lists[@]}"
         local kind

@@ -1,13 +1,10 @@
 #!/usr/bin/env bash
-# Runs all tests; in parallel, lint and the tests whose lakehouses are once more on an S3 server: make test.
-# Arguments go to pytest; with any, only pytest runs. What ran in parallel is shown after the tests.
+# Runs all tests and, in parallel, lint, whose output is shown after that of the tests: make test.
+# Arguments are passed to pytest; with arguments only the tests run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=.venv/bin/python
-# Tests that run once more on radosgw: files that use the fixture `lakes`. The longer ones run in `make soak`.
-read -ra on_radosgw <<<"$TESTS_ON_RADOSGW"
-read -ra long_on_radosgw <<<"$LONG_ON_RADOSGW"
 outputs=$(mktemp -d)
 jobs=()
 trap 'kill "${jobs[@]}" 2>/dev/null || true; rm -rf "$outputs"' EXIT
@@ -36,21 +33,11 @@ if [ $# = 0 ]; then
 fi
 wait "$packages"
 selection=$(<"$outputs/selection")
-# The archive is written while pytest collects the tests; a JVM that starts earlier does without it.
-SPARK_SUBMIT_OPTS=$(scripts/share_classes.sh)
-export SPARK_SUBMIT_OPTS
-
-again=
-if [ $# = 0 ] && [ -z "$selection" ]; then
-    PYTEST_ADDOPTS='' $python -m pytest -p no:cacheprovider --lakes=radosgw "${on_radosgw[@]}" \
-        "${long_on_radosgw[@]/#/--ignore=}" >"$outputs/pytest, lakehouses on radosgw" 2>&1 &
-    again=$!
-    jobs+=("$again")
-fi
+# Spark's JVMs live for minutes: the optimizing compiler and parallel garbage collection would cost more than they save.
+export SPARK_SUBMIT_OPTS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 echo "==> pytest"
 status=0
 $python -m pytest --workers 5 --durations=25 -m "not soak${selection:+ and $selection}" "$@" || status=$?
-[ -z "$again" ] || finish "pytest, lakehouses on radosgw" "$again" || status=$((status ? status : 1))
 [ $# -gt 0 ] || finish lint "$lint" || status=$((status ? status : 1))
 exit "$status"

@@ -201,7 +201,7 @@ def soak_in(folder: Path, failing_argument: str) -> subprocess.CompletedProcess[
 
 def test_soak_continues_after_failed_part(tmp_path: Path) -> None:
     """The exit status is 1 if any part fails, not only the last one."""
-    kinds = ("radosgw", "moto", "azurite", "fake_gcs", "dynalite", "redis_server", "valkey_server", "hdfs")
+    kinds = ("moto", "radosgw", "azurite", "fake_gcs", "dynalite", "redis_server", "valkey_server", "hdfs")
     soak = soak_in(tmp_path, "lakes=dynalite")
     assert [kind for kind in kinds if f"--lakes={kind} " in soak.stdout] == list(kinds)
     assert soak.returncode == 1

@@ -6,6 +6,7 @@ Collecting the tests takes as long as running hundreds of them, so workers share
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -57,6 +58,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     queue = _queue(len(groups))
     base = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     workers: list[_Worker] = []
+    # The garbage collector would visit and so copy millions of objects that the workers share.
+    gc.collect()
+    gc.freeze()
     try:
         for number in range(n_workers):
             folder = base / f"{_WORKER}{number}"

@@ -42,9 +42,10 @@ def cases() -> Iterator[object]:
     """Storage, seconds and threads per process: short runs, and long ones for ``make soak``."""
     for storage_kind in ("local", "s3"):
         marks = [] if storage_kind == "local" else [pytest.mark.debian_packages]
-        yield pytest.param(
-            storage_kind, SECONDS, 1, marks=[*marks, pytest.mark.timeout(SECONDS + LATEST_END_S + 60)], id=storage_kind
-        )
+        short = [*marks, pytest.mark.timeout(SECONDS + LATEST_END_S + 60)]
+        if storage_kind == "s3":
+            short.append(pytest.mark.soak)
+        yield pytest.param(storage_kind, SECONDS, 1, marks=short, id=storage_kind)
         soak = [*marks, pytest.mark.soak, pytest.mark.timeout(1_800)]
         yield pytest.param(storage_kind, SOAK_SECONDS, 1, marks=soak, id=f"{storage_kind}-long")
         yield pytest.param(storage_kind, THREADS_SECONDS, 4, marks=soak, id=f"{storage_kind}-threads")

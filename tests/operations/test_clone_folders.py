@@ -22,7 +22,6 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.definitions import METADATA_LOCATION
 from trinitylake_ops.format.locations import to_uri
-from trinitylake_ops.storage import background
 
 pytestmark = pytest.mark.local_only("folders of one machine")
 
@@ -160,7 +159,6 @@ def test_drop_removes_empty_folders(lake: Lakehouse, clone: Lakehouse, folder: P
 
 def test_drop_keeps_folders_of_other_programs(lake: Lakehouse, clone: Lakehouse, folder: Path) -> None:
     append_rows(clone)
-    background.drain()  # the hint of the clone
     (folder / "notes" / "empty").mkdir(parents=True)
     (folder / "tables" / "of-others").mkdir()
     (folder / "tables" / "of-others" / "file").write_bytes(b"not ours")

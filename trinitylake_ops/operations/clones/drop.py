@@ -55,7 +55,7 @@ from trinitylake_ops.operations.gc.mark import owned_tables
 from trinitylake_ops.operations.gc.survey import Progress, no_progress
 from trinitylake_ops.operations.gc.table_files import table_id_in
 from trinitylake_ops.operations.rendering import Table, new_table
-from trinitylake_ops.storage import TEMPORARY_PREFIX
+from trinitylake_ops.storage import TEMPORARY_PREFIX, background
 from trinitylake_ops.transaction.creation import has_roots
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
@@ -172,6 +172,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
         if clone is not None:
             check_no_dependents(clone)
         if clone is not None and self.deletes_files:
+            background.drain()  # otherwise a pending hint of this process would be written after the deletion
             check_not_registered(metered.lake, latest, record, clone)
             stages, n_other_files = _own_files(clone)
         elif self.deletes_files:
