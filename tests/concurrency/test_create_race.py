@@ -48,7 +48,7 @@ def contests() -> Iterator[object]:
         for size_bytes in SIZES_BYTES:
             n_rounds = FEWER_ROUNDS.get((storage_kind, size_bytes), N_ROUNDS)
             title = f"{storage_kind}-{size_bytes}-bytes"
-            if storage_kind == "local" or size_bytes < 9 * MIB:  # otherwise 32 bodies take long; processes race with them
+            if storage_kind == "local" or size_bytes < 9 * MIB:
                 yield pytest.param(storage_kind, size_bytes, n_rounds, marks=marks, id=title)
             if n_rounds < N_ROUNDS:
                 full = [*marks, pytest.mark.soak, pytest.mark.timeout(1800)]
