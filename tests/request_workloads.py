@@ -18,7 +18,7 @@ from tests.iceberg.threaded import ThreadedStorage
 from tests.lakes import table
 from tests.operations.aging import LONG_MS, keeping
 from tests.request_budgets import BUDGETS, StorageKind
-from tests.transaction.groups import commit_waiting
+from tests.transaction.groups import commit_queued
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import VersionNotFoundError
 from trinitylake_ops.format.file_names import HINT_PATH, root_naming
@@ -269,7 +269,7 @@ def _group_commit(n_members: int, *, with_files: bool) -> Workload:
             txn.create_table("ns", f"new-{number}", table())
             if with_files:
                 txn.add_file(f"tables/new-{number}/metadata/0.json", b"{}")
-        return subject.count(lambda: commit_waiting(lake, transactions))
+        return subject.count(lambda: commit_queued(lake, transactions))
 
     return count
 

@@ -1,4 +1,4 @@
-"""Checks the lakehouses of these tests after each test."""
+"""Fixtures with lakehouses whose invariants are checked after each test."""
 
 from tests.lakes import lake, lakes
 

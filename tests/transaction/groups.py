@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import linecache
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,32 +19,43 @@ import pytest
 
 from tests.lakes import Lakes, table
 from trinitylake_ops import Lakehouse
+from trinitylake_ops.format.definitions import IsolationLevel
 from trinitylake_ops.storage import FileInfo, MemoryStorage, Storage, StorageWrapper
 from trinitylake_ops.transaction import commit_queue, group
+from trinitylake_ops.transaction.change_set import ChangeSet
+from trinitylake_ops.transaction.commit import DEFAULT_MAX_ATTEMPTS
+from trinitylake_ops.transaction.commit_queue import CommitQueue
+from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.versions.commit_info import CommitInfo
+from trinitylake_ops.versions.snapshot import Snapshot
 
-Work = Callable[[Transaction], object]
-LONGEST_WAIT_S = 10
+Change = Callable[[Transaction], object]
+TIMEOUT_S = 10
 _MODULES = {str(Path(module.__file__)) for module in (commit_queue, group)}
 
 
 def commit_together(
-    lake: Lakehouse, works: Sequence[Work], *, isolation: str | None = None, meanwhile: Callable[[], object] = int
+    lake: Lakehouse,
+    changes: Sequence[Change],
+    *,
+    isolation: str | None = None,
+    while_queued: Callable[[], object] = int,
 ) -> list[int | BaseException]:
-    """Begin transactions on one version, queue them in this order, then commit them.
+    """Begin a transaction for each change on the same version, queue them in this order, then commit them.
 
-    ``meanwhile`` runs when all of them are queued. Returns the version or the error of each.
+    ``while_queued`` is called when all transactions are queued. Returns the version or the error of each transaction.
     """
-    transactions = [lake.transaction(isolation) for _ in works]
-    for work, txn in zip(works, transactions, strict=True):
-        work(txn)
-    return commit_waiting(lake, transactions, meanwhile)
+    transactions = [lake.transaction(isolation) for _ in changes]
+    for change, txn in zip(changes, transactions, strict=True):
+        change(txn)
+    return commit_queued(lake, transactions, while_queued)
 
 
-class Hooked(StorageWrapper):
-    """Calls ``before`` with the path of each create before it is sent, and ``after`` if it succeeded.
+class HookedStorage(StorageWrapper):
+    """Calls ``before`` with the path before each create, ``after`` after each successful one.
 
-    Calls ``before_read`` with the path of each read.
+    Calls ``before_read`` with the path before each read.
     """
 
     def __init__(self, inner: Storage):
@@ -65,12 +79,12 @@ class Hooked(StorageWrapper):
 
 
 def simulate_high_latency(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat memory as high-latency storage, where a transaction writes its files before it is queued."""
+    """Make memory storage look like high-latency storage, where a transaction writes its files before it is queued."""
     monkeypatch.setattr(MemoryStorage, "concurrency", 16)
 
 
-def create_filled(lakes: Lakes, storage: Storage) -> Lakehouse:
-    """Create a lakehouse whose version 1 has a namespace."""
+def create_with_namespace(lakes: Lakes, storage: Storage) -> Lakehouse:
+    """Create a lakehouse whose version 1 has the namespace ``ns``."""
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
     with lake.transaction() as txn:
         txn.create_namespace("ns")
@@ -84,21 +98,28 @@ def create_in_transactions(lake: Lakehouse, *names: str) -> list[Transaction]:
     return transactions
 
 
-def creates(name: str) -> Work:
+def creates_table(name: str) -> Change:
     return lambda txn: txn.create_table("ns", name, table(made="yes"))
 
 
-def commit_elsewhere(storage: Storage, work: Work) -> None:
-    """Commit in another process."""
+def commit_in_other_process(storage: Storage, change: Change) -> None:
+    """Commit a change as another process would."""
     with Lakehouse(storage).transaction() as txn:
-        work(txn)
+        change(txn)
 
 
-class Committing:
+class CommitThread:
     """A thread that commits a transaction."""
 
-    def __init__(self, txn: Transaction, trace: Callable[..., Any] | None = None):
+    def __init__(
+        self,
+        txn: Transaction,
+        *,
+        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+        trace: Callable[..., Any] | None = None,
+    ):
         self._outcomes: list[int | BaseException] = []
+        self._max_attempts = max_attempts
         self._trace = trace
         self._thread = threading.Thread(target=self._commit, args=(txn,), daemon=True)
         self._thread.start()
@@ -106,7 +127,7 @@ class Committing:
     def _commit(self, txn: Transaction) -> None:
         sys.settrace(self._trace)
         try:
-            self._outcomes.append(txn.commit())
+            self._outcomes.append(txn.commit(self._max_attempts))
         except BaseException as error:  # noqa: BLE001 - the test checks the outcome
             self._outcomes.append(error)
         finally:
@@ -117,8 +138,8 @@ class Committing:
         return not self._thread.is_alive()
 
     def outcome(self) -> int | BaseException:
-        self._thread.join(LONGEST_WAIT_S)
-        assert self.is_done, "the commit hangs"
+        self._thread.join(TIMEOUT_S)
+        assert self.is_done, "the commit did not finish in time"
         return self._outcomes[0]
 
     def version(self) -> int:
@@ -129,55 +150,104 @@ class Committing:
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Wait until other threads satisfy a condition."""
-    deadline = time.monotonic() + LONGEST_WAIT_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, "the condition was not satisfied in time"
         time.sleep(0.0005)
 
 
-class _TestLeader:
-    """Leads the queue until the test ends it."""
-
-    has_left = is_done = False
-    is_taken = True
-    wakes = threading.Event()
+class Interrupted(BaseException):
+    """Simulates Ctrl-C."""
 
 
-def commit_waiting(
+class _QueueBlocker(Submission):
+    """A submission without changes that leads a commit queue until it is released. It then fails."""
+
+    def __init__(self, base: Snapshot):
+        self.is_leading, self.is_released = threading.Event(), threading.Event()
+        super().__init__(str(uuid.uuid4()), base, ChangeSet(), IsolationLevel.SNAPSHOT, CommitInfo(""), begun_at_ms=0)
+
+    @property  # type: ignore[override]
+    def begun_at_ms(self) -> int:
+        """The leader reads this before it gathers a group."""
+        self.is_leading.set()
+        self.is_released.wait()
+        raise Interrupted
+
+    @begun_at_ms.setter
+    def begun_at_ms(self, value: int) -> None:
+        pass
+
+    def commit(self, queue: CommitQueue) -> None:
+        with contextlib.suppress(Interrupted):
+            queue.commit(self, max_attempts=1)
+
+
+@contextmanager
+def _blocked_queue(queue: CommitQueue, base: Snapshot) -> Iterator[None]:
+    """Keep all transactions of a queue waiting until the block ends."""
+    assert queue.state().leader is None
+    blocker = _QueueBlocker(base)
+    thread = threading.Thread(target=blocker.commit, args=(queue,), daemon=True)
+    thread.start()
+    assert blocker.is_leading.wait(TIMEOUT_S)
+    try:
+        yield
+    finally:
+        blocker.is_released.set()
+        thread.join(TIMEOUT_S)
+
+
+def waiting_ids(lake: Lakehouse) -> list[str]:
+    """Return the ids of the transactions that wait in the commit queue."""
+    return [member.submission.id for member in lake.commit_queue.state().waiting]
+
+
+def leader_id(lake: Lakehouse) -> str | None:
+    """Return the id of the transaction that leads the commit queue."""
+    leader = lake.commit_queue.state().leader
+    return None if leader is None else leader.submission.id
+
+
+def commit_queued(
     lake: Lakehouse,
     transactions: Sequence[Transaction],
-    meanwhile: Callable[[], object] = int,
+    while_queued: Callable[[], object] = int,
     *,
+    max_attempts: Mapping[Transaction, int] | None = None,
     interrupted: int | None = None,
     at_line: int = 0,
 ) -> list[int | BaseException]:
     """Queue transactions in this order behind another leader, then commit them.
 
-    The thread of transaction number ``interrupted`` is interrupted at its ``at_line``-th line in the queue's modules.
+    Args:
+        lake: The lakehouse.
+        transactions: The transactions.
+        while_queued: Called when all transactions are queued.
+        max_attempts: The number of attempts by transaction, instead of the default.
+        interrupted: The index of a transaction whose thread is interrupted.
+        at_line: The number of lines that this thread runs in the queue's modules before it is interrupted.
+
+    Returns:
+        The version or the error of each transaction.
     """
-    queue, leader, committing = lake._queue, _TestLeader(), list[Committing]()
-    assert queue._leader is None or queue._leader.is_done
-    queue._leader = leader  # type: ignore[assignment]
-    for number, txn in enumerate(transactions):
-        commit = Committing(txn, interrupt_at(at_line) if number == interrupted else None)
-        committing.append(commit)
-        wait_until(
-            lambda commit=commit, txn=txn: (  # type: ignore[misc]
-                commit.is_done or txn.id in [waiting.submission.id for waiting in tuple(queue._waiting)]
-            )
-        )
-    meanwhile()
-    leader.is_done = True
-    queue._leave_queue(leader)  # type: ignore[arg-type]
-    return [commit.outcome() for commit in committing]
-
-
-class Interrupted(BaseException):
-    """Ctrl-C."""
+    threads: list[CommitThread] = []
+    with _blocked_queue(lake.commit_queue, transactions[0].base):
+        for number, txn in enumerate(transactions):
+            attempts = (max_attempts or {}).get(txn, DEFAULT_MAX_ATTEMPTS)
+            trace = interrupt_at(at_line) if number == interrupted else None
+            thread = CommitThread(txn, max_attempts=attempts, trace=trace)
+            threads.append(thread)
+            wait_until(lambda thread=thread, txn=txn: thread.is_done or txn.id in waiting_ids(lake))  # type: ignore[misc]
+        while_queued()
+    return [thread.outcome() for thread in threads]
 
 
 def interrupt_at(at_line: int, *functions: str) -> Callable[..., Any]:
-    """Return a trace function that raises at the n-th line in the queue's modules, or in some of their functions."""
+    """Return a trace function that raises Interrupted at the ``at_line``-th line in the queue's modules.
+
+    With ``functions``, only lines in functions with these names count.
+    """
     remaining = itertools.count(at_line - 1, -1)
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:

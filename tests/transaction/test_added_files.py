@@ -1,4 +1,4 @@
-"""Files that a commit writes together with the definitions that refer to them."""
+"""Added files: a commit writes them together with the definitions that refer to them."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ def test_added_files_take_no_extra_round_trip(lake: Lakehouse, storage: Storage)
     meter = MeteredStorage(storage)
     txn = Lakehouse(meter).transaction()
     txn.alter_table("ns", "t", table(a="1"))
-    with meter.measure() as without:
+    with meter.measure() as without_file:
         txn.commit()
     txn = Lakehouse(meter).transaction()
     txn.alter_table("ns", "t", table(a="2"))
     txn.add_file(PATH, b"x")
     with meter.measure() as with_file:
         txn.commit()
-    assert with_file.counts.requests["create"] == without.counts.requests["create"] + 1
-    assert with_file.counts.rounds == without.counts.rounds
+    assert with_file.counts.requests["create"] == without_file.counts.requests["create"] + 1
+    assert with_file.counts.rounds == without_file.counts.rounds
     assert storage.read(PATH) == b"x"
 
 
 def test_transaction_without_changes_writes_no_added_files(lake: Lakehouse, storage: Storage) -> None:
     with lake.transaction() as txn:
         txn.add_file(PATH, b"x")
-    with lake.transaction() as unchanged:
-        unchanged.add_file(PATH, b"x")
-        unchanged.create_table("ns", "u", table())
-        unchanged.drop_table("ns", "u")
+    with lake.transaction() as txn:
+        txn.add_file(PATH, b"x")
+        txn.create_table("ns", "u", table())
+        txn.drop_table("ns", "u")
     assert (lake.latest_version(), storage.exists(PATH)) == (1, False)
 
 
@@ -76,7 +76,7 @@ def test_rebase_writes_added_files_once(lake: Lakehouse, storage: Storage) -> No
         other.create_table("ns", "u", table())
     with meter.measure() as measured:
         assert txn.commit() == 3
-    assert measured.counts.requests["create"] == budget("commit after a conflict").requests["create"] + 1, "the file"
+    assert measured.counts.requests["create"] == budget("commit after a conflict").requests["create"] + 1
     assert storage.read(PATH) == b"x"
 
 
@@ -93,8 +93,8 @@ def test_conflict_deletes_added_files(lake: Lakehouse, storage: Storage) -> None
 
 def test_failure_deletes_added_files(lake: Lakehouse, storage: Storage) -> None:
     before = {info.path for info in storage.list()}
-    faulty = FaultyStorage(storage, [fail(1, StorageFullError, kind="create", path_part=PATH)])
-    txn = Lakehouse(faulty).transaction()
+    faulty_storage = FaultyStorage(storage, [fail(1, StorageFullError, kind="create", path_part=PATH)])
+    txn = Lakehouse(faulty_storage).transaction()
     txn.alter_table("ns", "t", table(a="1"))
     txn.add_file(PATH, b"x")
     with pytest.raises(StorageFullError):
@@ -104,9 +104,9 @@ def test_failure_deletes_added_files(lake: Lakehouse, storage: Storage) -> None:
 
 def test_unknown_outcome_keeps_added_files(lake: Lakehouse, storage: Storage) -> None:
     root = root_path(2)
-    ambiguous = fail(1, AmbiguousWriteError, "after", kind="create", path_part=root)
-    unreadable = fail(2, TransientError, kind="read", path_part=root, times=100)
-    txn = Lakehouse(FaultyStorage(storage, [ambiguous, unreadable])).transaction()
+    lost_response = fail(1, AmbiguousWriteError, "after", kind="create", path_part=root)
+    unreadable_root = fail(2, TransientError, kind="read", path_part=root, times=100)
+    txn = Lakehouse(FaultyStorage(storage, [lost_response, unreadable_root])).transaction()
     txn.alter_table("ns", "t", table(a="1"))
     txn.add_file(PATH, b"x")
     with pytest.raises(CommitOutcomeUnknownError):

@@ -1,4 +1,4 @@
-"""The changes of a transaction as a value: saving and resuming preserves them, and commit internals are not public."""
+"""Change sets of transactions: saving and resuming preserves them, and a commit does not modify them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from trinitylake_ops.format.definitions import IsolationLevel, LakehouseDef, Nam
 from trinitylake_ops.format.file_names import saved_transaction_path
 from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.transaction.change_set import ChangeSet
+from trinitylake_ops.transaction.submission import Submission
 from trinitylake_ops.transaction.transaction import Transaction
+from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.snapshot import Entry
 
 _KEYS = KeyCodec(100, 100)
@@ -48,7 +50,7 @@ _CHANGES = st.builds(
 
 
 @given(_CHANGES)
-def test_resumed_transaction_equals_saved_one(changes: ChangeSet) -> None:
+def test_resumed_changes_equal_saved_changes(changes: ChangeSet) -> None:
     identity = SavedTransaction(
         id=_ID, base_version=7, base_commit_id=_ID, begun_at_millis=1, isolation_level=IsolationLevel.SERIALIZABLE
     )
@@ -58,19 +60,24 @@ def test_resumed_transaction_equals_saved_one(changes: ChangeSet) -> None:
 
 @given(_CHANGES)
 def test_reads_conflict_only_for_serializable_transactions(changes: ChangeSet) -> None:
-    lenient = changes.footprint(_KEYS, IsolationLevel.SNAPSHOT)
-    strict = changes.footprint(_KEYS, IsolationLevel.SERIALIZABLE)
-    assert set(lenient.writes) == set(strict.writes) == set(changes.writes)
-    assert set(strict.keys) - set(lenient.keys) <= changes.read_keys <= set(strict.keys)
-    assert set(strict.prefixes) - set(lenient.prefixes) <= changes.read_prefixes <= set(strict.prefixes)
+    snapshot_footprint = changes.footprint(_KEYS, IsolationLevel.SNAPSHOT)
+    serializable_footprint = changes.footprint(_KEYS, IsolationLevel.SERIALIZABLE)
+    assert set(snapshot_footprint.writes) == set(serializable_footprint.writes) == set(changes.writes)
+    keys, prefixes = set(serializable_footprint.keys), set(serializable_footprint.prefixes)
+    assert keys - set(snapshot_footprint.keys) <= changes.read_keys <= keys
+    assert prefixes - set(snapshot_footprint.prefixes) <= changes.read_prefixes <= prefixes
 
 
-def test_commit_without_other_commits_keeps_base_entries(lake: Lakehouse) -> None:
-    txn = lake.transaction()
-    txn.create_namespace("ns")
-    before = copy.deepcopy(txn._changes)
-    txn.commit()
-    assert txn._changes == before
+def test_commit_without_conflict_does_not_modify_changes(lake: Lakehouse) -> None:
+    key = _KEYS.namespace_key("ns")
+    changes = ChangeSet(writes={key: NamespaceDef(id=_ID, properties={"a": "b"})})
+    before = copy.deepcopy(changes)
+    submission = Submission(
+        _ID, lake.snapshot(), changes, IsolationLevel.SNAPSHOT, CommitInfo("create"), begun_at_ms=lake.storage.now_ms()
+    )
+    assert lake.commit_queue.commit(submission, max_attempts=1) == 1
+    assert changes == before
+    assert lake.snapshot().namespaces() == ["ns"]
 
 
 def test_transaction_does_not_expose_commit_internals() -> None:

@@ -1,4 +1,4 @@
-"""Times of versions with wrong clocks: commits continue, and time travel finds the same version as a linear scan."""
+"""Version times with wrong clocks: commits continue, and time travel finds the same version as a linear scan."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def clock(lakes: Lakes) -> AgingStorage:
 
 @pytest.fixture
 def lake(clock: AgingStorage) -> Lakehouse:
-    """Three versions, an hour apart."""
+    """A lakehouse with three versions, created one hour apart."""
     lake = Lakehouse.create(clock.root, storage=clock)
     for number in range(2):
         clock.time_ms += HOUR_MS
@@ -56,14 +56,15 @@ def lake(clock: AgingStorage) -> Lakehouse:
     return lake
 
 
-def lake_ahead(lake: Lakehouse, by_ms: int) -> Lakehouse:
+def with_fast_clock(lake: Lakehouse, by_ms: int) -> Lakehouse:
+    """Return the lakehouse on a storage whose clock is ahead."""
     return Lakehouse(ClockStorage(lake.storage, lake.storage.now_ms() + by_ms))
 
 
 @pytest.mark.parametrize("time_ms", [START_MS + 10 * YEAR_MS, MAX_TIME_MS - 1, MAX_TIME_MS])
 def test_next_commit_resets_clock(lake: Lakehouse, clock: AgingStorage, time_ms: int) -> None:
-    late = Lakehouse(ClockStorage(clock, time_ms))
-    far = [commit(late, "far"), commit(late, "farther")][-1]
+    ahead = Lakehouse(ClockStorage(clock, time_ms))
+    future_version = [commit(ahead, "far"), commit(ahead, "farther")][-1]
     clock.time_ms += HOUR_MS
     reset = commit(lake, "right")
     clock.time_ms += HOUR_MS
@@ -74,12 +75,12 @@ def test_next_commit_resets_clock(lake: Lakehouse, clock: AgingStorage, time_ms:
     assert lake.snapshot(timestamp=clock.time_ms - 1).version == reset
     assert lake.snapshot(timestamp=clock.time_ms - HOUR_MS - 1).version == 2
     assert lake.snapshot(timestamp=START_MS).version == 0
-    assert lake.snapshot(far).created_at_ms > clock.time_ms
+    assert lake.snapshot(future_version).created_at_ms > clock.time_ms
     assert next(info.version for info in lake.history() if info.is_clock_reset) == reset
 
 
 def test_version_time_follows_previous_version_within_margin(lake: Lakehouse, clock: AgingStorage) -> None:
-    version = commit(lake_ahead(lake, CLOCK_MARGIN_MS), "n")
+    version = commit(with_fast_clock(lake, CLOCK_MARGIN_MS), "n")
     newest_ms = lake.snapshot(version).created_at_ms
     assert newest_ms == clock.time_ms + CLOCK_MARGIN_MS
     snapshot = lake.snapshot(commit(lake, "next"))
@@ -88,10 +89,10 @@ def test_version_time_follows_previous_version_within_margin(lake: Lakehouse, cl
 
 
 @pytest.mark.parametrize("keeps_unknown", [False, True])
-def test_versions_of_other_programs_may_be_ahead_or_drop_clock_reset(
+def test_clock_reset_works_with_versions_of_other_programs(
     lake: Lakehouse, clock: AgingStorage, keeps_unknown: bool
 ) -> None:
-    commit(lake_ahead(lake, YEAR_MS), "far")
+    commit(with_fast_clock(lake, YEAR_MS), "far")
     reset = commit(lake, "right")
     clock.time_ms += HOUR_MS
     foreign = ForeignLake(clock).commit_table("right", "foreign", keeps_unknown=keeps_unknown)
@@ -104,7 +105,7 @@ def test_versions_of_other_programs_may_be_ahead_or_drop_clock_reset(
 
 
 def test_sealed_roots_keep_clock_reset(lake: Lakehouse, clock: AgingStorage) -> None:
-    commit(lake_ahead(lake, YEAR_MS), "far")
+    commit(with_fast_clock(lake, YEAR_MS), "far")
     reset = commit(lake, "right")
     clock.time_ms += HOUR_MS
     latest = commit(lake, "later")
@@ -115,7 +116,7 @@ def test_sealed_roots_keep_clock_reset(lake: Lakehouse, clock: AgingStorage) -> 
     assert find_version_at(roots, clock.time_ms - 1, latest, ProbedRoots(roots.storage)) == reset
 
 
-def test_clock_reset_row_needs_confirmation_of_its_version(lake: Lakehouse, clock: AgingStorage) -> None:
+def test_clock_reset_row_is_ignored_without_confirmation_by_its_version(lake: Lakehouse, clock: AgingStorage) -> None:
     latest = commit(lake, "last")
     root = lake.snapshot(latest).root
     for value in ("1", str(latest + 1), "-1", "x", "9" * 5000, "²"):
@@ -127,7 +128,7 @@ def test_clock_reset_row_needs_confirmation_of_its_version(lake: Lakehouse, cloc
 def test_clone_of_version_in_future_starts_at_storage_time(lakes: Lakes) -> None:
     lake = lakes.memory()
     commit(lake, "n")
-    commit(lake_ahead(lake, YEAR_MS), "far")
+    commit(with_fast_clock(lake, YEAR_MS), "far")
     target = f"{lake.root.rstrip('/')}-clone/"
     operations.plan_clone(lake, target).execute()
     clone = Lakehouse.open(target)
@@ -149,22 +150,22 @@ def test_clock_reset_adds_no_requests(lakes: Lakes) -> None:
             measured.append(cost.counts.requests)
         return measured
 
-    plain, healed = (Lakehouse.create(f"memory://{name}-clock/") for name in ("plain", "healed"))
+    unreset_lake, reset_lake = (Lakehouse.create(f"memory://{name}-clock/") for name in ("unreset", "reset"))
     try:
-        for lake in (plain, healed):
+        for lake in (unreset_lake, reset_lake):
             commit(lake, "n")
-        commit(lake_ahead(healed, YEAR_MS), "far")
-        commit(plain, "far")
-        assert costs(healed) == costs(plain)
+        commit(with_fast_clock(reset_lake, YEAR_MS), "far")
+        commit(unreset_lake, "far")
+        assert costs(reset_lake) == costs(unreset_lake)
     finally:
-        drop_memory_root(plain.root)
-        drop_memory_root(healed.root)
+        drop_memory_root(unreset_lake.root)
+        drop_memory_root(reset_lake.root)
 
 
 @pytest.mark.parametrize("far_ms", [100 * HOUR_MS, MAX_TIME_MS])
 def test_versions_in_future_expire_by_their_age(lake: Lakehouse, clock: AgingStorage, far_ms: int) -> None:
-    late = Lakehouse(ClockStorage(clock, min(clock.time_ms + far_ms, MAX_TIME_MS)))
-    far = [commit(late, name) for name in ("far", "farther")]
+    ahead = Lakehouse(ClockStorage(clock, min(clock.time_ms + far_ms, MAX_TIME_MS)))
+    future_versions = {commit(ahead, name) for name in ("far", "farther")}
     age_ms = protected_ms(lake.snapshot().definition) + HOUR_MS
     policy = RetentionPolicy(maximum_age_ms=age_ms, minimum_versions=1, protected_ms=0)
 
@@ -172,17 +173,17 @@ def test_versions_in_future_expire_by_their_age(lake: Lakehouse, clock: AgingSto
         return {verdict.version for verdict in operations.plan_expiration(lake, policy).verdicts if verdict.expires}
 
     clock.time_ms += age_ms // 10
-    assert not expiring() & set(far)  # the latest, and a time in the future
+    assert not expiring() & future_versions  # the latest version, and a time in the future
     commit(lake, "right")
-    assert not expiring() & set(far)
+    assert not expiring() & future_versions
     clock.time_ms += age_ms
-    assert not expiring() & set(far)
+    assert not expiring() & future_versions
     clock.time_ms += 1
-    assert expiring() == {0, 1, 2, *far}
+    assert expiring() == {0, 1, 2, *future_versions}
 
 
 def test_slow_clock_expires_no_version_early(lake: Lakehouse, clock: AgingStorage) -> None:
-    """Transactions with the full time to live may be based on the version before the clock reset."""
+    """A transaction based on the version before the clock reset may still have its full time to live."""
     created_ms = clock.time_ms
     clock.time_ms -= 10 * HOUR_MS
     assert lake.snapshot(commit(lake, "behind")).created_at_ms == clock.time_ms
@@ -201,11 +202,11 @@ def test_orphan_removal_with_wrong_clock_blocks_no_new_transactions(lake: Lakeho
     def findings() -> set[str]:
         return {finding.code for finding in operations.verify(lake).findings if finding.severity != "past"}
 
-    right_ms = clock.time_ms
+    correct_ms = clock.time_ms
     clock.write(new_node_path(uuid.UUID(int=1)), b"")
     clock.time_ms += YEAR_MS
     operations.plan_orphan_removal(lake).execute()
-    clock.time_ms = right_ms
+    clock.time_ms = correct_ms
     assert findings() == {"time-in-future", "barrier-in-future"}
     commit(lake, "new")
     txn = lake.transaction()
@@ -223,11 +224,11 @@ def test_orphan_removal_with_wrong_clock_blocks_no_new_transactions(lake: Lakeho
     txn.commit()
 
 
-def test_lease_in_future_names_file_to_delete(lake: Lakehouse, clock: AgingStorage) -> None:
-    right_ms = clock.time_ms
+def test_error_of_lease_in_future_names_file_to_delete(lake: Lakehouse, clock: AgingStorage) -> None:
+    correct_ms = clock.time_ms
     clock.time_ms += YEAR_MS
     with lease(clock, "purge"):
-        clock.time_ms = right_ms
+        clock.time_ms = correct_ms
         with pytest.raises(MaintenanceBlockedError) as caught, lease(clock, "purge"):
             pass
         assert caught.value.path is not None
@@ -241,32 +242,35 @@ def test_lease_in_future_names_file_to_delete(lake: Lakehouse, clock: AgingStora
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a random history: its time, the clock reset in its root, and its writer."""
+    """A version of a random history."""
 
     created_at_ms: int
+    #: The version of the latest clock reset.
     reset: int | None
+    #: Whether this package wrote the version.
     is_ours: bool
-    names_reset: bool
+    #: Whether the root contains the clock reset row.
+    has_reset_row: bool
 
 
 _TIMES = st.integers(0, 40).map(lambda minutes: START_MS + minutes * 60_000)
-_WRITERS = st.sampled_from(["ours", "ours", "ours", "carries", "forgets"])
+_WRITERS = st.sampled_from(["ours", "ours", "ours", "keeps-row", "drops-row"])
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Version]:
-    """Return histories by this package, whose clocks go back and forth, and by other programs with arbitrary times."""
+    """Generate versions of this package, whose clocks jump in both directions, and of other programs with any times."""
     versions: list[Version] = []
     newest_ms, reset = -1, None
     for number, (writer, time_ms) in enumerate(draw(st.lists(st.tuples(_WRITERS, _TIMES), min_size=1, max_size=30))):
         if writer != "ours":
-            versions.append(Version(time_ms, reset, is_ours=False, names_reset=writer == "carries"))
+            versions.append(Version(time_ms, reset, is_ours=False, has_reset_row=writer == "keeps-row"))
             newest_ms = max(newest_ms, time_ms)
             continue
         created_at_ms = bounded_time_ms(newest_ms, time_ms)
         reset = number if created_at_ms <= newest_ms else reset
         newest_ms = created_at_ms
-        versions.append(Version(created_at_ms, reset, is_ours=True, names_reset=True))
+        versions.append(Version(created_at_ms, reset, is_ours=True, has_reset_row=True))
     return versions
 
 
@@ -276,7 +280,7 @@ def roots_of(versions: list[Version]) -> Roots:
         system = {CREATED_AT_MILLIS: str(version.created_at_ms)}
         if version.is_ours:
             system[COMMIT_ID] = f"id-{number}"
-        if version.reset is not None and version.names_reset:
+        if version.reset is not None and version.has_reset_row:
             system[CLOCK_RESET] = str(version.reset)
         storage.write(root_path(number), encode_node(NodeFile(system=system), 3))
     return Roots(storage)
@@ -290,12 +294,12 @@ def version_by_scan(versions: list[Version], timestamp_ms: int) -> int | None:
         if timestamp_ms >= versions[first].created_at_ms:
             break
         last = first - 1 if first else last
-    answer = None
+    result = None
     for number in range(first, last + 1):
         if versions[number].created_at_ms > timestamp_ms:
             break
-        answer = number
-    return answer
+        result = number
+    return result
 
 
 @given(versions=histories(), timestamp_ms=_TIMES)
@@ -304,37 +308,37 @@ def test_time_travel_equals_linear_scan(versions: list[Version], timestamp_ms: i
     roots = roots_of(versions)
     probed = ProbedRoots(roots.storage)
     try:
-        answer: int | None = find_version_at(roots, timestamp_ms, len(versions) - 1, probed)
+        version: int | None = find_version_at(roots, timestamp_ms, len(versions) - 1, probed)
     except VersionNotFoundError:
-        answer = None
-    assert answer == version_by_scan(versions, timestamp_ms)
+        version = None
+    assert version == version_by_scan(versions, timestamp_ms)
 
 
 @given(
     steps=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 24) | st.just(0)), min_size=1, max_size=25),
     hours=st.integers(0, 400),
 )
-def test_commits_since_a_time_are_found_despite_slow_clocks(steps: list[tuple[int, int]], hours: int) -> None:
-    """A step is a commit: the hours since the previous one, and by how many hours its clock is slow."""
+def test_commits_after_a_time_are_found_despite_slow_clocks(steps: list[tuple[int, int]], hours: int) -> None:
+    """Each step is a commit: the hours since the previous commit, and the hours by which its clock is slow."""
     drop_memory_root("memory://random-times/")
     versions: list[Version] = []
     true_ms: list[int] = []
     now_ms, newest_ms, reset = START_MS, -1, None
-    for number, (passed, behind) in enumerate(steps):
-        now_ms += passed * HOUR_MS + 1
-        created_at_ms = bounded_time_ms(newest_ms, now_ms - behind * HOUR_MS)
+    for number, (elapsed_hours, slow_hours) in enumerate(steps):
+        now_ms += elapsed_hours * HOUR_MS + 1
+        created_at_ms = bounded_time_ms(newest_ms, now_ms - slow_hours * HOUR_MS)
         reset = number if created_at_ms <= newest_ms else reset
         newest_ms = created_at_ms
-        versions.append(Version(created_at_ms, reset, is_ours=True, names_reset=True))
+        versions.append(Version(created_at_ms, reset, is_ours=True, has_reset_row=True))
         true_ms.append(now_ms)
     roots, timestamp_ms = roots_of(versions), START_MS + hours * HOUR_MS
     try:
         before = find_version_before(roots, timestamp_ms, len(versions) - 1, ProbedRoots(roots.storage))
     except VersionNotFoundError:
         before = -1
-    since = [
+    later_versions = [
         number
         for number, version in enumerate(versions)
         if true_ms[number] > timestamp_ms and version.created_at_ms >= true_ms[number]
     ]
-    assert all(before < number for number in since)
+    assert all(before < number for number in later_versions)

@@ -1,4 +1,4 @@
-"""A cold lookup reads the settings and the first nodes in one round trip, and a wrong guess does not change results."""
+"""Cold lookups read the settings and the first nodes in one round trip. A wrong guess does not change the result."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ROOT = "memory://read-ahead/"
 N_TABLES = 400
 
 
-def filled_lake(**settings: int) -> MemoryStorage:
-    """A lakehouse whose tree has several levels below its root."""
+def storage_with_lakehouse(**settings: int) -> MemoryStorage:
+    """Return the storage of a lakehouse whose tree has several levels below its root."""
     drop_memory_root(ROOT)
     storage = MemoryStorage(ROOT)
     lake = Lakehouse.create(ROOT, storage=storage, order=8, **settings)
@@ -38,37 +38,37 @@ def filled_lake(**settings: int) -> MemoryStorage:
 
 @pytest.fixture
 def storage() -> Iterator[MemoryStorage]:
-    yield filled_lake()
+    yield storage_with_lakehouse()
     drop_memory_root(ROOT)
 
 
-def cold(storage: Storage) -> Lakehouse:
-    """A lakehouse with empty caches, as in a new process."""
+def open_cold(storage: Storage) -> Lakehouse:
+    """Return a lakehouse with empty caches, as in a new process."""
     return Lakehouse(storage)
 
 
 def test_cold_lookup_takes_one_round_trip_per_level(storage: MemoryStorage) -> None:
-    """These read the hint, the root, the settings with the first node, each further node, and the definition."""
+    """The reads are the hint, the root, the settings with the first node, each further node, and the definition."""
     meter = MeteredStorage(storage)
-    n_levels = cold(storage).snapshot().tree_shape().height
+    n_levels = open_cold(storage).snapshot().tree_shape().height
     assert n_levels >= 2
     with meter.measure() as lookup:
-        assert cold(meter).snapshot().table("ns", "t7") == cold(storage).snapshot().table("ns", "t7")
+        assert open_cold(meter).snapshot().table("ns", "t7") == open_cold(storage).snapshot().table("ns", "t7")
     assert lookup.counts.rounds == 2 + n_levels + 1
 
 
 def test_cold_listing_takes_one_round_trip_per_level(storage: MemoryStorage) -> None:
     meter = MeteredStorage(storage)
-    snapshot = cold(storage).snapshot()
+    snapshot = open_cold(storage).snapshot()
     n_levels = snapshot.tree_shape().height
     with meter.measure() as listing:
-        assert sorted(cold(meter).snapshot().tables("ns")) == sorted(f"t{number}" for number in range(N_TABLES))
+        assert sorted(open_cold(meter).snapshot().tables("ns")) == sorted(f"t{number}" for number in range(N_TABLES))
     assert listing.counts.rounds == 2 + n_levels
 
 
 def test_cached_files_are_not_read_ahead(storage: MemoryStorage) -> None:
     meter = MeteredStorage(storage)
-    lake = cold(meter)
+    lake = open_cold(meter)
     lake.snapshot().table("ns", "t7")
     with meter.measure() as warm:
         lake.snapshot().table("ns", "t7")
@@ -80,41 +80,41 @@ READS: dict[str, Callable[[Lakehouse], object]] = {
     "tables": lambda lake: lake.snapshot().tables("ns"),
     "namespaces": lambda lake: lake.snapshot().namespaces(),
     "has_table": lambda lake: lake.snapshot().has_table("ns", "t399"),
-    "has no table": lambda lake: lake.snapshot().has_table("ns", "none"),
+    "has_table of missing table": lambda lake: lake.snapshot().has_table("ns", "none"),
     "namespace": lambda lake: lake.snapshot().namespace("ns"),
 }
 
 
 @pytest.mark.parametrize("sizes", [(3, 5), (100, 5), (3, 100), (300, 200)])
-@pytest.mark.parametrize("what", READS)
-def test_other_name_sizes_give_same_results(sizes: tuple[int, int], what: str) -> None:
-    storage = filled_lake(namespace_name_max_size_bytes=sizes[0], table_name_max_size_bytes=sizes[1])
-    lake = cold(storage)
-    lake.snapshot().definition  # noqa: B018 - read: nothing is guessed
-    assert READS[what](cold(storage)) == READS[what](lake)
+@pytest.mark.parametrize("read", READS)
+def test_lookups_with_other_name_sizes_return_same_results(sizes: tuple[int, int], read: str) -> None:
+    storage = storage_with_lakehouse(namespace_name_max_size_bytes=sizes[0], table_name_max_size_bytes=sizes[1])
+    lake = open_cold(storage)
+    lake.snapshot().definition  # noqa: B018 - reads the settings, so that nothing is guessed
+    assert READS[read](open_cold(storage)) == READS[read](lake)
     drop_memory_root(ROOT)
 
 
-def test_read_ahead_ignores_names_beyond_default_sizes() -> None:
-    long = "t" * 150
-    storage = filled_lake(table_name_max_size_bytes=200)
+def test_lookup_accepts_names_beyond_default_size() -> None:
+    long_name = "t" * 150
+    storage = storage_with_lakehouse(table_name_max_size_bytes=200)
     with pytest.raises(TableNotFoundError):
-        cold(storage).snapshot().table("ns", long)
-    assert not cold(storage).snapshot().has_table("ns", long)
+        open_cold(storage).snapshot().table("ns", long_name)
+    assert not open_cold(storage).snapshot().has_table("ns", long_name)
     drop_memory_root(ROOT)
 
 
 def test_read_ahead_raises_same_errors_as_sequential_reads(storage: MemoryStorage) -> None:
     with pytest.raises(InvalidNameError, match="101"):
-        cold(storage).snapshot().table("ns", "t" * 101)
+        open_cold(storage).snapshot().table("ns", "t" * 101)
     with pytest.raises(NamespaceNotFoundError):
-        cold(storage).snapshot().table("nowhere", "t")
+        open_cold(storage).snapshot().table("nowhere", "t")
     with pytest.raises(TableNotFoundError):
-        cold(storage).snapshot().table("ns", "nothing")
+        open_cold(storage).snapshot().table("ns", "nothing")
 
 
-class Failing(StorageWrapper):
-    """Reads of one path fail or return garbage for a number of times."""
+class FailingReads(StorageWrapper):
+    """Fails the first ``times`` reads of a path, or returns garbage for them."""
 
     def __init__(self, inner: Storage, path: str, *, is_garbage: bool, times: int):
         super().__init__(inner)
@@ -131,15 +131,15 @@ class Failing(StorageWrapper):
 
 
 @pytest.mark.parametrize("is_garbage", [False, True])
-@pytest.mark.parametrize("of_node", [False, True])
-def test_failed_read_ahead_is_retried_on_use(storage: MemoryStorage, is_garbage: bool, of_node: bool) -> None:
-    snapshot = cold(storage).snapshot()
-    path = snapshot.root.children[0] if of_node else snapshot.definition_location
+@pytest.mark.parametrize("is_node", [False, True])
+def test_failed_read_ahead_is_retried_on_use(storage: MemoryStorage, is_garbage: bool, is_node: bool) -> None:
+    snapshot = open_cold(storage).snapshot()
+    path = snapshot.root.children[0] if is_node else snapshot.definition_location
     expected = snapshot.tables("ns")
-    once = Failing(storage, path, is_garbage=is_garbage, times=1)
-    assert cold(once).snapshot().tables("ns") == expected
-    assert once.times == 0
-    for_good = Failing(storage, path, is_garbage=is_garbage, times=100)
+    failing_once = FailingReads(storage, path, is_garbage=is_garbage, times=1)
+    assert open_cold(failing_once).snapshot().tables("ns") == expected
+    assert failing_once.times == 0
+    always_failing = FailingReads(storage, path, is_garbage=is_garbage, times=100)
     with pytest.raises(CorruptFileError if is_garbage else StorageError) as failure:
-        cold(for_good).snapshot().tables("ns")
+        open_cold(always_failing).snapshot().tables("ns")
     assert failure.value.path == path

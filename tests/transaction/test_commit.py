@@ -1,4 +1,4 @@
-"""The commit protocol under failures: the outcome, the remaining files, and the files that are never deleted."""
+"""The commit protocol under failures: the outcome, the files that remain, and the files that are never deleted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.clock import ClockStorage
 from tests.faults import Fault, FaultyStorage, fail, lose_response
 from tests.lakes import Lakes, check_lake, listed, objects, seal, table, unreferenced_paths
-from tests.transaction.groups import commit_waiting
+from tests.transaction.groups import commit_queued
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -36,22 +36,22 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 ROOT_2 = root_path(2)
 ROOTS = frozenset(map(root_path, range(10)))
-LONG = "m" * 3500  # leaves little space in the root, so that messages are flushed to new nodes
+LONG_MESSAGE = "m" * 3500  # leaves little space in the root, so that messages are flushed to new nodes
 
 
 @pytest.fixture
 def filled_lake(lake: Lakehouse) -> Lakehouse:
     """A lakehouse whose tree has several levels at version 1."""
-    with lake.transaction(message=LONG) as txn:
+    with lake.transaction(message=LONG_MESSAGE) as txn:
         txn.create_namespace("ns")
         for number in range(30):
             txn.create_table("ns", f"t{number:02d}", table())
     return lake
 
 
-def commit_over(lake: Lakehouse, *plan: Fault) -> int:
+def commit_with_faults(lake: Lakehouse, *faults: Fault) -> int:
     """Create the namespace ``new`` and many tables through a storage with faults."""
-    txn = Lakehouse(FaultyStorage(lake.storage, plan)).transaction(message=LONG)
+    txn = Lakehouse(FaultyStorage(lake.storage, faults)).transaction(message=LONG_MESSAGE)
     txn.create_namespace("new")
     for number in range(30):
         txn.create_table("new", f"t{number}", table())
@@ -71,7 +71,7 @@ def assert_committed_once(lake: Lakehouse, version: int) -> None:
 
 
 def test_lost_response_of_root_is_resolved_by_read_back(filled_lake: Lakehouse) -> None:
-    assert commit_over(filled_lake, lose_response(1, kind="create", path_part=ROOT_2)) == 2
+    assert commit_with_faults(filled_lake, lose_response(1, kind="create", path_part=ROOT_2)) == 2
     assert_committed_once(filled_lake, 2)
 
 
@@ -98,19 +98,19 @@ class _SentBytes(StorageWrapper):
 
 
 def test_lost_response_after_other_commit_is_rebased(filled_lake: Lakehouse) -> None:
-    """The request did not arrive, and another commit creates the root before the retry."""
-    storage = _Intruder(filled_lake.storage)
+    """The request did not arrive, and another transaction creates the root before the retry."""
+    storage = _ConflictingStorage(filled_lake.storage)
     txn = Lakehouse(storage).transaction()
     txn.create_namespace("new")
     for number in range(30):
         txn.create_table("new", f"t{number}", table())
     assert txn.commit() == 3
-    assert filled_lake.snapshot(2).has_namespace("intruder")
+    assert filled_lake.snapshot(2).has_namespace("other")
     assert_committed_once(filled_lake, 3)
 
 
-class _Intruder(StorageWrapper):
-    """Loses the first create of version 2 and lets another commit take that version."""
+class _ConflictingStorage(StorageWrapper):
+    """Loses the first create of version 2, after another transaction has committed that version."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -120,7 +120,7 @@ class _Intruder(StorageWrapper):
         if path == ROOT_2 and self._is_first:
             self._is_first = False
             with Lakehouse(self.inner).transaction() as txn:
-                txn.create_namespace("intruder")
+                txn.create_namespace("other")
             raise AmbiguousWriteError("injected", path=path)
         self.inner.create(path, data)
 
@@ -134,10 +134,10 @@ def test_unreadable_root_leaves_outcome_unknown_and_files_in_place(
     lost = Fault(1, "after" if moment == "after" else "before", AmbiguousWriteError, "create", ROOT_2)
     # The first read of version 2 searches for the latest version, and the second one is the read-back.
     with pytest.raises(CommitOutcomeUnknownError) as caught:
-        commit_over(filled_lake, lost, fail(2, error, kind="read", path_part=ROOT_2, times=99))
+        commit_with_faults(filled_lake, lost, fail(2, error, kind="read", path_part=ROOT_2, times=99))
     assert (caught.value.version, caught.value.path) == (2, ROOT_2)
     new_paths = listed(filled_lake.storage) - before
-    assert any("-node-" in path for path in new_paths), "a tree of several nodes was written"
+    assert any("-node-" in path for path in new_paths), "the tree has several nodes"
     if moment == "after":
         root = decode_node(filled_lake.storage.read(ROOT_2), ROOT_2)
         assert root.system[COMMIT_ID] == caught.value.commit_id
@@ -147,30 +147,29 @@ def test_unreadable_root_leaves_outcome_unknown_and_files_in_place(
         assert len([path for path in new_paths if "-table-" in path]) == 30, "nothing was deleted"
 
 
-def test_unreadable_root_with_garbage_leaves_outcome_unknown(filled_lake: Lakehouse) -> None:
+def test_corrupt_root_leaves_outcome_unknown(filled_lake: Lakehouse) -> None:
     storage = FaultyStorage(filled_lake.storage)
     txn = Lakehouse(storage).transaction()
     txn.create_namespace("new")
-    filled_lake.storage.create(ROOT_2, b"no arrow")
+    filled_lake.storage.create(ROOT_2, b"garbage")
     with pytest.raises(CommitOutcomeUnknownError):
         txn.commit()
     filled_lake.storage.delete(ROOT_2)
 
 
 @pytest.mark.parametrize(
-    "later", [fail(2, StoragePermissionError, kind="create", path_part=ROOT_2), None], ids=["refused", "expired"]
+    "retry_fault", [fail(2, StoragePermissionError, kind="create", path_part=ROOT_2), None], ids=["rejected", "expired"]
 )
-def test_rejection_after_lost_response_leaves_outcome_unknown(filled_lake: Lakehouse, later: Fault | None) -> None:
-    """The first request may still arrive and needs its files."""
+def test_rejection_after_lost_response_leaves_outcome_unknown(filled_lake: Lakehouse, retry_fault: Fault | None) -> None:
+    """The first request may still arrive, so its files must be kept."""
     clock = ClockStorage(filled_lake.storage, filled_lake.snapshot().created_at_ms + 10)
-    plan = [fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2), *([later] if later else [])]
-    faulty = FaultyStorage(clock, plan)
-    delayed = _SentBytes(faulty)
+    faults = [fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2), *([retry_fault] if retry_fault else [])]
+    delayed = _SentBytes(FaultyStorage(clock, faults))
     txn = Lakehouse(delayed).transaction()
     txn.create_namespace("new")
     for number in range(30):
         txn.create_table("new", f"t{number}", table())
-    if later is None:
+    if retry_fault is None:
         txn.require(lambda _: None)
         delayed.create = _advancing(delayed, clock)  # type: ignore[method-assign]
     with pytest.raises(CommitOutcomeUnknownError) as caught:
@@ -191,12 +190,12 @@ def _advancing(sent: _SentBytes, clock: ClockStorage):  # type: ignore[no-untype
     return create
 
 
-def test_root_without_any_response_leaves_outcome_unknown(filled_lake: Lakehouse) -> None:
+def test_unreachable_root_leaves_outcome_unknown(filled_lake: Lakehouse) -> None:
     with pytest.raises(CommitOutcomeUnknownError):
-        commit_over(filled_lake, fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2, times=99))
+        commit_with_faults(filled_lake, fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2, times=99))
 
 
-# Failures without effect
+# Failures before the root is created
 
 
 @pytest.mark.parametrize("error", [StorageFullError, StoragePermissionError, TransientError])
@@ -204,7 +203,7 @@ def test_root_without_any_response_leaves_outcome_unknown(filled_lake: Lakehouse
 def test_failed_commit_leaves_no_files(filled_lake: Lakehouse, error: type[StorageFullError], path_part: str) -> None:
     before = listed(filled_lake.storage)
     with pytest.raises(error):
-        commit_over(filled_lake, fail(1, error, kind="create", path_part=path_part, times=99))
+        commit_with_faults(filled_lake, fail(1, error, kind="create", path_part=path_part, times=99))
     assert listed(filled_lake.storage) == before
     assert filled_lake.latest_version() == 1
 
@@ -213,7 +212,7 @@ def test_undeletable_files_are_logged_and_error_is_kept(
     filled_lake: Lakehouse, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(StorageFullError), caplog.at_level(logging.WARNING):
-        commit_over(
+        commit_with_faults(
             filled_lake,
             fail(1, StorageFullError, kind="create", path_part=ROOT_2),
             fail(1, StoragePermissionError, kind="delete", times=999),
@@ -228,7 +227,7 @@ def test_unwritable_hint_is_logged_and_commit_succeeds(
     filled_lake: Lakehouse, caplog: pytest.LogCaptureFixture, error: type[TransientError]
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert commit_over(filled_lake, fail(1, error, kind="write", path_part=HINT_PATH)) == 2
+        assert commit_with_faults(filled_lake, fail(1, error, kind="write", path_part=HINT_PATH)) == 2
     assert "its hint could not be written" in caplog.text
     assert filled_lake.storage.read(HINT_PATH) == b"1"
     assert_committed_once(filled_lake, 2)
@@ -236,10 +235,10 @@ def test_unwritable_hint_is_logged_and_commit_succeeds(
 
 @pytest.mark.parametrize("path_part", ["-table-", "-node-", ROOT_2, HINT_PATH])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_interrupted_commit_keeps_files_of_versions(filled_lake: Lakehouse, path_part: str, moment: str) -> None:
-    """Ctrl-C at any request: the commit happens completely or not at all."""
+def test_interrupted_commit_keeps_files_of_committed_versions(filled_lake: Lakehouse, path_part: str, moment: str) -> None:
+    """The commit happens completely or not at all, whichever request Ctrl-C interrupts."""
     with pytest.raises(KeyboardInterrupt):
-        txn = Lakehouse(_Interrupted(filled_lake.storage, path_part, moment)).transaction(message=LONG)
+        txn = Lakehouse(_InterruptingStorage(filled_lake.storage, path_part, moment)).transaction(message=LONG_MESSAGE)
         txn.create_namespace("new")
         for number in range(30):
             txn.create_table("new", f"t{number}", table())
@@ -250,7 +249,7 @@ def test_interrupted_commit_keeps_files_of_versions(filled_lake: Lakehouse, path
     assert filled_lake.snapshot().has_namespace("new") == is_committed
 
 
-class _Interrupted(StorageWrapper):
+class _InterruptingStorage(StorageWrapper):
     def __init__(self, inner: Storage, path_part: str, moment: str):
         super().__init__(inner)
         self._path_part = path_part
@@ -301,21 +300,21 @@ def test_latest_time_to_live_applies(filled_lake: Lakehouse) -> None:
 
 
 class _SleepingStorage(ClockStorage):
-    """Runs an action and advances its clock by the time to live just before it creates a root."""
+    """Calls ``before_root`` once, just before a root is created, and advances its clock by ``sleeps_ms``."""
 
-    meanwhile: Callable[[], object] | None = None
+    before_root: Callable[[], object] | None = None
     sleeps_ms = 10**9
 
     def create(self, path: str, data: bytes) -> None:
-        meanwhile, self.meanwhile = (self.meanwhile, None) if path in ROOTS else (None, self.meanwhile)
-        if meanwhile is not None:
-            meanwhile()
+        before_root, self.before_root = (self.before_root, None) if path in ROOTS else (None, self.before_root)
+        if before_root is not None:
+            before_root()
             self.time_ms += self.sleeps_ms
         super().create(path, data)
 
 
 def test_suspended_transaction_expires_regardless_of_its_base(lake: Lakehouse) -> None:
-    """The nodes of its base may be purged, so an expired transaction does not read them."""
+    """An expired transaction does not read the nodes of its base, which may be purged."""
     with lake.transaction() as txn:
         txn.create_namespace("ns")
         for number in range(40):
@@ -323,40 +322,40 @@ def test_suspended_transaction_expires_regardless_of_its_base(lake: Lakehouse) -
     clock = _SleepingStorage(lake.storage, lake.snapshot().created_at_ms + 10)
     txn = Lakehouse(clock).transaction()
     txn.alter_table("ns", "t00", table(slow="true"))
-    clock.meanwhile = lambda: _purge_first_versions(lake)
+    clock.before_root = lambda: _purge_first_versions(lake)
     with pytest.raises(TransactionExpiredError, match="txn_ttl_millis"):
         txn.commit()
     assert not lake.snapshot().table("ns", "t00").properties.get("slow")
 
 
-@pytest.mark.parametrize("is_asleep_in_commit", [False, True])
-def test_transaction_with_purged_base_expires(lake: Lakehouse, is_asleep_in_commit: bool) -> None:
-    """The time to live was shorter in between, so it fails although it is young enough. Its group continues."""
+@pytest.mark.parametrize("is_suspended_in_commit", [False, True])
+def test_transaction_with_purged_base_expires(lake: Lakehouse, is_suspended_in_commit: bool) -> None:
+    """It fails although it is young enough, because the time to live was shorter in between. Its group continues."""
     with lake.transaction() as txn:
         txn.create_namespace("ns")
         for number in range(40):
             txn.create_table("ns", f"t{number:02}", table())
     clock = _SleepingStorage(lake.storage, lake.snapshot().created_at_ms + 10)
     clock.sleeps_ms = 0
-    sleepy = Lakehouse(clock)
-    txn = sleepy.transaction()
+    suspended_lake = Lakehouse(clock)
+    txn = suspended_lake.transaction()
     txn.alter_table("ns", "t00", table(slow="true"))
-    if is_asleep_in_commit:
-        clock.meanwhile = lambda: _purge_first_versions(lake)
+    if is_suspended_in_commit:
+        clock.before_root = lambda: _purge_first_versions(lake)
         with pytest.raises(TransactionExpiredError):
             txn.commit()
     else:
         _purge_first_versions(lake)
-        young = sleepy.transaction()
+        young = suspended_lake.transaction()
         young.alter_table("ns", "t01", table(slow="false"))
-        outcomes = commit_waiting(sleepy, [txn, young])
+        outcomes = commit_queued(suspended_lake, [txn, young])
         assert isinstance(outcomes[0], TransactionExpiredError)
         assert outcomes[1] == lake.latest_version()
     assert not lake.snapshot().table("ns", "t00").properties.get("slow")
 
 
 def test_transaction_with_purged_namespace_expires(lake: Lakehouse) -> None:
-    """It is no longer possible to check whether the namespace is the same."""
+    """It is no longer possible to check whether the namespace was replaced."""
     with lake.transaction() as txn:
         txn.create_namespace("ns")
         txn.create_table("ns", "t", table())
@@ -372,7 +371,7 @@ def test_transaction_with_purged_namespace_expires(lake: Lakehouse) -> None:
         seal(lake, old.version)
         lake.storage.delete(old.entry(old.keys.namespace_key("ns")) or "")
 
-    clock.meanwhile = purge
+    clock.before_root = purge
     with pytest.raises(TransactionExpiredError):
         txn.commit()
     assert lake.snapshot().table("ns", "t").properties == table().properties
@@ -386,14 +385,15 @@ def _purge_first_versions(lake: Lakehouse) -> None:
         for number in range(40):
             other.alter_table("ns", f"t{number:02}", table(n="1"))
     latest = lake.snapshot()
-    base, kept = (
+    first_paths, latest_paths = (
         {visited.location for visited in walk(lake.files.nodes, snapshot.root, snapshot.location)}
         for snapshot in (first, latest)
     )
     for version in (0, 1):
         seal(lake, version)
-    assert base - kept - ROOTS
-    for path in base - kept - ROOTS:
+    purged_paths = first_paths - latest_paths - ROOTS
+    assert purged_paths
+    for path in purged_paths:
         lake.storage.delete(path)
 
 
@@ -437,7 +437,7 @@ def test_one_of_two_concurrent_creates_succeeds(lakes: Lakes) -> None:
 
 
 class _CreateFirst(StorageWrapper):
-    """Lets another process create the lakehouse just before our version 0."""
+    """Creates the lakehouse from another process just before our version 0."""
 
     def create(self, path: str, data: bytes) -> None:
         if path == root_path(0):
@@ -485,7 +485,7 @@ def test_create_rejects_storage_that_overwrites(lakes: Lakes) -> None:
 
 @pytest.mark.parametrize("error", [ThrottledError, TransientError])
 def test_each_create_is_retried_after_failure_without_effect(lakes: Lakes, error: type[StorageError]) -> None:
-    """A new lakehouse and its first commit create at most eight files, of which one twice as a check of the storage."""
+    """A new lakehouse and its first commit send at most eight creates, one of them as a check of the storage."""
     for number in range(1, 9):
         faulty = FaultyStorage(lakes.storage(f"throttled-{number}"), [fail(number, error, kind="create")])
         lake = Lakehouse.create(faulty.root, storage=RetryStorage(faulty, base_delay_seconds=0))
@@ -493,4 +493,4 @@ def test_each_create_is_retried_after_failure_without_effect(lakes: Lakes, error
             txn.create_namespace("ns")
         assert lake.snapshot().namespaces() == ["ns"]
     creates = [request for request in faulty.log if request.kind == "create"]
-    assert len(creates) < number, "the last failure was never met, so each create failed once"
+    assert len(creates) < number, "the last fault was not reached, so each create failed once"

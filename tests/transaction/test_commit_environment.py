@@ -25,25 +25,25 @@ from trinitylake_ops.storage import MemoryStorage
 
 def test_commit_fails_when_clock_is_out_of_range(lakes: Lakes) -> None:
     lake = lakes.memory()
-    late = Lakehouse(ClockStorage(lake.storage, MAX_TIME_MS + 1))
-    with pytest.raises(StorageError), late.transaction() as txn:
+    lake_in_future = Lakehouse(ClockStorage(lake.storage, MAX_TIME_MS + 1))
+    with pytest.raises(StorageError), lake_in_future.transaction() as txn:
         txn.create_namespace("n")
     assert lake.latest_version() == 0
     assert unreferenced_paths(lake) == set()
 
 
 def test_create_fails_when_clock_is_out_of_range() -> None:
-    storage = ClockStorage(MemoryStorage("memory://late/"), MAX_TIME_MS + 1)
+    storage = ClockStorage(MemoryStorage("memory://future/"), MAX_TIME_MS + 1)
     with pytest.raises(StorageError):
-        Lakehouse.create("memory://late/", storage=storage)
+        Lakehouse.create("memory://future/", storage=storage)
     assert list(storage.list()) == []
 
 
 def test_commits_continue_after_largest_time(lakes: Lakes) -> None:
     lake = lakes.memory()
-    late = Lakehouse(ClockStorage(lake.storage, MAX_TIME_MS))
+    lake_in_future = Lakehouse(ClockStorage(lake.storage, MAX_TIME_MS))
     for name in ("a", "b"):
-        with late.transaction() as txn:
+        with lake_in_future.transaction() as txn:
             txn.create_namespace(name)
     before_ms = lake.storage.now_ms()
     with lake.transaction() as txn:
@@ -52,8 +52,8 @@ def test_commits_continue_after_largest_time(lakes: Lakes) -> None:
     assert before_ms <= lake.snapshot().created_at_ms <= lake.storage.now_ms()
 
 
-@pytest.mark.local_only("a symbolic link at the name of a root: S3 has none")
-def test_directory_at_next_root_is_reported(lakes: Lakes, tmp_path: Path) -> None:
+@pytest.mark.local_only("creates a symbolic link, which S3 does not have")
+def test_unreadable_path_of_next_root_is_reported(lakes: Lakes, tmp_path: Path) -> None:
     lake = lakes.local()
     (tmp_path / "lake" / root_path(1)).symlink_to("/nowhere")
     with pytest.raises(StorageError) as caught:
@@ -67,8 +67,8 @@ def _create(lake: Lakehouse) -> None:
         txn.create_namespace("n")
 
 
-@pytest.mark.local_only("begins hundreds of transactions for the sake of their sizes, which no storage changes")
-def test_too_long_message_is_rejected_at_begin(lakes: Lakes) -> None:
+@pytest.mark.local_only("begins hundreds of transactions to find a size limit that is the same on every storage")
+def test_too_long_message_is_rejected_when_transaction_begins(lakes: Lakes) -> None:
     lake = lakes.memory()
     lengths = range(3400, 4200)
     accepted = 0
@@ -88,8 +88,8 @@ def test_user_name_is_truncated(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -
     lake = lakes.memory()
     monkeypatch.setenv("LOGNAME", "\udcff" + "u" * 5000)
     _create(lake)
-    (head,) = lake.history(1)
-    assert head.user == "?" + "u" * 63
+    (latest,) = lake.history(1)
+    assert latest.user == "?" + "u" * 63
 
 
 def test_transaction_without_changes_commits_nothing(lakes: Lakes) -> None:
@@ -103,7 +103,7 @@ def test_transaction_without_changes_commits_nothing(lakes: Lakes) -> None:
     assert (txn.committed_version, lake.latest_version()) == (1, 1)
 
 
-def test_conflict_of_settings_names_both_versions(lakes: Lakes) -> None:
+def test_settings_conflict_names_both_versions(lakes: Lakes) -> None:
     lake = lakes.memory()
     txn = lake.transaction()
     txn.create_namespace("n")
@@ -121,7 +121,7 @@ def _with_property(lake: Lakehouse, value: str) -> LakehouseDef:
     return replace(lake.snapshot().definition, properties={"key": value})
 
 
-def test_history_contains_operations(lakes: Lakes) -> None:
+def test_history_lists_operations(lakes: Lakes) -> None:
     lake = lakes.memory()
     _create(lake)
     with lake.transaction() as txn:
@@ -149,8 +149,8 @@ def test_isolation_of_wrong_type_is_rejected(lakes: Lakes) -> None:
         lakes.memory().transaction(isolation=5)  # type: ignore[arg-type]
 
 
-class ClockThatBreaks(ClockStorage):
-    """Advances beyond the largest time after a conflict."""
+class FailingClock(ClockStorage):
+    """A storage whose clock advances beyond the largest time after a conflict."""
 
     def create(self, path: str, data: bytes) -> None:
         try:
@@ -162,8 +162,8 @@ class ClockThatBreaks(ClockStorage):
 
 def test_clock_failure_between_attempts_leaves_no_files(lakes: Lakes) -> None:
     lake = lakes.memory()
-    late = Lakehouse(ClockThatBreaks(lake.storage, lake.storage.now_ms()))
-    txn = late.transaction()
+    lake_in_future = Lakehouse(FailingClock(lake.storage, lake.storage.now_ms()))
+    txn = lake_in_future.transaction()
     txn.create_namespace("n")
     with lake.transaction() as other:
         other.create_namespace("m")

@@ -16,8 +16,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import StoragePermissionError
 from trinitylake_ops.format.file_names import SLOT_REQUEST_PREFIX, new_slot_request_path, parse_slot_request_path
 from trinitylake_ops.storage import Storage, background, process_clock
-from trinitylake_ops.transaction import commit
-from trinitylake_ops.transaction import pacing as fairness
+from trinitylake_ops.transaction import commit, pacing
 from trinitylake_ops.transaction.pacing import (
     COMMITS_BETWEEN_POLLS,
     CONFLICTS_BEFORE_REQUEST,
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
 class StoppedClock(ManualClock):
-    """A clock that pauses do not advance."""
+    """A clock that does not advance during pauses."""
 
     def advance(self, seconds: float) -> None:
         del seconds
@@ -45,7 +44,7 @@ class StoppedClock(ManualClock):
 
 @pytest.fixture
 def pauses() -> Iterator[list[float]]:
-    """Record the pauses of waiting writers in seconds, and skip them."""
+    """The pauses of waiting writers in seconds, which are skipped."""
     clock = StoppedClock()
     with process_clock.using(clock):
         yield clock.pauses_s
@@ -69,18 +68,18 @@ def _slot_requests(storage: Storage) -> set[str]:
     return {path for path in listed(storage) if path.startswith(SLOT_REQUEST_PREFIX)}
 
 
-def _commit_after_conflicts(
-    times: int, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None] = lambda: None
+def _make_next_commit_conflict(
+    times: int, monkeypatch: pytest.MonkeyPatch, before_success: Callable[[], None] = lambda: None
 ) -> None:
-    """Commit after losing the race a number of times."""
-    publish, remaining = commit.publish_root, iter(range(times))
+    """Make the next commit lose the race a number of times, and call ``before_success`` before its last attempt."""
+    publish, conflicts = commit.publish_root, iter(range(times))
 
     def publish_root(root: KnownRoot, roots: Roots, *arguments: Any) -> Created | Lost:
-        if next(remaining, None) is None:
-            meanwhile()
+        if next(conflicts, None) is None:
+            before_success()
             return publish(root, roots, *arguments)
-        with monkeypatch.context() as undisturbed:
-            undisturbed.setattr(commit, "publish_root", publish)
+        with monkeypatch.context() as context:
+            context.setattr(commit, "publish_root", publish)
             with Lakehouse(roots.storage).transaction() as txn:
                 txn.create_namespace(f"other-{root.version}")
         return publish(root, roots, *arguments)
@@ -91,7 +90,7 @@ def _commit_after_conflicts(
 def test_writer_requests_slot_after_repeated_conflicts(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = _lake(lakes)
     slot_requests: list[set[str]] = []
-    _commit_after_conflicts(
+    _make_next_commit_conflict(
         CONFLICTS_BEFORE_REQUEST, monkeypatch, lambda: slot_requests.append(_slot_requests(lake.storage))
     )
     _change(lake)
@@ -104,7 +103,7 @@ def test_writer_requests_slot_after_repeated_conflicts(lakes: Lakes, monkeypatch
 def test_writer_requests_no_slot_after_few_conflicts(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = _lake(lakes)
     slot_requests: list[set[str]] = []
-    _commit_after_conflicts(
+    _make_next_commit_conflict(
         CONFLICTS_BEFORE_REQUEST - 1, monkeypatch, lambda: slot_requests.append(_slot_requests(lake.storage))
     )
     _change(lake)
@@ -119,14 +118,14 @@ def test_writer_without_permission_for_slot_requests_commits(lakes: Lakes, monke
     storage = FaultyStorage(_lake(lakes).storage, plan)
     lake = Lakehouse(storage)
     version = lake.latest_version()
-    _commit_after_conflicts(CONFLICTS_BEFORE_REQUEST + 3, monkeypatch)
+    _make_next_commit_conflict(CONFLICTS_BEFORE_REQUEST + 3, monkeypatch)
     _change(lake, 2 * COMMITS_BETWEEN_POLLS)
     assert lake.latest_version() == version + CONFLICTS_BEFORE_REQUEST + 3 + 2 * COMMITS_BETWEEN_POLLS
     assert sum(request.path.startswith(SLOT_REQUEST_PREFIX) for request in storage.log) > 4
 
 
 def test_other_writers_wait_while_slot_is_requested(lakes: Lakes, pauses: list[float]) -> None:
-    """They wait before each commit and increasingly long, because all of many writers must wait at the same time."""
+    """Each wait is longer than the last, because all of many writers must wait at the same time."""
     lake = Lakehouse(_lake(lakes).storage)
     clock = AgingStorage(lake.storage, lake.storage.now_ms())
     lake = Lakehouse(clock)
@@ -139,12 +138,12 @@ def test_other_writers_wait_while_slot_is_requested(lakes: Lakes, pauses: list[f
         pauses.clear()
         _change(lake)
         counts.append(len(pauses))
-        assert all(0.5 <= pause <= 1 for pause in pauses), "so it looks every second who is still there"
+        assert all(0.5 <= pause <= 1 for pause in pauses), "the writer checks about every second"
     assert counts == [8, 16, 32, 64, 64]
     lake.storage.delete(path)
     pauses.clear()
     _change(lake, 2 * COMMITS_BETWEEN_POLLS)
-    assert pauses == [], "it looked before it waited"
+    assert pauses == [], "the writer checks before it waits"
 
 
 @pytest.mark.parametrize("is_exclusive", [False, True])
@@ -170,16 +169,16 @@ def test_waiting_transaction_starts_on_latest_version(
     assert version == lake.latest_version()
 
 
-def test_waiting_transaction_without_changes_returns_version_with_them(lakes: Lakes, manual_clock: ManualClock) -> None:
-    """It does not return its base, although it had no conflict."""
+def test_waiting_transaction_returns_version_that_made_its_changes(lakes: Lakes, manual_clock: ManualClock) -> None:
+    """Another process made the same change during the wait."""
     lake = Lakehouse(AgingStorage(_lake(lakes).storage, 1_700_000_000_000))
-    turn = new_slot_request_path(5_000)
-    lake.storage.write(turn, b"")
+    slot_request = new_slot_request_path(5_000)
+    lake.storage.write(slot_request, b"")
     _change(lake, COMMITS_BETWEEN_POLLS)
 
     def commit_same_change() -> None:
         Lakehouse(lake.storage).alter_definition(properties={"a": "b"})
-        lake.storage.delete(turn)
+        lake.storage.delete(slot_request)
 
     manual_clock.during_pause = commit_same_change
     txn = lake.transaction()
@@ -193,12 +192,12 @@ def test_wait_for_slot_leaves_time_for_transaction(lakes: Lakes, pauses: list[fl
     lake = lakes.memory(txn_ttl_millis=2_000)
     storage = AgingStorage(lake.storage, lake.storage.now_ms())
     storage.write(new_slot_request_path(4_000), b"")
-    own_fairness = Fairness()
-    own_fairness.poll(storage)
-    assert own_fairness.yield_to_others(storage, longest_s=0.5)
+    fairness = Fairness()
+    fairness.poll(storage)
+    assert fairness.yield_to_others(storage, longest_s=0.5)
     assert all(pause <= 0.5 for pause in pauses)
     pauses.clear()
-    assert not own_fairness.yield_to_others(storage, longest_s=-1)
+    assert not fairness.yield_to_others(storage, longest_s=-1)
     assert pauses == []
 
 
@@ -213,9 +212,9 @@ def test_waiting_ends_when_slot_request_is_withdrawn(lakes: Lakes, manual_clock:
             storage.delete(path)
 
     manual_clock.during_pause = withdraw_after_two
-    own_fairness = Fairness()
-    own_fairness.poll(storage)
-    own_fairness.yield_to_others(storage, 1_000)
+    fairness = Fairness()
+    fairness.poll(storage)
+    fairness.yield_to_others(storage, 1_000)
     assert len(pauses) == 2
 
 
@@ -226,14 +225,14 @@ def test_lapsed_slot_requests_are_ignored_and_deleted(lakes: Lakes, pauses: list
     lake.storage.write(path, b"")
     (written_ms,) = (info.last_modified_ms for info in lake.storage.list(path))
     storage = ClockStorage(lake.storage, written_ms + age_ms)
-    own_fairness = Fairness()
-    own_fairness.poll(storage)
-    own_fairness.yield_to_others(storage, 1_000)
+    fairness = Fairness()
+    fairness.poll(storage)
+    fairness.yield_to_others(storage, 1_000)
     assert pauses == []
     assert path not in listed(lake.storage)
 
 
-def test_files_that_are_no_slot_requests_are_kept(lakes: Lakes, pauses: list[float]) -> None:
+def test_files_with_other_names_under_slot_request_prefix_are_kept(lakes: Lakes, pauses: list[float]) -> None:
     storage = _lake(lakes).storage
     names = [
         f"{SLOT_REQUEST_PREFIX}{name}"
@@ -244,9 +243,9 @@ def test_files_that_are_no_slot_requests_are_kept(lakes: Lakes, pauses: list[flo
     storage.write(new_slot_request_path(1), b"")
     (turn_ms,) = (info.last_modified_ms for info in storage.list(f"{SLOT_REQUEST_PREFIX}1-"))
     late = ClockStorage(storage, turn_ms + 10**9)
-    own_fairness = Fairness()
-    own_fairness.poll(late)
-    own_fairness.yield_to_others(late, 1_000)
+    fairness = Fairness()
+    fairness.poll(late)
+    fairness.yield_to_others(late, 1_000)
     assert pauses == []
     assert _slot_requests(storage) == set(names[1:])
 
@@ -260,12 +259,12 @@ def test_longest_wait_for_slot_is_bounded(
 ) -> None:
     storage = AgingStorage(_lake(lakes).storage, 1_700_000_000_000)
     storage.write(new_slot_request_path(attempt_ms), b"")
-    own_fairness = Fairness()
-    own_fairness.poll(storage)
+    fairness = Fairness()
+    fairness.poll(storage)
     waited = []
     for _ in range(4):
         begin_s = manual_clock.now_s()
-        assert own_fairness.yield_to_others(storage, 1_000)
+        assert fairness.yield_to_others(storage, 1_000)
         waited.append(manual_clock.now_s() - begin_s)
     assert waited[0] == pytest.approx(max(first_s, min(waited[0], 2 * first_s)))
     assert waited[-1] == pytest.approx(longest_s)
@@ -293,11 +292,11 @@ class SharedClock(ManualClock):
         if int(before_s) < int(self.now_s()):
             self.each_second()
 
-    def measure_wait_s(self, own_fairness: Fairness) -> float:
+    def measure_wait_s(self, fairness: Fairness) -> float:
         """Return how long a commit waits for other writers."""
         begin_s = self.now_s()
         with process_clock.using(self):
-            own_fairness.yield_to_others(self.storage, 1_000)
+            fairness.yield_to_others(self.storage, 1_000)
         return self.now_s() - begin_s
 
 
@@ -305,24 +304,24 @@ class SharedClock(ManualClock):
 def test_killed_writer_delays_others_by_less_than_five_seconds_in_total(lakes: Lakes, attempt_ms: int) -> None:
     clock = SharedClock(_lake(lakes).storage)
     clock.storage.write(new_slot_request_path(attempt_ms), b"")
-    own_fairness, waits_s = Fairness(), []
-    own_fairness.poll(clock.storage)
+    fairness, waits_s = Fairness(), []
+    fairness.poll(clock.storage)
     for _ in range(100):
-        waits_s.append(clock.measure_wait_s(own_fairness))
+        waits_s.append(clock.measure_wait_s(fairness))
         clock.advance(0.01)
     assert sum(waits_s) < 5
     assert _slot_requests(clock.storage) == set()
 
 
-def test_active_writer_is_waited_for_with_growing_limit(lakes: Lakes) -> None:
-    """The wait grows so that all conflicting writers wait at the same time, but it is limited for each commit."""
+def test_wait_for_active_writer_grows_up_to_limit(lakes: Lakes) -> None:
+    """The wait grows so that all conflicting writers wait at the same time, up to a limit for each commit."""
     clock = SharedClock(_lake(lakes).storage)
     path = new_slot_request_path(2_000)
     clock.storage.write(path, b"")
     clock.each_second = lambda: clock.storage.write(path, b"")
-    own_fairness = Fairness()
-    own_fairness.poll(clock.storage)
-    waits_s = [clock.measure_wait_s(own_fairness) for _ in range(4)]
+    fairness = Fairness()
+    fairness.poll(clock.storage)
+    waits_s = [clock.measure_wait_s(fairness) for _ in range(4)]
     assert waits_s == pytest.approx(sorted(waits_s))
     assert waits_s[0] >= 4
     assert waits_s[-1] == pytest.approx(LONGEST_WAIT_S)
@@ -331,30 +330,30 @@ def test_active_writer_is_waited_for_with_growing_limit(lakes: Lakes) -> None:
 def test_writer_with_long_attempts_requests_slot_after_first_conflict(lakes: Lakes) -> None:
     storage = lakes.memory().storage
     for attempt_s in (LONG_ATTEMPT_S / 2, LONG_ATTEMPT_S):
-        turn = SlotRequest(storage)
-        turn.note_conflicts(1, attempt_s)
+        slot_request = SlotRequest(storage)
+        slot_request.note_conflicts(1, attempt_s)
         assert bool(_slot_requests(storage)) == (attempt_s == LONG_ATTEMPT_S)
-        turn.withdraw()
+        slot_request.withdraw()
 
 
 class _NoThreads(background.InlineRunner):
-    """Collects the work of background threads, so that the test can run it."""
+    """Collects the background work instead of starting threads, so that the test can run it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: list[background.Work] = []
+        self.collected: list[background.Work] = []
 
     def start_thread(self, work: background.Work, name: str) -> None:
-        self.kept.append(work)
+        self.collected.append(work)
 
 
 @pytest.fixture
 def renewals(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[background.Work]]:
-    """The renewals that writers start, without pauses. The test runs them."""
+    """The renewals of slot requests, without pauses. The test runs them."""
     runner = _NoThreads()
-    monkeypatch.setattr(fairness, "RENEWAL_S", 0)
+    monkeypatch.setattr(pacing, "RENEWAL_S", 0)
     with background.using(runner):
-        yield runner.kept
+        yield runner.collected
 
 
 def test_slot_request_is_renewed_for_limited_time(lakes: Lakes, renewals: list[background.Work]) -> None:
@@ -369,9 +368,9 @@ def test_slot_request_is_renewed_for_limited_time(lakes: Lakes, renewals: list[b
 
 def test_withdrawn_slot_request_is_not_renewed(lakes: Lakes, renewals: list[background.Work]) -> None:
     lake = _lake(lakes)
-    turn = SlotRequest(lake.storage)
-    turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, 10)
-    turn.withdraw()
+    slot_request = SlotRequest(lake.storage)
+    slot_request.note_conflicts(CONFLICTS_BEFORE_REQUEST, 10)
+    slot_request.withdraw()
     renewals[0]()
     assert _slot_requests(lake.storage) == set()
 
@@ -379,13 +378,13 @@ def test_withdrawn_slot_request_is_not_renewed(lakes: Lakes, renewals: list[back
 def test_interrupted_writer_stops_renewal(
     lakes: Lakes, monkeypatch: pytest.MonkeyPatch, renewals: list[background.Work]
 ) -> None:
-    """Its process may continue for hours, but its slot request lapses."""
+    """The process may continue for hours, but its slot request must lapse."""
     lake = _lake(lakes)
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    _commit_after_conflicts(CONFLICTS_BEFORE_REQUEST, monkeypatch, interrupt)
+    _make_next_commit_conflict(CONFLICTS_BEFORE_REQUEST, monkeypatch, interrupt)
     with pytest.raises(KeyboardInterrupt):
         _change(lake)
     (path,) = _slot_requests(lake.storage)
@@ -406,26 +405,26 @@ def test_failed_renewal_keeps_slot_request(lakes: Lakes, renewals: list[backgrou
 def test_slot_request_is_renewed_and_replaced_when_attempts_get_longer(lakes: Lakes) -> None:
     lake = _lake(lakes)
     storage = FaultyStorage(lake.storage)
-    turn = SlotRequest(storage)
-    turn.note_conflicts(CONFLICTS_BEFORE_REQUEST - 1, 0.1)
+    slot_request = SlotRequest(storage)
+    slot_request.note_conflicts(CONFLICTS_BEFORE_REQUEST - 1, 0.1)
     assert storage.log == ()
     for seconds in (0.1, 0.15, 0.05):
-        turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, seconds)
+        slot_request.note_conflicts(CONFLICTS_BEFORE_REQUEST, seconds)
         assert [parse_slot_request_path(path) for path in _slot_requests(lake.storage)] == [100]
-    turn.note_conflicts(CONFLICTS_BEFORE_REQUEST, 0.3)
+    slot_request.note_conflicts(CONFLICTS_BEFORE_REQUEST, 0.3)
     assert [parse_slot_request_path(path) for path in _slot_requests(lake.storage)] == [300]
     assert [request.kind for request in storage.log] == ["write"] * 3 + ["delete", "write"]
-    turn.withdraw()
-    turn.withdraw()
+    slot_request.withdraw()
+    slot_request.withdraw()
     assert _slot_requests(lake.storage) == set()
     assert len(storage.log) == 6
 
 
 def test_commits_succeed_without_pacing(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writers that conflict all the time still commit each change once."""
-    monkeypatch.setattr(fairness, "WriterPacing", lambda *_: Pacing())
+    """Writers that conflict constantly still commit each change exactly once."""
+    monkeypatch.setattr(pacing, "WriterPacing", lambda *_: Pacing())
     storage = FaultyStorage(_lake(lakes).storage)
-    version, writers = Lakehouse(storage).latest_version(), [Lakehouse(storage) for _ in range(3)]
+    first_version, writers = Lakehouse(storage).latest_version() + 1, [Lakehouse(storage) for _ in range(3)]
     n_changes = 10
 
     def commit_all(writer: int) -> list[int]:
@@ -437,21 +436,21 @@ def test_commits_succeed_without_pacing(lakes: Lakes, monkeypatch: pytest.Monkey
         return versions
 
     with ThreadPoolExecutor(len(writers)) as pool:
-        versions = [made for made_by_one in pool.map(commit_all, range(len(writers))) for made in made_by_one]
-    assert sorted(versions) == list(range(version + 1, version + 1 + len(writers) * n_changes))
+        versions = [version for committed in pool.map(commit_all, range(len(writers))) for version in committed]
+    assert sorted(versions) == list(range(first_version, first_version + len(writers) * n_changes))
     assert len(writers[0].snapshot().namespaces()) == 1 + len(versions)
     assert not [request for request in storage.log if request.path.startswith(SLOT_REQUEST_PREFIX)]
     assert unreferenced_paths(writers[0]) == set()
 
 
-def test_background_work_cannot_fail_a_commit(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_background_work_does_not_fail_commit(lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread can be started, for example during interpreter shutdown."""
 
-    def broken(*arguments: object) -> None:
+    def fail_to_start(*arguments: object) -> None:
         raise RuntimeError("cannot schedule new futures after shutdown")
 
     lake = Lakehouse(_lake(lakes).storage)
-    monkeypatch.setattr(Fairness, "poll", broken)
+    monkeypatch.setattr(Fairness, "poll", fail_to_start)
     version = lake.latest_version()
     _change(lake, COMMITS_BETWEEN_POLLS)
     assert lake.latest_version() == version + COMMITS_BETWEEN_POLLS

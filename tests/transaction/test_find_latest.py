@@ -25,14 +25,14 @@ LATEST = 37
 
 @pytest.fixture
 def storage(lakes: Lakes) -> MeteredStorage:
-    """A lakehouse of versions 0 to 37."""
+    """The storage of a lakehouse with versions 0 to 37."""
     lake = lakes.memory()
     for number in range(LATEST):
         lake.alter_definition(properties={"n": str(number)})
     return MeteredStorage(lake.storage)
 
 
-def test_opening_a_version_takes_same_requests_at_any_age(lakes: Lakes) -> None:
+def test_opening_version_takes_same_requests_at_any_age(lakes: Lakes) -> None:
     lake = lakes.memory()
     for number in range(LATEST):
         with lake.transaction() as txn:
@@ -56,7 +56,7 @@ def test_opening_a_version_takes_same_requests_at_any_age(lakes: Lakes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hint", "most_rounds"),
+    ("hint", "max_rounds"),
     [
         (b"36", 6),
         (b"30", 10),
@@ -76,14 +76,14 @@ def test_opening_a_version_takes_same_requests_at_any_age(lakes: Lakes) -> None:
         (b"9" * 5000, 14),
     ],
 )
-def test_invalid_hint_never_fails_a_read(storage: MeteredStorage, hint: bytes | None, most_rounds: int) -> None:
+def test_invalid_hint_never_fails_a_read(storage: MeteredStorage, hint: bytes | None, max_rounds: int) -> None:
     if hint is None:
         storage.delete(HINT_PATH)
     else:
         storage.write(HINT_PATH, hint)
     with storage.measure() as measured:
         assert find_latest(Roots(storage)) == (LATEST, storage.inner.read(root_path(LATEST)))
-    assert measured.counts.rounds <= most_rounds
+    assert measured.counts.rounds <= max_rounds
     assert "list" not in measured.counts.requests
     lake = Lakehouse.open(storage.root, storage=storage)
     assert lake.snapshot().definition.properties == {"n": "36"}
@@ -122,7 +122,7 @@ def test_open_fails_when_root_is_empty() -> None:
         Lakehouse.open("memory://nothing/")
 
 
-def test_open_fails_when_only_a_hint_exists() -> None:
+def test_open_fails_when_only_hint_exists() -> None:
     storage = MemoryStorage("memory://hint-only/")
     storage.write(HINT_PATH, b"5")
     with pytest.raises(LakehouseNotFoundError):
@@ -148,18 +148,18 @@ def test_largest_possible_version_is_found() -> None:
     drop_memory_root(storage.root)
 
 
-class _RunsActionBeforeRootRead(StorageWrapper):
-    """Runs an action between finding the latest version and reading it."""
+class _ActionBeforeRead(StorageWrapper):
+    """Calls ``action`` once, just before a path is read."""
 
-    def __init__(self, inner: Storage, path: str, meanwhile: Callable[[], object]):
+    def __init__(self, inner: Storage, path: str, action: Callable[[], object]):
         super().__init__(inner)
         self._path = path
-        self._meanwhile: Callable[[], object] | None = meanwhile
+        self._action: Callable[[], object] | None = action
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
-        if path == self._path and self._meanwhile is not None:
-            meanwhile, self._meanwhile = self._meanwhile, None
-            meanwhile()
+        if path == self._path and self._action is not None:
+            action, self._action = self._action, None
+            action()
         return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
 
@@ -168,20 +168,20 @@ def test_reader_retries_when_root_is_purged(lake: Lakehouse) -> None:
         with lake.transaction() as txn:
             txn.create_namespace(name)
 
-    def purge_it() -> None:
+    def purge_version_2() -> None:
         with lake.transaction() as txn:
             txn.create_namespace("c")
         seal(lake, 2)
 
-    storage = _RunsActionBeforeRootRead(lake.storage, root_path(2), purge_it)
+    storage = _ActionBeforeRead(lake.storage, root_path(2), purge_version_2)
     assert Lakehouse(storage).snapshot().namespaces() == ["a", "b", "c"]
 
 
 def test_sealed_latest_root_is_reported(lake: Lakehouse) -> None:
     with lake.transaction() as txn:
         txn.create_namespace("a")
-    sound = lake.storage.read(root_path(1))
+    valid_root = lake.storage.read(root_path(1))
     seal(lake, 1)
     with pytest.raises(CorruptFileError):
         lake.snapshot()
-    lake.storage.write(root_path(1), sound)
+    lake.storage.write(root_path(1), valid_root)

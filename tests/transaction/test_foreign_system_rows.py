@@ -29,7 +29,7 @@ def clock(lakes: Lakes) -> AgingStorage:
 
 @pytest.fixture
 def lake(clock: AgingStorage) -> Lakehouse:
-    """A lakehouse with five versions, a minute apart. The last four have run ids."""
+    """A lakehouse with five versions. The last four have run ids, and the last three are one minute apart."""
     lake = Lakehouse.create(clock.root, storage=clock)
     with lake.transaction(run_id="ours", message="first") as txn:
         txn.create_namespace("ns")
@@ -49,8 +49,8 @@ def has_no_commit_info(info: VersionInfo) -> bool:
     return not any(value)
 
 
-def without_versions(storage: Storage, latest: int) -> None:
-    """Remove the version from the stamps of all roots, as in older releases."""
+def remove_stamped_versions(storage: Storage, latest: int) -> None:
+    """Remove the version from the commit info of all roots, as older releases write it."""
     for version in range(latest + 1):
         path = root_path(version)
         node = decode_node(storage.read(path), path)
@@ -72,7 +72,7 @@ def test_history_does_not_attribute_foreign_version(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("target", [1, 3])
-def test_rollback_of_another_program_cannot_share_names(lake: Lakehouse, target: int) -> None:
+def test_rollback_of_another_program_has_no_commit_info(lake: Lakehouse, target: int) -> None:
     version = ForeignLake(lake.storage).rollback(target, keeps_unknown=True)
     assert has_no_commit_info(version_info(lake, version))
     assert version_info(lake, version).rollback_from == version - 1
@@ -94,7 +94,7 @@ def test_time_travel_handles_slow_clock(lake: Lakehouse, clock: AgingStorage, ke
     assert Lakehouse(clock).snapshot(timestamp=at_ms).version == 1
 
 
-def test_own_version_is_later_than_all_previous_ones(lake: Lakehouse, clock: AgingStorage) -> None:
+def test_new_version_is_later_than_all_previous_versions(lake: Lakehouse, clock: AgingStorage) -> None:
     newest_ms = lake.snapshot().created_at_ms
     ForeignLake(lake.storage, behind_ms=MINUTE_MS).commit_table("ns", "foreign", keeps_unknown=True)
     clock.time_ms = START_MS
@@ -112,7 +112,7 @@ def test_resolve_commit_ignores_copied_commit_id(lake: Lakehouse) -> None:
     assert fresh.resolve_commit(version - 1, latest.commit_id) == CommitResolution.COMMITTED
 
 
-def test_version_of_finds_transaction(lake: Lakehouse) -> None:
+def test_version_of_returns_version_of_transaction(lake: Lakehouse) -> None:
     (member,) = next(lake.history(1)).members
     latest = lake.latest_version()
     ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
@@ -138,7 +138,7 @@ def test_sealed_root_keeps_stamped_version(lake: Lakehouse) -> None:
         seal(lake, sealed)
     assert version_info(lake, version - 1).commit_id is not None
     assert has_no_commit_info(version_info(lake, version))
-    # The same holds if another program replaces a sealed root with that of another version.
+    # The commit info is also ignored if another program replaces a sealed root with the root of another version.
     lake.storage.write(root_path(version), lake.storage.read(root_path(version - 1)))
     assert has_no_commit_info(version_info(lake, version))
 
@@ -156,19 +156,19 @@ def test_root_of_export_keeps_system_rows_of_source(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 2])
-def test_stamps_without_version_are_accepted_once(lake: Lakehouse, limit: int | None) -> None:
+def test_commit_info_without_version_is_accepted_once(lake: Lakehouse, limit: int | None) -> None:
     latest = lake.latest_version()
-    without_versions(lake.storage, latest)
+    remove_stamped_versions(lake.storage, latest)
     fresh = Lakehouse(lake.storage)
     assert [info.run_id for info in fresh.history()] == ["ours"] * latest + [None]
     ForeignLake(lake.storage).commit_table("ns", "foreign", keeps_unknown=True)
-    newest, before = list(Lakehouse(lake.storage).history(limit))[:2]
+    newest, previous = list(Lakehouse(lake.storage).history(limit))[:2]
     assert has_no_commit_info(newest)
-    assert before.run_id == "ours"
+    assert previous.run_id == "ours"
 
 
-def test_stamp_of_older_own_release_is_accepted(lake: Lakehouse) -> None:
-    """The older release writes a stamp without a version."""
+def test_commit_info_of_older_release_is_accepted(lake: Lakehouse) -> None:
+    """An older release of this package writes commit info without a version."""
     latest = lake.latest_version()
     path = root_path(latest)
     node = decode_node(lake.storage.read(path), path)
@@ -179,7 +179,7 @@ def test_stamp_of_older_own_release_is_accepted(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("version", ["4", 4.0, True, None, [4], 10**30])
-def test_invalid_hint_content_is_ignored(lake: Lakehouse, version: object) -> None:
+def test_commit_info_with_invalid_version_is_ignored(lake: Lakehouse, version: object) -> None:
     path = root_path(4)
     node = decode_node(lake.storage.read(path), path)
     value = encode_commit_info({**decode_commit_info(node.system), "version": version})

@@ -1,4 +1,4 @@
-"""Create and open lakehouses, time travel, history, diff and settings."""
+"""Lakehouses: creating, opening, time travel, history, diff and settings."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 
 def add_root(lake: Lakehouse, version: int, **system: str | None) -> None:
-    """Write a root like another program, with the rows of its predecessor and other system rows."""
-    before = decode_node(lake.storage.read(root_path(version - 1)), root_path(version - 1))
-    kept = {name: before.system[name] for name in ("lakehouse_def", "created_at_millis")}
-    changed = {**kept, "previous_root": root_path(version - 1), **system}
-    node = replace(before, system={name: value for name, value in changed.items() if value is not None})
+    """Write a root as another program would, with system rows of the previous root and additional ones."""
+    previous = decode_node(lake.storage.read(root_path(version - 1)), root_path(version - 1))
+    copied = {name: previous.system[name] for name in ("lakehouse_def", "created_at_millis")}
+    rows = {**copied, "previous_root": root_path(version - 1), **system}
+    node = replace(previous, system={name: value for name, value in rows.items() if value is not None})
     first = decode_node(lake.storage.read(root_path(0)), root_path(0)).system["lakehouse_def"]
     definition = LakehouseDef.from_bytes(lake.storage.read(first), first)
     lake.storage.create(root_path(version), encode_node(node, definition.order))
@@ -80,7 +80,7 @@ def test_create_rejects_existing_lakehouse(lakes: Lakes) -> None:
 @pytest.mark.parametrize("name", ["_" + "0" * 64 + ".ipc", "_" + "0" * 32 + ".ipc", "_" + "01" * 32 + ".arrow"])
 def test_create_rejects_roots_in_another_naming(name: str) -> None:
     storage = MemoryStorage("memory://foreign-naming/")
-    storage.write(name, b"somebody's root")
+    storage.write(name, b"root of another program")
     try:
         with pytest.raises(LakehouseExistsError):
             Lakehouse.create(storage.root, storage=storage)
@@ -120,7 +120,7 @@ def test_settings_are_normalized(lakes: Lakes) -> None:
     assert (definition.order, definition.isolation_level) == (128, IsolationLevel.SERIALIZABLE)
     with pytest.raises(InvalidDefinitionError):
         lake.alter_definition(order=64)
-    assert lake.alter_definition(order=None) == 0, "nothing changed"
+    assert lake.alter_definition(order=None) == 0, "no change, no commit"
 
 
 @pytest.mark.parametrize("root", ["", "relative", "s3:///x", "/a/../b", "ftp://host/lake", "file://host/lake"])
@@ -133,7 +133,7 @@ def test_invalid_roots_are_rejected(root: str) -> None:
 def test_open_fails_for_folder_without_lakehouse(lakes: Lakes) -> None:
     with pytest.raises(LakehouseNotFoundError):
         Lakehouse.open(str(lakes.folder / "missing"))
-    assert not (lakes.folder / "missing").exists(), "opening makes no folder"
+    assert not (lakes.folder / "missing").exists(), "open does not create the folder"
 
 
 @pytest.mark.parametrize("size_bytes", [0, 10, 500, -1])
@@ -168,8 +168,8 @@ def test_pointer_to_invalid_location_is_corrupt(lakes: Lakes) -> None:
 
 
 @pytest.fixture
-def timed(lakes: Lakes) -> Lakehouse:
-    """Versions 0 to 5, created every 1,000 ms from 1,000,000 ms. Version v has v namespaces."""
+def timed_lake(lakes: Lakes) -> Lakehouse:
+    """A lakehouse with versions 0 to 5, one per second from 1,000,000 ms. Version v has v namespaces."""
     storage = ClockStorage(lakes.storage("timed"), 1_000_000)
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage, order=4))
     for number in range(5):
@@ -180,37 +180,37 @@ def timed(lakes: Lakes) -> Lakehouse:
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_snapshot_by_number_text_and_time(timed: Lakehouse, version: int) -> None:
+def test_snapshot_by_number_text_and_time(timed_lake: Lakehouse, version: int) -> None:
     created_ms = 1_000_000 + 1_000 * version
     namespaces = [f"ns{number}" for number in range(version)]
     for snapshot in (
-        timed.snapshot(version),
-        timed.snapshot(str(version)),
-        timed.snapshot(f"00{version}"),
-        timed.snapshot(timestamp=created_ms),
-        timed.snapshot(timestamp=created_ms + 999),
-        timed.snapshot(timestamp=datetime.fromtimestamp(created_ms / 1000, tz=timezone(timedelta(hours=5)))),
+        timed_lake.snapshot(version),
+        timed_lake.snapshot(str(version)),
+        timed_lake.snapshot(f"00{version}"),
+        timed_lake.snapshot(timestamp=created_ms),
+        timed_lake.snapshot(timestamp=created_ms + 999),
+        timed_lake.snapshot(timestamp=datetime.fromtimestamp(created_ms / 1000, tz=timezone(timedelta(hours=5)))),
     ):
         assert (snapshot.version, snapshot.namespaces()) == (version, namespaces)
         assert snapshot.created_at_ms == created_ms
         assert snapshot.created_at == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=created_ms)
-        assert timed.snapshot(timestamp=snapshot.created_at).version == version
+        assert timed_lake.snapshot(timestamp=snapshot.created_at).version == version
 
 
-def test_leading_zeros_of_version_are_ignored(timed: Lakehouse) -> None:
-    assert timed.snapshot("0" * 5_000).version == 0
-    assert timed.snapshot("0" * 5_000 + "3").version == 3
+def test_leading_zeros_of_version_are_ignored(timed_lake: Lakehouse) -> None:
+    assert timed_lake.snapshot("0" * 5_000).version == 0
+    assert timed_lake.snapshot("0" * 5_000 + "3").version == 3
 
 
 @pytest.mark.parametrize("version", [6, 7, -1, 2**32, 2**70, "6", "9" * 5000, 10**200])
-def test_versions_that_were_never_committed_are_not_found(timed: Lakehouse, version: int | str) -> None:
+def test_versions_that_were_never_committed_are_not_found(timed_lake: Lakehouse, version: int | str) -> None:
     with pytest.raises(VersionNotFoundError) as caught:
-        timed.snapshot(version)
+        timed_lake.snapshot(version)
     assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize("millis", [1_700_000_060_015, 1_700_000_060_001, 1_732_000_123_457, 253_402_300_799_999])
-def test_times_are_exact_to_the_millisecond(lakes: Lakes, millis: int) -> None:
+def test_version_times_are_exact_to_the_millisecond(lakes: Lakes, millis: int) -> None:
     storage = ClockStorage(lakes.storage("exact"), millis - 1)
     lake = Lakehouse.create(storage.root, storage=storage)
     storage.time_ms = millis
@@ -221,25 +221,25 @@ def test_times_are_exact_to_the_millisecond(lakes: Lakes, millis: int) -> None:
         assert lake.snapshot(timestamp=snapshot.created_at).version == version
 
 
-def test_time_before_oldest_version_is_an_error(timed: Lakehouse) -> None:
+def test_time_before_oldest_version_is_an_error(timed_lake: Lakehouse) -> None:
     with pytest.raises(VersionNotFoundError, match="1000000"):
-        timed.snapshot(timestamp=999_999)
+        timed_lake.snapshot(timestamp=999_999)
     with pytest.raises(VersionNotFoundError):
-        timed.snapshot(timestamp=datetime(1960, 1, 1, tzinfo=UTC))
+        timed_lake.snapshot(timestamp=datetime(1960, 1, 1, tzinfo=UTC))
 
 
-def test_ambiguous_timestamps_are_rejected(timed: Lakehouse) -> None:
+def test_ambiguous_timestamps_are_rejected(timed_lake: Lakehouse) -> None:
     with pytest.raises(InvalidInputError):
-        timed.snapshot(timestamp=datetime(2024, 1, 1))  # noqa: DTZ001
+        timed_lake.snapshot(timestamp=datetime(2024, 1, 1))  # noqa: DTZ001
     with pytest.raises(InvalidInputError):
-        timed.snapshot(version=1, timestamp=1)
+        timed_lake.snapshot(version=1, timestamp=1)
     with pytest.raises(ExportNotFoundError, match="'nightly'"):
-        timed.snapshot("nightly")
+        timed_lake.snapshot("nightly")
     with pytest.raises(ExportNotFoundError):
-        timed.snapshot("")
+        timed_lake.snapshot("")
 
 
-def test_foreign_times_that_do_not_increase_are_scanned(lakes: Lakes) -> None:
+def test_time_travel_handles_decreasing_times_of_other_programs(lakes: Lakes) -> None:
     lake = Lakehouse.create("memory://foreign-times/")
     try:
         start_ms = lake.snapshot(0).created_at_ms
@@ -260,18 +260,18 @@ def test_version_times_increase_when_clock_does_not(lakes: Lakes) -> None:
     assert [lake.snapshot(version).created_at_ms for version in range(5)] == [5_000, 5_001, 5_002, 5_003, 9_000]
 
 
-def test_export_is_read_by_name(timed: Lakehouse) -> None:
+def test_export_is_read_by_name(timed_lake: Lakehouse) -> None:
     path = new_export_root_path()
-    timed.storage.create(path, timed.storage.read(root_path(2)))
-    timed.alter_definition(
+    timed_lake.storage.create(path, timed_lake.storage.read(root_path(2)))
+    timed_lake.alter_definition(
         exported_snapshots={"nightly": path, "named-root": root_path(1)},
         exports=(ExportRecord(name="nightly", version=2, level=ExportLevel.MINIMAL, root_location=path),),
     )
-    nightly = timed.snapshot("nightly")
+    nightly = timed_lake.snapshot("nightly")
     assert (nightly.version, nightly.location, nightly.namespaces()) == (2, path, ["ns0", "ns1"])
-    assert timed.snapshot("named-root").version == 1
-    timed.alter_definition(exports=())
-    assert timed.snapshot("nightly").version == 2, "told by its predecessor when no record tells"
+    assert timed_lake.snapshot("named-root").version == 1
+    timed_lake.alter_definition(exports=())
+    assert timed_lake.snapshot("nightly").version == 2, "without a record, the previous root determines the version"
 
 
 @pytest.mark.parametrize(
@@ -282,40 +282,40 @@ def test_export_is_read_by_name(timed: Lakehouse) -> None:
         (ExpirationState.PURGED, "cannot"),
     ],
 )
-def test_expired_versions_cannot_be_opened(timed: Lakehouse, state: ExpirationState, message: str) -> None:
+def test_expired_versions_cannot_be_opened(timed_lake: Lakehouse, state: ExpirationState, message: str) -> None:
     batch = ExpirationBatch(id="b", versions="1-2,4", state=state)
-    timed.alter_definition(expirations=(batch,))
+    timed_lake.alter_definition(expirations=(batch,))
     for version in (1, 2, 4, "4"):
         with pytest.raises(VersionExpiredError, match=message):
-            timed.snapshot(version)
-    assert [timed.snapshot(version).version for version in (0, 3, 5, 6)] == [0, 3, 5, 6]
-    states = {info.version: info.state for info in timed.history()}
+            timed_lake.snapshot(version)
+    assert [timed_lake.snapshot(version).version for version in (0, 3, 5, 6)] == [0, 3, 5, 6]
+    states = {info.version: info.state for info in timed_lake.history()}
     assert [version for version, state in states.items() if state == "expired"] == [4, 2, 1]
 
 
-def test_sealed_version_raises_version_expired(timed: Lakehouse) -> None:
-    seal(timed, 2)
+def test_sealed_version_raises_version_expired(timed_lake: Lakehouse) -> None:
+    seal(timed_lake, 2)
     with pytest.raises(VersionExpiredError):
-        timed.snapshot(2)
-    assert {info.version: info.state for info in timed.history()}[2] == "sealed"
-    assert timed.snapshot(timestamp=1_003_500).version == 3, "its time still counts"
+        timed_lake.snapshot(2)
+    assert {info.version: info.state for info in timed_lake.history()}[2] == "sealed"
+    assert timed_lake.snapshot(timestamp=1_003_500).version == 3, "sealed versions still count in time travel"
 
 
 def test_version_purged_during_read_raises_version_expired(lake: Lakehouse) -> None:
-    """Its nodes and definitions are deleted one by one after its root was sealed."""
+    """A purge deletes the nodes and definitions of a version one by one after it has sealed the root."""
     with lake.transaction() as txn:
         txn.create_namespace("ns")
         for number in range(40):
             txn.create_table("ns", f"t{number:02}", table())
-    readers = [Lakehouse(lake.storage).snapshot(1) for _ in range(4)]  # each with separate caches
-    based_on_it = [Lakehouse(lake.storage, cache="off").transaction() for _ in range(4)]
+    readers = [Lakehouse(lake.storage).snapshot(1) for _ in range(4)]  # each has its own cache
+    transactions = [Lakehouse(lake.storage, cache="off").transaction() for _ in range(4)]
     with lake.transaction() as txn:
         txn.drop_namespace("ns", cascade=True)
     location = readers[0].entry(readers[0].keys.table_key("ns", "t07"))
     assert location is not None
     seal(lake, 1)
-    lost = {path: lake.storage.read(path) for path in (location, *readers[1].root.children)}
-    lake.storage.delete_many(list(lost))
+    purged_files = {path: lake.storage.read(path) for path in (location, *readers[1].root.children)}
+    lake.storage.delete_many(list(purged_files))
     reads: list[Callable[[], object]] = [
         lambda: readers[1].tables("ns"),
         lambda: readers[2].has_table("ns", "t07"),
@@ -326,16 +326,16 @@ def test_version_purged_during_read_raises_version_expired(lake: Lakehouse) -> N
         with pytest.raises(VersionExpiredError) as caught:
             read()
         assert caught.value.version == 1
-    reads_in_transactions: list[Callable[[], object]] = [
-        lambda: based_on_it[0].tables("ns"),
-        lambda: based_on_it[1].has_table("ns", "t07"),
-        lambda: based_on_it[2].table_at(location),
-        lambda: based_on_it[3].alter_table("ns", "t07", table()),
+    transaction_reads: list[Callable[[], object]] = [
+        lambda: transactions[0].tables("ns"),
+        lambda: transactions[1].has_table("ns", "t07"),
+        lambda: transactions[2].table_at(location),
+        lambda: transactions[3].alter_table("ns", "t07", table()),
     ]
-    for read in reads_in_transactions:
+    for read in transaction_reads:
         with pytest.raises(TransactionExpiredError):
             read()
-    lake.storage.create_many(lost)  # version 2 shares some of them, which a purge would keep
+    lake.storage.create_many(purged_files)  # version 2 shares some of these files, which a purge would keep
 
 
 def test_missing_file_of_live_version_raises_file_missing(lake: Lakehouse) -> None:
@@ -397,7 +397,7 @@ def test_history_contains_run_and_approver(lake: Lakehouse) -> None:
     assert next(iter(lake.history(1))).approved_by == "ü" * LONGEST_USER_CHARS
 
 
-def test_operation_names_of_single_changes(lake: Lakehouse) -> None:
+def test_operation_is_named_after_single_change(lake: Lakehouse) -> None:
     def operation(change: str, *arguments: Any) -> str | None:
         with lake.transaction() as txn:
             getattr(txn, change)(*arguments)
@@ -419,7 +419,7 @@ def test_history_reads_roots_in_batches(lake: Lakehouse) -> None:
 
 
 @pytest.mark.parametrize("info", [None, "no json", "[]", '{"members":5,"counts":"x","properties":7,"operation":null}'])
-def test_history_tolerates_entries_of_other_programs(lakes: Lakes, info: str | None) -> None:
+def test_history_accepts_commit_info_of_other_programs(lakes: Lakes, info: str | None) -> None:
     lake = Lakehouse.create("memory://foreign-info/")
     try:
         add_root(lake, 1, commit_info=info, rollback_from_root=root_path(0), created_at_millis="9999999999999")
@@ -471,13 +471,13 @@ def test_settings_change_in_separate_commits(lake: Lakehouse) -> None:
 
 
 def test_concurrent_settings_merge_by_field_and_map_key(lake: Lakehouse) -> None:
-    def changed(txn: Any, **fields: Any) -> None:
+    def change(txn: Any, **fields: Any) -> None:
         txn.alter_definition(replace(txn.definition, **fields))
 
     lake.alter_definition(properties={"keep": "1", "drop": "1", "same": "1"})
     ours, theirs = lake.transaction(), lake.transaction()
-    changed(ours, properties={"keep": "1", "same": "2", "ours": "1"}, txn_ttl_millis=5)
-    changed(
+    change(ours, properties={"keep": "1", "same": "2", "ours": "1"}, txn_ttl_millis=5)
+    change(
         theirs,
         properties={"keep": "1", "drop": "1", "same": "2", "theirs": "1"},
         minimum_versions_to_keep=9,
@@ -490,7 +490,7 @@ def test_concurrent_settings_merge_by_field_and_map_key(lake: Lakehouse) -> None
     assert merged.properties == {"keep": "1", "same": "2", "ours": "1", "theirs": "1"}
     assert (merged.txn_ttl_millis, merged.minimum_versions_to_keep, len(merged.exports)) == (5, 9, 1)
     assert merged.unknown_fields == b"\xc0\xb8\x02\x07"
-    assert unreferenced_paths(lake) == set(), "the definition written before the merge is gone"
+    assert unreferenced_paths(lake) == set(), "the definition written before the merge was deleted"
 
 
 def test_equal_concurrent_setting_needs_no_commit(lake: Lakehouse) -> None:
@@ -527,12 +527,12 @@ def test_equal_concurrent_setting_needs_no_commit(lake: Lakehouse) -> None:
 )
 def test_conflicting_settings_are_rejected(lake: Lakehouse, ours: Any, theirs: Any, message: str) -> None:
     lake.alter_definition(properties={"base": "1"})
-    mine, other = lake.transaction(), lake.transaction()
-    mine.alter_definition(replace(mine.definition, **ours))
-    other.alter_definition(replace(other.definition, **theirs))
-    other.commit()
+    our_txn, their_txn = lake.transaction(), lake.transaction()
+    our_txn.alter_definition(replace(our_txn.definition, **ours))
+    their_txn.alter_definition(replace(their_txn.definition, **theirs))
+    their_txn.commit()
     with pytest.raises(CommitConflictError, match=message):
-        mine.commit()
+        our_txn.commit()
     assert unreferenced_paths(lake) == set()
 
 

@@ -1,4 +1,4 @@
-"""The newest root known to a process: the latest version is found from it in one round trip, and always verified."""
+"""The newest root known to a process: from it the latest version is found in one round trip, and is always verified."""
 
 from __future__ import annotations
 
@@ -49,33 +49,33 @@ def commit(lake: Lakehouse, namespace: str) -> int:
     return txn.committed_version
 
 
-def commit_elsewhere(namespace: str) -> int:
-    """Commit in another process."""
+def commit_in_other_process(namespace: str) -> int:
+    """Commit as another process would."""
     return commit(Lakehouse(MemoryStorage(ROOT)), namespace)
 
 
-def win_race(lake: Lakehouse) -> None:
-    """Let another process win one race."""
+def commit_after_conflict(lake: Lakehouse) -> None:
+    """Commit after another process has won the race once."""
     txn = lake.transaction()
-    txn.create_namespace("lost-once")
-    commit_elsewhere("first")
+    txn.create_namespace("second")
+    commit_in_other_process("first")
     txn.commit()
 
 
 def test_failed_speculative_probe_costs_at_most_one_attempt(lake: Lakehouse, meter: MeteredStorage) -> None:
     faulty = FailingOnce(meter, {root_path(4), root_path(5)})
     writer = Lakehouse(faulty)
-    win_race(writer)
+    commit_after_conflict(writer)
     txn = writer.transaction()
     txn.create_namespace("b")
-    commit_elsewhere("of-another")
+    commit_in_other_process("other")
     faulty.is_armed = True
     assert txn.commit() == 5
     assert not faulty.paths
 
 
 def test_speculative_probes_end_without_contention(lake: Lakehouse, meter: MeteredStorage) -> None:
-    win_race(lake)
+    commit_after_conflict(lake)
     reads = []
     for number in range(COMMITS_BETWEEN_POLLS + 1):
         txn = lake.transaction()
@@ -87,21 +87,21 @@ def test_speculative_probes_end_without_contention(lake: Lakehouse, meter: Meter
     assert reads[-1] == budget("commit a namespace").requests.get("read", 0)
 
 
-def test_partly_failed_probe_identifies_root(lake: Lakehouse, meter: MeteredStorage) -> None:
-    """The successor and the hint cannot be read. The outcome is known, and newer roots are found later."""
+def test_partly_failed_probe_resolves_commit(lake: Lakehouse, meter: MeteredStorage) -> None:
+    """If the successor and the hint cannot be read, the outcome is known, and newer roots are found later."""
     faulty = FailingOnce(meter, {root_path(3), HINT_PATH})
     writer = Lakehouse(faulty)
     txn = writer.transaction()
     txn.create_namespace("b")
-    commit(lake, "of-another")
+    commit(lake, "other")
     faulty.is_armed = True
     assert txn.commit() == 3
     assert not faulty.paths
-    assert lake.snapshot().namespaces() == ["a", "b", "of-another"]
+    assert lake.snapshot().namespaces() == ["a", "b", "other"]
 
 
 class FailingOnce(StorageWrapper):
-    """Fails the first read of some paths."""
+    """Fails the first read of each of ``paths`` while ``is_armed``."""
 
     def __init__(self, inner: Storage, paths: set[str]):
         super().__init__(inner)
@@ -123,9 +123,9 @@ def test_wrong_hint_does_not_affect_known_newest_root(
     for n_others in range(4):
         meter.delete(HINT_PATH) if hint is None else meter.write(HINT_PATH, hint)
         assert lake.snapshot().version == lake.latest_version() == 1 + n_others
-        commit(other, f"of-another-{n_others}")
+        commit(other, f"other-{n_others}")
     meter.delete(HINT_PATH) if hint is None else meter.write(HINT_PATH, hint)
-    assert lake.snapshot().namespaces() == ["a", *(f"of-another-{n}" for n in range(4))]
+    assert lake.snapshot().namespaces() == ["a", *(f"other-{n}" for n in range(4))]
 
 
 def test_commits_of_other_programs_are_found(lake: Lakehouse, meter: MeteredStorage) -> None:
@@ -138,7 +138,7 @@ def test_commits_of_other_programs_are_found(lake: Lakehouse, meter: MeteredStor
 
 @pytest.mark.parametrize("n_versions", [1, 2, 3, 5])
 def test_replaced_lakehouse_is_detected(lake: Lakehouse, meter: MeteredStorage, n_versions: int) -> None:
-    """It can have the same number of versions, and a commit on the former nodes would damage it."""
+    """The new lakehouse can have as many versions, and a commit based on the old nodes would damage it."""
     commit(lake, "b")
     for info in list(meter.list()):
         meter.delete(info.path)
@@ -154,20 +154,20 @@ def test_root_without_commit_id_is_compared_by_content(lake: Lakehouse, meter: M
     version = ForeignLake(meter).commit_table("a", "t")
     assert lake.snapshot().version == version
     data = meter.read(root_path(version))
-    with meter.measure() as begin:
+    with meter.measure() as first_read:
         assert lake.snapshot().version == version
-    assert begin.counts.rounds == budget("begin, warm").rounds
-    assert begin.counts.bytes_read > len(data)
+    assert first_read.counts.rounds == budget("begin, warm").rounds
+    assert first_read.counts.bytes_read > len(data)
 
 
-def test_committed_root_is_the_root_that_is_read(lake: Lakehouse, meter: MeteredStorage) -> None:
+def test_cached_root_of_commit_equals_stored_root(lake: Lakehouse, meter: MeteredStorage) -> None:
     commit(lake, "b")
     with lake.transaction() as txn:
         for number in range(20):
             txn.create_table("b", f"t{number}", table())
         txn.drop_namespace("a")
-    kept_root, read = lake.snapshot().root, Lakehouse(meter).snapshot().root
-    assert (kept_root, kept_root.file_size_bytes, kept_root.is_flat) == (read, read.file_size_bytes, read.is_flat)
+    cached, stored = lake.snapshot().root, Lakehouse(meter).snapshot().root
+    assert (cached, cached.file_size_bytes, cached.is_flat) == (stored, stored.file_size_bytes, stored.is_flat)
     assert lake.snapshot().tree_shape() == Lakehouse(meter).snapshot().tree_shape()
 
 
@@ -180,16 +180,16 @@ def test_open_succeeds_with_damaged_latest_root_and_reads_fail(meter: MeteredSto
         opened.snapshot()
 
 
-def test_uncached_lakehouse_keeps_no_root(lake: Lakehouse, meter: MeteredStorage) -> None:
+def test_uncached_lakehouse_reads_root_each_time(lake: Lakehouse, meter: MeteredStorage) -> None:
     uncached = Lakehouse(meter, cache="off")
     for _ in range(2):
-        with meter.measure() as begin:
+        with meter.measure() as first_read:
             uncached.snapshot()
-        assert begin.counts.rounds == budget("begin, without cache").rounds
-        assert begin.counts.bytes_read == len(b"1") + len(meter.inner.read(root_path(1)))
+        assert first_read.counts.rounds == budget("begin, without cache").rounds
+        assert first_read.counts.bytes_read == len(b"1") + len(meter.inner.read(root_path(1)))
 
 
-# The version that ``open`` finds
+# The version that ``open`` reads
 
 
 def test_transaction_right_after_open_reuses_opened_version(
@@ -198,9 +198,9 @@ def test_transaction_right_after_open_reuses_opened_version(
     with meter.measure() as opening:
         opened = Lakehouse.open(ROOT, storage=meter)
     assert opening.counts.rounds == budget("open").rounds
-    with meter.measure() as begin:
+    with meter.measure() as first_read:
         txn = opened.transaction()
-    assert begin.counts.requests == budget("begin right after open").requests
+    assert first_read.counts.requests == budget("begin right after open").requests
     with meter.measure() as second:
         opened.snapshot()
     assert second.counts.requests == budget("begin, warm").requests
@@ -211,9 +211,9 @@ def test_transaction_right_after_open_reuses_opened_version(
 def test_opened_version_is_not_reused_later(lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock) -> None:
     opened = Lakehouse.open(ROOT, storage=meter)
     manual_clock.advance(0.01)
-    with meter.measure() as begin:
+    with meter.measure() as first_read:
         opened.snapshot()
-    assert begin.counts.requests == budget("begin, warm").requests
+    assert first_read.counts.requests == budget("begin, warm").requests
 
 
 def test_opened_version_is_not_reused_after_own_commit(
@@ -227,7 +227,7 @@ def test_opened_version_is_not_reused_after_own_commit(
 def test_opened_version_is_not_returned_after_newer_read(
     lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock
 ) -> None:
-    """Reads of one object never return an older version than before."""
+    """Successive reads of a lakehouse object never return an older version."""
     opened = Lakehouse.open(ROOT, storage=meter)
     ForeignLake(meter).commit_table("a", "t")
     assert opened.latest_version() == 2
@@ -240,22 +240,22 @@ def test_version_opened_during_own_commit_is_not_reused(
     opened_lakes: list[Lakehouse] = []
     create = meter.create
 
-    def opening_before(path: str, data: bytes) -> None:
+    def open_before_create(path: str, data: bytes) -> None:
         if path == root_path(2):
             opened_lakes.append(Lakehouse.open(ROOT, storage=MemoryStorage(ROOT)))
         create(path, data)
 
-    monkeypatch.setattr(meter, "create", opening_before)
+    monkeypatch.setattr(meter, "create", open_before_create)
     commit(lake, "b")
     assert opened_lakes[0].snapshot().version == 2
 
 
-def test_created_root_with_lost_response_invalidates_opened_version(
+def test_failed_create_of_root_invalidates_opened_version(
     lake: Lakehouse, meter: MeteredStorage, manual_clock: ManualClock
 ) -> None:
     opened = Lakehouse.open(ROOT, storage=meter)
-    another = NodeFile(system={COMMIT_ID: "another"})
-    assert not create_root(KnownRoot(1, root_path(1), b"another", another), lake.files.roots)
-    with meter.measure() as begin:
+    other_root = NodeFile(system={COMMIT_ID: "other"})
+    assert not create_root(KnownRoot(1, root_path(1), b"other", other_root), lake.files.roots)
+    with meter.measure() as first_read:
         opened.snapshot()
-    assert begin.counts.requests == budget("begin, warm").requests
+    assert first_read.counts.requests == budget("begin, warm").requests

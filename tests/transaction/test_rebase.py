@@ -1,4 +1,4 @@
-"""Concurrent commits that are compatible, and those that conflict."""
+"""Rebase: which concurrent commits are compatible, and which conflict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trinitylake_ops.errors import CommitConflictError, NamespaceNotEmptyError
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.versions.snapshot import Snapshot
 
-Work = Callable[[Transaction], Any]
+Change = Callable[[Transaction], Any]
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def filled_lake(lake: Lakehouse) -> Lakehouse:
     return lake
 
 
-def replace_namespace(name: str) -> Work:
-    def work(txn: Transaction) -> None:
+def replace_namespace(name: str) -> Change:
+    def change(txn: Transaction) -> None:
         txn.drop_namespace(name, cascade=True)
         txn.create_namespace(name)
 
-    return work
+    return change
 
 
 def replace_table(txn: Transaction) -> None:
@@ -42,8 +42,8 @@ def replace_table(txn: Transaction) -> None:
     txn.create_table("ns", "t00", table())
 
 
-COMPATIBLE: dict[str, tuple[Work, Work]] = {
-    "tables of one namespace": (
+COMPATIBLE: dict[str, tuple[Change, Change]] = {
+    "different tables created in a namespace": (
         lambda txn: txn.create_table("ns", "x", table()),
         lambda txn: txn.create_table("ns", "y", table()),
     ),
@@ -51,41 +51,41 @@ COMPATIBLE: dict[str, tuple[Work, Work]] = {
         lambda txn: txn.alter_table("ns", "t00", table(a="b")),
         lambda txn: txn.alter_table("ns", "t01", table(a="b")),
     ),
-    "one altered, another dropped": (
+    "one table altered, another dropped": (
         lambda txn: txn.alter_table("ns", "t00", table(a="b")),
         lambda txn: txn.drop_table("ns", "t01"),
     ),
-    "different namespaces": (
+    "different namespaces created": (
         lambda txn: txn.create_namespace("x"),
         lambda txn: txn.create_namespace("y"),
     ),
-    "properties of the namespace of our table": (
+    "namespace of our table altered": (
         lambda txn: txn.create_table("ns", "x", table()),
         lambda txn: txn.alter_namespace("ns", {"a": "b"}),
     ),
-    "table in the namespace whose properties we change": (
+    "table created in a namespace that we alter": (
         lambda txn: txn.alter_namespace("ns", {"a": "b"}),
         lambda txn: txn.create_table("ns", "x", table()),
     ),
-    "drop of another namespace": (
+    "another namespace dropped": (
         lambda txn: txn.alter_table("ns", "t00", table(a="b")),
         lambda txn: txn.drop_namespace("one", cascade=True),
     ),
-    "a table dropped from the namespace that we drop": (
+    "table dropped from another namespace": (
         lambda txn: txn.drop_namespace("empty"),
         lambda txn: txn.drop_table("one", "t"),
     ),
-    "what we only read": (
+    "table altered that we only read": (
         lambda txn: (txn.table("ns", "t00"), txn.tables("ns"), txn.create_namespace("x")),
         lambda txn: txn.alter_table("ns", "t00", table(a="b")),
     ),
-    "tree rebuilt": (
+    "many tables created": (
         lambda txn: txn.alter_table("one", "t", table(a="b")),
         lambda txn: [txn.create_table("ns", f"new{number}", table()) for number in range(60)],
     ),
 }
 
-CONFLICTING: dict[str, tuple[Work, Work, str]] = {
+CONFLICTING: dict[str, tuple[Change, Change, str]] = {
     "both create a namespace": (
         lambda txn: txn.create_namespace("x"),
         lambda txn: txn.create_namespace("x"),
@@ -126,39 +126,39 @@ CONFLICTING: dict[str, tuple[Work, Work, str]] = {
         lambda txn: txn.alter_namespace("ns", {"a": "c"}),
         "namespace ns: we wrote it, a concurrent commit changed it",
     ),
-    "table in a dropped namespace": (
+    "namespace of our new table dropped": (
         lambda txn: txn.create_table("empty", "x", table()),
         lambda txn: txn.drop_namespace("empty"),
         "namespace empty: we changed its tables, a concurrent commit dropped it",
     ),
-    "table in a replaced namespace": (
+    "namespace of our new table replaced": (
         lambda txn: txn.create_table("empty", "x", table()),
         replace_namespace("empty"),
         "namespace empty: we changed its tables, a concurrent commit dropped it",
     ),
-    "dropped namespace gained a table": (
+    "table created in a namespace that we drop": (
         lambda txn: txn.drop_namespace("empty"),
         lambda txn: txn.create_table("empty", "x", table()),
         "table empty.x: a concurrent commit created it, we dropped its namespace",
     ),
-    "dropped namespace with tables gained one more": (
+    "table created in a filled namespace that we drop": (
         lambda txn: txn.drop_namespace("one", cascade=True),
         lambda txn: txn.create_table("one", "x", table()),
         "table one.x: a concurrent commit created it, we dropped its namespace",
     ),
-    "namespace restored to nothing gained a table": (
+    "table created in a namespace that we restore as missing": (
         lambda txn: txn.restore_entry(txn.keys.namespace_key("empty"), None),
         lambda txn: txn.create_table("empty", "x", table()),
         "table empty.x: a concurrent commit created it, we dropped its namespace",
     ),
-    "replaced namespace gained a table": (
+    "table created in a namespace that we replace": (
         replace_namespace("empty"),
         lambda txn: txn.create_table("empty", "x", table()),
         "table empty.x: a concurrent commit created it, we dropped its namespace",
     ),
 }
 
-SERIALIZABLE_ONLY: dict[str, tuple[Work, Work, str]] = {
+SERIALIZABLE_ONLY: dict[str, tuple[Change, Change, str]] = {
     "write skew": (
         lambda txn: (txn.table("ns", "t00"), txn.alter_table("ns", "t01", table(a="b"))),
         lambda txn: txn.alter_table("ns", "t00", table(a="b")),
@@ -169,7 +169,7 @@ SERIALIZABLE_ONLY: dict[str, tuple[Work, Work, str]] = {
         lambda txn: txn.create_table("ns", "t99", table()),
         "table ns.t99: we read it or listed it, a concurrent commit created it",
     ),
-    "vanished table": (
+    "dropped table": (
         lambda txn: (txn.tables("one"), txn.create_namespace("x")),
         lambda txn: txn.drop_table("one", "t"),
         "table one.t: we read it or listed it, a concurrent commit dropped it",
@@ -179,7 +179,7 @@ SERIALIZABLE_ONLY: dict[str, tuple[Work, Work, str]] = {
         lambda txn: txn.create_namespace("y"),
         "namespace y: we read it",
     ),
-    "absence": (
+    "missing table": (
         lambda txn: (txn.has_table("ns", "nope"), txn.create_namespace("x")),
         lambda txn: txn.create_table("ns", "nope", table()),
         "table ns.nope: we read it",
@@ -187,8 +187,8 @@ SERIALIZABLE_ONLY: dict[str, tuple[Work, Work, str]] = {
 }
 
 
-def race(lake: Lakehouse, ours: Work, theirs: Work, isolation: str) -> Transaction:
-    """Begin our transaction, commit theirs, then commit ours."""
+def race(lake: Lakehouse, ours: Change, theirs: Change, isolation: str) -> Transaction:
+    """Begin our transaction, commit theirs, then commit ours and return it."""
     txn = lake.transaction(isolation=isolation)
     ours(txn)
     with lake.transaction() as other:
@@ -199,13 +199,13 @@ def race(lake: Lakehouse, ours: Work, theirs: Work, isolation: str) -> Transacti
 
 
 @pytest.mark.parametrize(("ours", "theirs"), COMPATIBLE.values(), ids=COMPATIBLE.keys())
-def test_compatible_commits_are_serialized(filled_lake: Lakehouse, ours: Work, theirs: Work) -> None:
+def test_compatible_commits_succeed(filled_lake: Lakehouse, ours: Change, theirs: Change) -> None:
     assert race(filled_lake, ours, theirs, "snapshot").committed_version == 3
     final_objects = objects(filled_lake.snapshot(3)).keys()
     assert final_objects == (objects(filled_lake.snapshot(2)).keys() | final_objects) - _dropped(filled_lake, 2, 3)
     for change in filled_lake.diff(1, 2):
-        assert change not in filled_lake.diff(2, 3), "our commit leaves theirs alone"
-    assert unreferenced_paths(filled_lake) == set(), "the files of the first attempt are gone"
+        assert change not in filled_lake.diff(2, 3), "our commit does not undo theirs"
+    assert unreferenced_paths(filled_lake) == set(), "the files of the first attempt were deleted"
 
 
 def _dropped(lake: Lakehouse, before: int, after: int) -> set[tuple[str, ...]]:
@@ -214,32 +214,32 @@ def _dropped(lake: Lakehouse, before: int, after: int) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
-@pytest.mark.parametrize(("ours", "theirs", "line"), CONFLICTING.values(), ids=CONFLICTING.keys())
+@pytest.mark.parametrize(("ours", "theirs", "conflict"), CONFLICTING.values(), ids=CONFLICTING.keys())
 def test_conflicts_name_object_and_both_sides(
-    filled_lake: Lakehouse, ours: Work, theirs: Work, line: str, isolation: str
+    filled_lake: Lakehouse, ours: Change, theirs: Change, conflict: str, isolation: str
 ) -> None:
     with pytest.raises(CommitConflictError) as caught:
         race(filled_lake, ours, theirs, isolation)
-    assert any(line in conflict for conflict in caught.value.conflicts)
-    assert line in str(caught.value)
+    assert any(conflict in text for text in caught.value.conflicts)
+    assert conflict in str(caught.value)
     assert (caught.value.base_version, caught.value.latest_version) == (1, 2)
     assert filled_lake.latest_version() == 2
     assert unreferenced_paths(filled_lake) == set()
 
 
-@pytest.mark.parametrize(("ours", "theirs", "line"), SERIALIZABLE_ONLY.values(), ids=SERIALIZABLE_ONLY.keys())
-def test_changed_reads_conflict_only_when_serializable(
-    filled_lake: Lakehouse, ours: Work, theirs: Work, line: str
+@pytest.mark.parametrize(("ours", "theirs", "conflict"), SERIALIZABLE_ONLY.values(), ids=SERIALIZABLE_ONLY.keys())
+def test_changed_reads_conflict_when_serializable(
+    filled_lake: Lakehouse, ours: Change, theirs: Change, conflict: str
 ) -> None:
     with pytest.raises(CommitConflictError) as caught:
         race(filled_lake, ours, theirs, "serializable")
-    assert line in str(caught.value)
+    assert conflict in str(caught.value)
     assert filled_lake.latest_version() == 2
 
 
-@pytest.mark.parametrize(("ours", "theirs", "line"), SERIALIZABLE_ONLY.values(), ids=SERIALIZABLE_ONLY.keys())
-def test_snapshot_isolation_allows_changed_reads(filled_lake: Lakehouse, ours: Work, theirs: Work, line: str) -> None:
-    assert line
+@pytest.mark.parametrize(("ours", "theirs", "conflict"), SERIALIZABLE_ONLY.values(), ids=SERIALIZABLE_ONLY.keys())
+def test_snapshot_isolation_allows_changed_reads(filled_lake: Lakehouse, ours: Change, theirs: Change, conflict: str) -> None:
+    assert conflict
     assert race(filled_lake, ours, theirs, "snapshot").committed_version == 3
 
 
@@ -254,16 +254,16 @@ def test_serializable_transactions_with_disjoint_reads_commit(filled_lake: Lakeh
 
 
 def test_transaction_is_rebased_until_it_commits(filled_lake: Lakehouse) -> None:
-    mine = filled_lake.transaction()
-    mine.create_table("ns", "mine", table())
-    mine.require(lambda latest: _intrude(filled_lake, latest))
-    assert mine.commit() == 6
-    assert {"mine", "theirs-1", "theirs-2", "theirs-3", "theirs-4"} <= set(filled_lake.snapshot().tables("ns"))
+    txn = filled_lake.transaction()
+    txn.create_table("ns", "ours", table())
+    txn.require(lambda latest: _commit_conflict(filled_lake, latest))
+    assert txn.commit() == 6
+    assert {"ours", "theirs-1", "theirs-2", "theirs-3", "theirs-4"} <= set(filled_lake.snapshot().tables("ns"))
     assert unreferenced_paths(filled_lake) == set()
 
 
-def _intrude(lake: Lakehouse, latest: Snapshot) -> None:
-    """Commit a change at each attempt of another transaction, until version 5."""
+def _commit_conflict(lake: Lakehouse, latest: Snapshot) -> None:
+    """Commit a change before each attempt of another transaction, up to version 5."""
     if latest.version < 5:
         with lake.transaction() as other:
             other.create_table("ns", f"theirs-{latest.version}", table())
@@ -272,7 +272,7 @@ def _intrude(lake: Lakehouse, latest: Snapshot) -> None:
 def test_preconditions_are_checked_on_every_rebase(filled_lake: Lakehouse) -> None:
     def namespace_is_empty(latest: Snapshot) -> None:
         if latest.tables("empty"):
-            raise NamespaceNotEmptyError("it is not empty any more")
+            raise NamespaceNotEmptyError("namespace 'empty' has tables")
 
     txn = filled_lake.transaction()
     txn.require(namespace_is_empty)
@@ -286,8 +286,8 @@ def test_preconditions_are_checked_on_every_rebase(filled_lake: Lakehouse) -> No
         filled_lake.transaction().require(namespace_is_empty)
 
 
-def test_read_settings_conflict_when_serializable(filled_lake: Lakehouse) -> None:
-    """A transaction that depends on a setting conflicts with a change of it."""
+def test_settings_read_conflicts_only_when_serializable(filled_lake: Lakehouse) -> None:
+    """A serializable transaction that reads a setting conflicts with a change of that setting."""
     outcomes: list[int | type[CommitConflictError]] = []
     for isolation in ("serializable", "snapshot"):
         txn = filled_lake.transaction(isolation)

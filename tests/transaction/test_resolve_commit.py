@@ -1,4 +1,4 @@
-"""The outcome of a commit without a response: committed, lost or undecided, and fencing it."""
+"""Resolving commits with unknown outcome: committed, lost or undecided, and fencing undecided ones."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ ROOT_1 = root_path(1)
 UNKNOWN_ID = "7c52cec4-43e3-4f73-91a3-87cfd94da1f0"
 
 
-class UnansweredStorage(StorageWrapper):
-    """Loses the response or the request of the create of version 1, and cannot read that file afterwards."""
+class LostResponseStorage(StorageWrapper):
+    """Loses the request or the response when version 1 is created, and cannot read that root afterwards."""
 
     def __init__(self, inner: Storage, *, arrives: bool):
         super().__init__(inner)
@@ -35,7 +35,7 @@ class UnansweredStorage(StorageWrapper):
             self._is_sent = True
             if self._arrives:
                 self.inner.create(path, data)
-            raise AmbiguousWriteError("no answer", path=path)
+            raise AmbiguousWriteError("no response", path=path)
         self.inner.create(path, data)
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
@@ -45,30 +45,30 @@ class UnansweredStorage(StorageWrapper):
 
 
 class DelayedStorage(StorageWrapper):
-    """Delays the create of version 1 until ``land``, and cannot read that file until then."""
+    """Delays the create of version 1 until ``deliver``, and cannot read that root once the create was sent."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
-        self._held: bytes | None = None
+        self._delayed: bytes | None = None
 
     def create(self, path: str, data: bytes) -> None:
         if path == ROOT_1:
-            self._held = data
-            raise AmbiguousWriteError("no answer", path=path)
+            self._delayed = data
+            raise AmbiguousWriteError("no response", path=path)
         self.inner.create(path, data)
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
-        if path == ROOT_1 and self._held is not None:
+        if path == ROOT_1 and self._delayed is not None:
             raise StoragePermissionError("not now", path=path)
         return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
 
-    def land(self) -> None:
-        assert self._held is not None
-        self.inner.create(ROOT_1, self._held)
+    def deliver(self) -> None:
+        assert self._delayed is not None
+        self.inner.create(ROOT_1, self._delayed)
 
 
-def unknown_commit(storage: Storage) -> CommitOutcomeUnknownError:
-    """Try to commit version 1 with an unknown outcome."""
+def commit_with_unknown_outcome(storage: Storage) -> CommitOutcomeUnknownError:
+    """Commit version 1 with an unknown outcome, and return the error."""
     txn = Lakehouse(storage).transaction(message="m" * 2000)
     txn.create_namespace("new")
     for number in range(12):
@@ -87,7 +87,7 @@ def resolve(lake: Lakehouse, error: CommitOutcomeUnknownError, *, fence: bool = 
 
 @pytest.mark.parametrize("fence", [False, True])
 def test_resolve_commit_reports_committed(lake: Lakehouse, fence: bool) -> None:
-    error = unknown_commit(UnansweredStorage(lake.storage, arrives=True))
+    error = commit_with_unknown_outcome(LostResponseStorage(lake.storage, arrives=True))
     assert resolve(lake, error, fence=fence) == "committed"
     assert lake.latest_version() == 1
     assert lake.snapshot().tables("new")
@@ -98,26 +98,26 @@ def test_resolve_commit_reports_committed(lake: Lakehouse, fence: bool) -> None:
 
 @pytest.mark.parametrize("fence", [False, True])
 def test_resolve_commit_reports_lost(lake: Lakehouse, fence: bool) -> None:
-    error = unknown_commit(UnansweredStorage(lake.storage, arrives=False))
+    error = commit_with_unknown_outcome(LostResponseStorage(lake.storage, arrives=False))
     with lake.transaction() as txn:
         txn.create_namespace("other")
     assert resolve(lake, error, fence=fence) == "lost"
     assert lake.latest_version() == 1
 
 
-def test_request_in_flight_is_undecided(lake: Lakehouse) -> None:
+def test_commit_in_flight_is_undecided(lake: Lakehouse) -> None:
     delayed = DelayedStorage(lake.storage)
-    error = unknown_commit(delayed)
+    error = commit_with_unknown_outcome(delayed)
     assert resolve(lake, error) == "undecided"
     assert lake.latest_version() == 0
-    delayed.land()
+    delayed.deliver()
     assert resolve(lake, error) == "committed"
-    assert len(objects(lake.snapshot(1))) == 13, "none of its files was deleted"
+    assert len(objects(lake.snapshot(1))) == 13, "all of its files still exist"
 
 
 def test_fence_prevents_undecided_commit(lake: Lakehouse) -> None:
     delayed = DelayedStorage(lake.storage)
-    error = unknown_commit(delayed)
+    error = commit_with_unknown_outcome(delayed)
     assert resolve(lake, error, fence=True) == "lost"
     fence = lake.snapshot(1)
     assert objects(fence) == objects(lake.snapshot(0))
@@ -125,7 +125,7 @@ def test_fence_prevents_undecided_commit(lake: Lakehouse) -> None:
     assert (info.version, info.operation) == (1, "fence")
     assert error.commit_id in str(info.message)
     with pytest.raises(FileExistsAlreadyError):
-        delayed.land()
+        delayed.deliver()
     assert resolve(lake, error) == resolve(lake, error, fence=True) == "lost"
     assert lake.latest_version() == 1, "a second fence is not needed"
     lake.close()
@@ -145,26 +145,26 @@ def test_fence_keeps_all_content(lake: Lakehouse) -> None:
     assert operations.verify(lake).findings == ()
 
 
-def test_late_fence_reports_committed(lake: Lakehouse) -> None:
-    """The request arrives between the check and the fence."""
+def test_fence_after_delivered_commit_reports_committed(lake: Lakehouse) -> None:
+    """The delayed request arrives between the check and the fence."""
     delayed = DelayedStorage(lake.storage)
-    error = unknown_commit(delayed)
+    error = commit_with_unknown_outcome(delayed)
 
-    class CommitsFirst(StorageWrapper):
+    class DeliverBeforeFence(StorageWrapper):
         def create(self, path: str, data: bytes) -> None:
             if path == ROOT_1:
-                delayed.land()
+                delayed.deliver()
             self.inner.create(path, data)
 
-    assert resolve(Lakehouse(CommitsFirst(lake.storage)), error, fence=True) == "committed"
+    assert resolve(Lakehouse(DeliverBeforeFence(lake.storage)), error, fence=True) == "committed"
     assert lake.latest_version() == 1
     assert len(objects(lake.snapshot(1))) == 13
 
 
 def test_fence_with_lost_response_can_be_retried(lake: Lakehouse) -> None:
-    error = unknown_commit(DelayedStorage(lake.storage))
+    error = commit_with_unknown_outcome(DelayedStorage(lake.storage))
     with pytest.raises(CommitOutcomeUnknownError):
-        resolve(Lakehouse(UnansweredStorage(lake.storage, arrives=True)), error, fence=True)
+        resolve(Lakehouse(LostResponseStorage(lake.storage, arrives=True)), error, fence=True)
     assert resolve(lake, error, fence=True) == "lost"
     assert lake.latest_version() == 1
 
@@ -180,7 +180,7 @@ def test_resolve_commit_reads_sealed_root(lake: Lakehouse) -> None:
     assert lake.resolve_commit(1, UNKNOWN_ID) == "lost"
 
 
-def test_resolve_commit_rejects_unanswerable_requests(lake: Lakehouse) -> None:
+def test_resolve_commit_rejects_invalid_arguments(lake: Lakehouse) -> None:
     for version in (-1, 2**32):
         with pytest.raises(InvalidInputError):
             lake.resolve_commit(version, UNKNOWN_ID)

@@ -1,4 +1,4 @@
-"""Lakehouses with another root naming are found, read and changed, and namings are never mixed."""
+"""Lakehouses with other root namings: they are detected, read and changed, and namings are never mixed."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ OTHERS = [naming for naming in ROOT_NAMINGS if naming != ROOT_NAMING]
 
 @pytest.fixture(scope="module")
 def original() -> Iterator[Lakehouse]:
-    """A lakehouse of versions 0 to 9."""
-    made = Lakehouse.create("memory://naming-original/")
+    """A lakehouse with versions 0 to 9."""
+    lake = Lakehouse.create("memory://naming-original/")
     for number in range(LATEST - 3):
-        made.alter_definition(properties={"n": str(number)})
-    with made.transaction() as txn:
+        lake.alter_definition(properties={"n": str(number)})
+    with lake.transaction() as txn:
         txn.create_namespace("ns")
-    with made.transaction() as txn:
+    with lake.transaction() as txn:
         txn.create_table("ns", "t", table(a="1"))
-    operations.rollback(made, LATEST - 2)
-    assert made.latest_version() == LATEST
-    yield made
-    drop_memory_root(made.root)
+    operations.rollback(lake, LATEST - 2)
+    assert lake.latest_version() == LATEST
+    yield lake
+    drop_memory_root(lake.root)
 
 
 @pytest.fixture
 def storage() -> Iterator[MemoryStorage]:
-    made = MemoryStorage("memory://naming/")
-    yield made
-    drop_memory_root(made.root)
+    storage = MemoryStorage("memory://naming/")
+    yield storage
+    drop_memory_root(storage.root)
 
 
 @pytest.fixture(params=ROOT_NAMINGS, ids=str)
@@ -68,13 +68,13 @@ def naming(request: pytest.FixtureRequest) -> RootNaming:
 
 @pytest.fixture
 def other(original: Lakehouse, storage: MemoryStorage, naming: RootNaming, lakes: Lakes) -> MemoryStorage:
-    """The lakehouse in each naming. Its invariants are checked after the test."""
+    """The storage of a copy of ``original`` in each naming. Its invariants are checked after the test."""
     copy_in_older_form(original, storage, naming)
     lakes.watch(Lakehouse(storage))
     return storage
 
 
-def test_each_naming_is_found_on_open_and_on_first_use(other: MemoryStorage, naming: RootNaming) -> None:
+def test_each_naming_is_detected_on_open_and_on_first_use(other: MemoryStorage, naming: RootNaming) -> None:
     assert Lakehouse.open(other.root).files.roots.known_naming == naming
     lake = Lakehouse(other)
     assert lake.files.roots.known_naming is None
@@ -97,7 +97,7 @@ def test_invalid_hint_never_fails_a_read(other: MemoryStorage, naming: RootNamin
         lake = Lakehouse.open(other.root, storage=meter)
     assert lake.latest_version() == LATEST
     assert "list" not in first.counts.requests
-    assert opening.counts.requests["list"] == 1, "names of version 0, and no others"
+    assert opening.counts.requests["list"] == 1, "only the names of version 0 are listed"
     assert first.counts.rounds <= 12
     assert opening.counts.rounds <= first.counts.rounds
     with Lakehouse(other).transaction() as txn:
@@ -128,7 +128,7 @@ def test_correct_hint_takes_two_round_trips_with_known_naming(other: MemoryStora
 
 
 @pytest.mark.parametrize("hint", [None, b"0", b"2", b"6", b"9", b"77"])
-def test_naming_is_found_after_oldest_roots_were_deleted(
+def test_naming_is_detected_after_oldest_roots_were_deleted(
     original: Lakehouse, storage: MemoryStorage, naming: RootNaming, hint: bytes | None
 ) -> None:
     copy_in_older_form(original, storage, naming)
@@ -208,75 +208,75 @@ def test_create_rejects_any_existing_root_file(storage: MemoryStorage, naming: R
 # Mixed namings
 
 
-def assert_rejected(storage: MemoryStorage, own: RootNaming, stray_path: str) -> None:
+def assert_rejected(storage: MemoryStorage, naming: RootNaming, other_path: str) -> None:
     with pytest.raises(CorruptFileError) as caught:
         Lakehouse.open(storage.root)
-    named = re.findall(r"'(_[^']*)'", caught.value.message)
-    assert stray_path in named
-    assert {root_naming(path) for path in named} == {own, root_naming(stray_path)}
-    assert all(storage.exists(path) for path in named)
+    named_paths = re.findall(r"'(_[^']*)'", caught.value.message)
+    assert other_path in named_paths
+    assert {root_naming(path) for path in named_paths} == {naming, root_naming(other_path)}
+    assert all(storage.exists(path) for path in named_paths)
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(("own", "stray"), list(permutations(ROOT_NAMINGS, 2)), ids=str)
+@pytest.mark.parametrize(("naming", "other_naming"), list(permutations(ROOT_NAMINGS, 2)), ids=str)
 def test_open_rejects_mixed_namings_at_version_0_or_hint(
-    original: Lakehouse, storage: MemoryStorage, own: RootNaming, stray: RootNaming
+    original: Lakehouse, storage: MemoryStorage, naming: RootNaming, other_naming: RootNaming
 ) -> None:
-    copy_in_older_form(original, storage, own)
+    copy_in_older_form(original, storage, naming)
     Lakehouse.open(storage.root)
     for version in (0, LATEST):
-        storage.write(stray.path(version), storage.read(own.path(version)))
-        assert_rejected(storage, own, stray.path(version))
-        storage.delete(stray.path(version))
+        storage.write(other_naming.path(version), storage.read(naming.path(version)))
+        assert_rejected(storage, naming, other_naming.path(version))
+        storage.delete(other_naming.path(version))
     # A hint to a missing or invalid version does not hide mixed namings of the oldest versions.
-    storage.write(stray.path(0), storage.read(own.path(0)))
+    storage.write(other_naming.path(0), storage.read(naming.path(0)))
     for hint in (b"77", b"garbage"):
         storage.write(HINT_PATH, hint)
-        assert_rejected(storage, own, stray.path(0))
+        assert_rejected(storage, naming, other_naming.path(0))
     # If version 0 was purged, the roots are listed.
-    storage.delete(own.path(0))
-    storage.delete(stray.path(0))
-    storage.write(stray.path(1), storage.read(own.path(1)))
-    assert_rejected(storage, own, stray.path(1))
+    storage.delete(naming.path(0))
+    storage.delete(other_naming.path(0))
+    storage.write(other_naming.path(1), storage.read(naming.path(1)))
+    assert_rejected(storage, naming, other_naming.path(1))
 
 
-@pytest.mark.parametrize(("own", "stray"), list(permutations(ROOT_NAMINGS, 2)), ids=str)
+@pytest.mark.parametrize(("naming", "other_naming"), list(permutations(ROOT_NAMINGS, 2)), ids=str)
 def test_mixed_namings_at_other_versions_fail_listing_and_verify(
-    original: Lakehouse, storage: MemoryStorage, own: RootNaming, stray: RootNaming
+    original: Lakehouse, storage: MemoryStorage, naming: RootNaming, other_naming: RootNaming
 ) -> None:
-    copy_in_older_form(original, storage, own)
-    storage.write(stray.path(4), storage.read(own.path(4)))
+    copy_in_older_form(original, storage, naming)
+    storage.write(other_naming.path(4), storage.read(naming.path(4)))
     lake = Lakehouse.open(storage.root)
     report = operations.verify(lake)
     (finding,) = report.findings
-    assert (finding.severity, finding.code, finding.path) == ("error", "root-naming-mixed", stray.path(4))
-    assert own.path(LATEST) in finding.message
+    assert (finding.severity, finding.code, finding.path) == ("error", "root-naming-mixed", other_naming.path(4))
+    assert naming.path(LATEST) in finding.message
     with pytest.raises(CorruptFileError):
         operations.plan_rollback(lake, 1)
     with pytest.raises(CorruptFileError):
         operations.plan_drop_namespace(lake, "ns")
 
 
-def test_versions_beyond_largest_are_rejected(original: Lakehouse, storage: MemoryStorage) -> None:
+def test_versions_beyond_maximum_are_rejected(original: Lakehouse, storage: MemoryStorage) -> None:
     naming = RootNaming(64, ".ipc")
-    path_beyond_largest = "_" + f"{MAX_VERSION + 1:064b}"[::-1] + ".ipc"
-    storage.write(path_beyond_largest, b"root")
+    invalid_path = "_" + f"{MAX_VERSION + 1:064b}"[::-1] + ".ipc"
+    storage.write(invalid_path, b"root")
     for hint in (str(MAX_VERSION + 1).encode(), b"0"):
         storage.write(HINT_PATH, hint)
         with pytest.raises(VersionNotFoundError, match=f"version {MAX_VERSION + 1}; versions beyond {MAX_VERSION}"):
             Lakehouse.open(storage.root)
     storage.delete(HINT_PATH)
-    storage.delete(path_beyond_largest)
+    storage.delete(invalid_path)
     copy_in_older_form(original, storage, naming)
-    storage.write(path_beyond_largest, storage.read(naming.path(3)))
+    storage.write(invalid_path, storage.read(naming.path(3)))
     lake = Lakehouse.open(storage.root)
     (finding,) = operations.verify(lake).findings
-    assert (finding.code, finding.path, finding.version) == ("root-beyond-gap", path_beyond_largest, MAX_VERSION + 1)
+    assert (finding.code, finding.path, finding.version) == ("root-beyond-gap", invalid_path, MAX_VERSION + 1)
     with pytest.raises(VersionNotFoundError):
         operations.plan_rollback(lake, 1)
 
 
-def test_gap_is_found_in_every_naming(other: MemoryStorage, naming: RootNaming, lakes: Lakes) -> None:
+def test_gap_is_detected_in_every_naming(other: MemoryStorage, naming: RootNaming, lakes: Lakes) -> None:
     other.write(naming.path(LATEST + 5), other.read(naming.path(LATEST)))
     lake = Lakehouse.open(other.root)
     (finding,) = operations.verify(lake).findings
@@ -286,8 +286,8 @@ def test_gap_is_found_in_every_naming(other: MemoryStorage, naming: RootNaming, 
     assert caught.value.path == naming.path(LATEST + 1)
 
 
-def test_lakehouse_replaced_by_one_with_another_naming_is_found(original: Lakehouse, storage: MemoryStorage) -> None:
-    """For example after a restore from a copy. Open lakehouses continue to work."""
+def test_replaced_lakehouse_with_another_naming_is_detected(original: Lakehouse, storage: MemoryStorage) -> None:
+    """An open lakehouse continues to work, for example after a restore from a copy."""
     copy_in_older_form(original, storage, OTHERS[0])
     lake = Lakehouse.open(storage.root)
     for path in listed(storage):
@@ -299,13 +299,13 @@ def test_lakehouse_replaced_by_one_with_another_naming_is_found(original: Lakeho
     assert lake.files.roots.naming == OTHERS[2]
 
 
-def test_long_names_never_exceed_root_size_limit(storage: MemoryStorage, lakes: Lakes) -> None:
+def test_roots_with_long_names_never_exceed_size_limit(storage: MemoryStorage, lakes: Lakes) -> None:
     """With 64-digit root names, system rows take more space, so messages are flushed earlier."""
     sizes: dict[str, Any] = {"order": 4, "namespace_name_max_size_bytes": 8, "table_name_max_size_bytes": 8}
     naming = RootNaming(64, ".arrow")
     extra_bytes = 2 * (len(naming.path(0)) - len(ROOT_NAMING.path(0)))
-    smallest = smallest_node_file_limit_bytes(lakes.memory(**sizes).snapshot().definition)
-    limit_bytes = smallest + extra_bytes
+    smallest_limit_bytes = smallest_node_file_limit_bytes(lakes.memory(**sizes).snapshot().definition)
+    limit_bytes = smallest_limit_bytes + extra_bytes
     copy_in_older_form(lakes.memory("small", node_file_max_size_bytes=limit_bytes, **sizes), storage, naming)
     lake = lakes.watch(Lakehouse.open(storage.root))
     with lake.transaction() as txn:
@@ -318,4 +318,4 @@ def test_long_names_never_exceed_root_size_limit(storage: MemoryStorage, lakes: 
         if number % 10 == 9:
             version = operations.rollback(lake, version - 1)
         largest_bytes = max(largest_bytes, storage.stat(naming.path(version)).size_bytes)
-    assert limit_bytes - 300 < largest_bytes <= limit_bytes, "they came close"
+    assert limit_bytes - 300 < largest_bytes <= limit_bytes, "the largest root is close to the limit"

@@ -1,4 +1,4 @@
-"""Transactions that one process saves and another one resumes, and definitions that other processes stage for them."""
+"""Saved transactions, which another process resumes, and definitions that other processes stage for them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def reopened(lake: Lakehouse) -> Lakehouse:
 
 
 def save_all_changes(lake: Lakehouse) -> str:
-    """Save a transaction with every kind of change."""
+    """Save a transaction with every kind of change, and return its id."""
     txn = lake.transaction("serializable", "all of it", {"k": "v"}, operation="publish", run_id="run-1")
     txn.create_namespace("new", {"x": "y"})
     txn.create_table("new", "made", table(n="1"))
@@ -65,7 +65,7 @@ def save_all_changes(lake: Lakehouse) -> str:
 @pytest.mark.forks
 def test_saved_transaction_is_resumed_in_another_process(filled_lake: Lakehouse) -> None:
     transaction_id = save_all_changes(filled_lake)
-    assert filled_lake.latest_version() == 1, "nothing is committed by saving"
+    assert filled_lake.latest_version() == 1, "saving commits nothing"
 
     def commit(report: object) -> None:
         txn = reopened(filled_lake).resume_transaction(transaction_id)
@@ -82,7 +82,7 @@ def test_saved_transaction_is_resumed_in_another_process(filled_lake: Lakehouse)
     info = next(filled_lake.history())
     assert (info.operation, info.message, info.run_id) == ("publish", "all of it", "run-1")
     assert (info.members, info.properties) == ((transaction_id,), {"k": "v"})
-    assert unreferenced_paths(filled_lake) == set(), "its file is gone, too"
+    assert unreferenced_paths(filled_lake) == set(), "the file of the saved transaction was deleted"
 
 
 def test_reads_before_save_conflict_after_resume(filled_lake: Lakehouse) -> None:
@@ -90,8 +90,8 @@ def test_reads_before_save_conflict_after_resume(filled_lake: Lakehouse) -> None
     assert txn.tables("ns") == ["t", "u"]
     txn.create_namespace("other")
     transaction_id = txn.save()
-    with reopened(filled_lake).transaction() as intruder:
-        intruder.create_table("ns", "v", table())
+    with reopened(filled_lake).transaction() as other:
+        other.create_table("ns", "v", table())
     with pytest.raises(CommitConflictError, match=r"ns\.v") as caught:
         filled_lake.resume_transaction(transaction_id).commit()
     assert (caught.value.base_version, caught.value.latest_version) == (1, 2)
@@ -122,9 +122,9 @@ def test_transaction_resumed_twice_is_committed_once(filled_lake: Lakehouse) -> 
     transaction_id = save_all_changes(filled_lake)
     first, second = (reopened(filled_lake).resume_transaction(transaction_id) for _ in range(2))
     assert first.commit() == 2
-    with reopened(filled_lake).transaction() as intruder:
-        intruder.alter_table("new", "made", table(n="changed since"))
-    assert second.commit() == 2, "its own version"
+    with reopened(filled_lake).transaction() as other:
+        other.alter_table("new", "made", table(n="changed since"))
+    assert second.commit() == 2, "the version of the first commit"
     assert filled_lake.latest_version() == 3
     assert filled_lake.snapshot().table("new", "made").properties == {"n": "changed since"}
     assert unreferenced_paths(filled_lake) == set()
@@ -132,20 +132,20 @@ def test_transaction_resumed_twice_is_committed_once(filled_lake: Lakehouse) -> 
 
 @pytest.mark.parametrize("undo", ["drop", "rollback"])
 def test_transaction_resumed_twice_after_undo_is_committed_once(filled_lake: Lakehouse, undo: str) -> None:
-    """No key differs when the second one is rebased. Only the intermediate versions show that it was committed."""
+    """After the undo, only the intermediate versions show that the transaction was committed."""
     txn = filled_lake.transaction()
     txn.create_table("ns", "made", table())
     transaction_id = txn.save()
     first, second = (reopened(filled_lake).resume_transaction(transaction_id) for _ in range(2))
     assert first.commit() == 2
     if undo == "drop":
-        with reopened(filled_lake).transaction() as intruder:
-            intruder.drop_table("ns", "made")
+        with reopened(filled_lake).transaction() as other:
+            other.drop_table("ns", "made")
     else:
         operations.rollback(reopened(filled_lake), 1)
-    assert second.commit() == 2, "its own version"
+    assert second.commit() == 2, "the version of the first commit"
     assert filled_lake.latest_version() == 3
-    assert filled_lake.snapshot().tables("ns") == ["t", "u"], "what was undone stays undone"
+    assert filled_lake.snapshot().tables("ns") == ["t", "u"], "the undo is kept"
 
 
 def test_changed_copy_of_committed_transaction_conflicts(filled_lake: Lakehouse) -> None:
@@ -159,7 +159,7 @@ def test_changed_copy_of_committed_transaction_conflicts(filled_lake: Lakehouse)
 
 
 def test_transaction_resumed_twice_fails_when_version_was_purged(filled_lake: Lakehouse) -> None:
-    """The version's content is gone and cannot be compared, but its commit is still known."""
+    """The content of the version was deleted and cannot be compared, but its commit is still known."""
     txn = filled_lake.transaction()
     txn.create_table("ns", "new", table())
     transaction_id = txn.save()
@@ -181,7 +181,7 @@ def test_exception_in_block_keeps_saved_transaction(filled_lake: Lakehouse) -> N
 
 
 def test_deleted_root_leaves_outcome_unknown(lakes: Lakes) -> None:
-    lake = Lakehouse.create("memory://gone-between/")
+    lake = Lakehouse.create("memory://deleted-root/")
     try:
         lake.alter_definition(properties={"n": "1"})
         txn = lake.transaction()
@@ -197,7 +197,7 @@ def test_deleted_root_leaves_outcome_unknown(lakes: Lakes) -> None:
         drop_memory_root(lake.root)
 
 
-@pytest.mark.local_only("damages each byte of a file in turn: what is read, no storage changes")
+@pytest.mark.local_only("damages each byte of a file in turn, with the same result on every storage")
 def test_damaged_saved_transactions_are_rejected(filled_lake: Lakehouse) -> None:
     transaction_id = save_all_changes(filled_lake)
     path = saved_transaction_path(transaction_id)
@@ -225,7 +225,7 @@ def test_saved_transaction_with_unknown_outcome_is_committed_once(lakes: Lakes) 
     assert lake.latest_version() == 1
 
 
-def test_saved_transaction_keeps_its_age(lakes: Lakes) -> None:
+def test_resumed_transaction_keeps_its_age(lakes: Lakes) -> None:
     storage = ClockStorage(lakes.storage(), 1_000_000)
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage, txn_ttl_millis=1_000))
     txn = lake.transaction()
@@ -275,12 +275,12 @@ def test_transaction_with_preconditions_cannot_be_saved(filled_lake: Lakehouse) 
 @pytest.mark.forks
 def test_other_processes_stage_definitions(filled_lake: Lakehouse) -> None:
     txn = filled_lake.transaction()
-    current = txn.table("ns", "t")
+    definition = txn.table("ns", "t")
 
     def stage(report: object) -> None:
         lake = reopened(filled_lake)
         staged = [
-            lake.stage_definition("ns", "t", replace(current, properties={"by": "executor"})),
+            lake.stage_definition("ns", "t", replace(definition, properties={"by": "executor"})),
             lake.stage_definition("ns", "fresh", table(by="executor")),
         ]
         report(pickle.dumps(staged).hex())  # type: ignore[operator]
@@ -293,7 +293,7 @@ def test_other_processes_stage_definitions(filled_lake: Lakehouse) -> None:
     resumed.put_staged(staged)
     assert resumed.table("ns", "fresh").properties == {"by": "executor"}
     assert resumed.commit() == 2
-    assert filled_lake.snapshot().table("ns", "t").id == current.id
+    assert filled_lake.snapshot().table("ns", "t").id == definition.id
     assert filled_lake.snapshot().table("ns", "fresh").properties == {"by": "executor"}
     assert unreferenced_paths(filled_lake) == set()
 
@@ -316,7 +316,7 @@ def test_invalid_staged_definitions_are_rejected(lakes: Lakes) -> None:
 
 @pytest.mark.parametrize("limit_bytes", [None, 80])
 @pytest.mark.parametrize(("namespace", "name"), [("ns", "new"), ("n-s", "a/b"), ("ns", "航班"), ("ns", "x" * 60)])
-def test_paths_of_staged_definitions_are_recognized(
+def test_staged_definitions_are_recognized_by_path(
     lakes: Lakes, namespace: str, name: str, limit_bytes: int | None
 ) -> None:
     lake = lakes.memory(**({} if limit_bytes is None else {"file_path_max_size_bytes": limit_bytes}))
@@ -327,7 +327,7 @@ def test_paths_of_staged_definitions_are_recognized(
 
 
 def test_staged_files_of_other_tables_are_rejected(filled_lake: Lakehouse) -> None:
-    """A definition published under another name would create two tables with one id."""
+    """Publishing a definition under another name would create two tables with the same id."""
     published = filled_lake.snapshot().entry(filled_lake.snapshot().keys.table_key("ns", "t"))
     for location in (
         published,
@@ -341,7 +341,7 @@ def test_staged_files_of_other_tables_are_rejected(filled_lake: Lakehouse) -> No
 
 
 def test_transaction_with_lost_save_response_is_committed_once(lakes: Lakes) -> None:
-    """The file exists, and another process resumes it while the first one continues."""
+    """The file exists, and another process resumes the transaction while the first process continues."""
     storage = FaultyStorage(lakes.storage(), [lose_response(1, kind="write", path_part="_ops/")])
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
     txn = lake.transaction()
@@ -354,21 +354,21 @@ def test_transaction_with_lost_save_response_is_committed_once(lakes: Lakes) -> 
     assert lake.latest_version() == 2
 
 
-def test_changed_settings_are_reported(lakes: Lakes) -> None:
+def test_resumed_copy_with_changed_settings_conflicts(lakes: Lakes) -> None:
     lake = lakes.memory()
     txn = lake.transaction()
     txn.create_namespace("ns")
     transaction_id = txn.save()
-    first, other, same = (lake.resume_transaction(transaction_id) for _ in range(3))
+    first, altered, unaltered = (lake.resume_transaction(transaction_id) for _ in range(3))
     assert first.commit() == 1
-    other.alter_definition(replace(lake.snapshot().definition, properties={"k": "v"}))
+    altered.alter_definition(replace(lake.snapshot().definition, properties={"k": "v"}))
     with pytest.raises(CommitConflictError):
-        other.commit()
-    assert same.commit() == 1
+        altered.commit()
+    assert unaltered.commit() == 1
 
 
 def test_transaction_cannot_change_after_failed_save(lakes: Lakes) -> None:
-    """The request may still succeed, and its file would lack the change."""
+    """The save request may still succeed, and its file would lack the change."""
     storage = FaultyStorage(lakes.storage(), [lose_response(1, kind="write", path_part="_ops/")])
     lake = lakes.watch(Lakehouse.create(storage.root, storage=storage))
     txn = lake.transaction()
@@ -385,17 +385,17 @@ def test_transaction_cannot_change_after_failed_save(lakes: Lakes) -> None:
     assert lake.resume_transaction(txn.save()).commit() == 1
 
 
-@pytest.mark.parametrize(("staged_for", "taken_for"), [(("ns", "t1"), ("nsx", "t1")), (("p", "t"), ("prod", "t"))])
-def test_names_with_common_prefix_are_distinguished(
-    lakes: Lakes, staged_for: tuple[str, str], taken_for: tuple[str, str]
+@pytest.mark.parametrize(("staged_for", "published_as"), [(("ns", "t1"), ("nsx", "t1")), (("p", "t"), ("prod", "t"))])
+def test_staged_names_with_common_prefix_are_distinguished(
+    lakes: Lakes, staged_for: tuple[str, str], published_as: tuple[str, str]
 ) -> None:
     lake = lakes.memory()
     with lake.transaction() as txn:
-        for namespace, _ in (staged_for, taken_for):
+        for namespace, _ in (staged_for, published_as):
             txn.create_namespace(namespace)
     location = lake.stage_definition(*staged_for, table()).location
     with pytest.raises(InvalidInputError):
-        lake.transaction().put_staged([StagedDefinition(*taken_for, location)])
+        lake.transaction().put_staged([StagedDefinition(*published_as, location)])
 
 
 def test_invalid_staged_definition_files_are_rejected(filled_lake: Lakehouse) -> None:
@@ -404,9 +404,9 @@ def test_invalid_staged_definition_files_are_rejected(filled_lake: Lakehouse) ->
         filled_lake.stage_definition("ns", "new", table()),
     )
     txn = filled_lake.transaction()
-    for wrong in ([staged, other], [staged, replace(staged, table="again")], ["x"], [replace(staged, location=None)]):
+    for staged_list in ([staged, other], [staged, replace(staged, table="again")], ["x"], [replace(staged, location=None)]):
         with pytest.raises(InvalidInputError):
-            txn.put_staged(wrong)  # type: ignore[arg-type]
+            txn.put_staged(staged_list)  # type: ignore[arg-type]
     for content in (b"", b"garbage", filled_lake.storage.read(filled_lake.snapshot().definition_location)[:0]):
         filled_lake.storage.write(other.location, content)
         with pytest.raises((CorruptFileError, InvalidDefinitionError)):

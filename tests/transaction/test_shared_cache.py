@@ -1,4 +1,4 @@
-"""Repeated reads: nodes and definitions are cached, roots and the hint never are."""
+"""Caching of repeated reads: nodes and definitions are cached, roots and the hint never are."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trinitylake_ops.storage import MeteredStorage, Storage, StorageWrapper
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 
 pytestmark = [
-    pytest.mark.local_only("about caches, which no storage changes, and files of the local file system"),
+    pytest.mark.local_only("tests caches, which work the same on every storage, with files of the local file system"),
     pytest.mark.usefixtures("fixed_requests"),
 ]
 
@@ -60,10 +60,10 @@ def log(filled_lake: Lakehouse) -> FaultyStorage:
     return FaultyStorage(filled_lake.storage)
 
 
-def read_paths(log: FaultyStorage, work: Callable[[], object]) -> set[str]:
-    """Return the set of paths that were read."""
+def read_paths(log: FaultyStorage, action: Callable[[], object]) -> set[str]:
+    """Return the paths that an action reads, after checking that it reads no immutable file twice."""
     before = len(log.log)
-    work()
+    action()
     paths = [request.path for request in log.log[before:] if request.kind == "read"]
     immutable = [path for path in paths if is_immutable_path(path)]
     assert len(set(immutable)) == len(immutable)
@@ -78,7 +78,7 @@ def immutable_paths(lake: Lakehouse) -> set[str]:
     return {info.path for info in lake.storage.list() if is_immutable_path(info.path)}
 
 
-# Which files
+# Immutable files
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def test_nodes_and_definitions_are_immutable(path: str) -> None:
     ],
     ids=range(13),
 )
-def test_unrelated_names_are_allowed(path: str) -> None:
+def test_other_files_are_not_immutable(path: str) -> None:
     assert not is_immutable_path(path)
 
 
-# Within a process
+# Caching within a process
 
 
 def test_second_snapshot_and_transaction_read_only_roots_and_hint(filled_lake: Lakehouse, log: FaultyStorage) -> None:
@@ -145,7 +145,7 @@ def test_begin_does_not_read_root_of_own_commit(filled_lake: Lakehouse, log: Fau
             txn.create_table("more", f"t{number}", table())
     created = {request.path for request in log.log if request.kind == "create"}
     assert sum("-node-" in path for path in created) > 2
-    other = Lakehouse(log, cache="shared")  # with separate decoded nodes and definitions
+    other = Lakehouse(log, cache="shared")  # has its own decoded nodes and definitions
     assert read_paths(log, lambda: objects(other.snapshot())).isdisjoint(created - {root_path(2)})
 
 
@@ -156,12 +156,12 @@ def test_lakehouses_opened_by_root_share_cache(filled_lake: Lakehouse) -> None:
     filled_lake.storage.delete_many(list(files))
     second = Lakehouse.open(filled_lake.root, OPTIONS)
     assert objects(second.snapshot()) == expected  # readable although the files were deleted
-    for separate in (
+    for other_lake in (
         Lakehouse.open(filled_lake.root),
         Lakehouse.open(filled_lake.root, OPTIONS, storage=filled_lake.storage),
     ):
-        with pytest.raises(FileMissingError):  # other options, and a separate storage
-            objects(separate.snapshot())
+        with pytest.raises(FileMissingError):  # with other options or a separate storage
+            objects(other_lake.snapshot())
     filled_lake.storage.create_many(files)
 
 
@@ -182,32 +182,32 @@ def test_invalid_cache_options_are_rejected(
         Lakehouse.open(filled_lake.root, {**OPTIONS, **option})
 
 
-# Between processes
+# Caching between processes
 
 
 def test_second_process_with_shared_cache_folder_reads_only_roots_and_hint(
     filled_lake: Lakehouse, tmp_path: Path
 ) -> None:
-    options = {"cache_folder": str(tmp_path / "kept")}
+    options = {"cache_folder": str(tmp_path / "cache")}
 
-    def work(report: Callable[[str], None]) -> None:
+    def action(report: Callable[[str], None]) -> None:
         log = FaultyStorage(local_storage(tmp_path / "lake"))
         for path in read_paths(log, lambda: objects(Lakehouse(log, options, cache="shared").snapshot())):
             report(path)
 
-    (first_status, first), (second_status, second) = fork(work).finish(), fork(work).finish()
+    (first_status, first), (second_status, second) = fork(action).finish(), fork(action).finish()
     assert (first_status, second_status) == (0, 0)
     assert set(first) == roots_and_hint(1) | immutable_paths(filled_lake)
     assert set(second) == roots_and_hint(1)
 
 
-# Bypassing the cache
+# Reads that bypass the cache
 
 
 @pytest.fixture
-def warm(filled_lake: Lakehouse, tmp_path: Path) -> Iterator[Lakehouse]:
+def cached_lake(filled_lake: Lakehouse, tmp_path: Path) -> Iterator[Lakehouse]:
     """A lakehouse whose files are all cached, in memory and on disk."""
-    lake = Lakehouse.open(filled_lake.root, {**OPTIONS, "cache_folder": str(tmp_path / "kept")})
+    lake = Lakehouse.open(filled_lake.root, {**OPTIONS, "cache_folder": str(tmp_path / "cache")})
     with lake.transaction() as txn:
         txn.drop_namespace("ns", cascade=True)
     for version in (1, 2):
@@ -222,39 +222,39 @@ def findings(lake: Lakehouse) -> set[tuple[str, str | None]]:
     return {(finding.code, finding.path) for finding in operations.verify(lake).findings}
 
 
-def test_verify_reads_files_past_cache(warm: Lakehouse) -> None:
-    """It finds a node that only the caches have, and a definition that is intact only there."""
-    assert operations.verify(warm).is_clean
-    node = warm.snapshot(1).root.children[0]
-    definition = next(path for path in immutable_paths(warm) if "-table-" in path)
-    warm.storage.delete(node)
-    assert {("node-missing", node)} == findings(warm)
-    warm.storage.write(definition, b"\xff")
-    assert len(objects(warm.snapshot(1))) == N_TABLES + 1
-    warm.storage.write(node, Lakehouse.open(warm.root, warm.storage_options).files.storage.read(node))
-    assert {("definition-unreadable", definition)} == findings(warm)
+def test_verify_bypasses_cache(cached_lake: Lakehouse) -> None:
+    """It reports a node that exists only in the caches, and a definition that is intact only there."""
+    assert operations.verify(cached_lake).is_clean
+    node = cached_lake.snapshot(1).root.children[0]
+    definition = next(path for path in immutable_paths(cached_lake) if "-table-" in path)
+    cached_lake.storage.delete(node)
+    assert {("node-missing", node)} == findings(cached_lake)
+    cached_lake.storage.write(definition, b"\xff")
+    assert len(objects(cached_lake.snapshot(1))) == N_TABLES + 1
+    cached_lake.storage.write(node, Lakehouse.open(cached_lake.root, cached_lake.storage_options).files.storage.read(node))
+    assert {("definition-unreadable", definition)} == findings(cached_lake)
 
 
-@pytest.mark.parametrize("part", ["-node-", "-table-", "-namespace-"])
-def test_rollback_detects_missing_file(warm: Lakehouse, part: str) -> None:
-    deleted_paths = [path for path in immutable_paths(warm) if part in path]
-    warm.storage.delete_many(deleted_paths)
+@pytest.mark.parametrize("path_part", ["-node-", "-table-", "-namespace-"])
+def test_rollback_detects_missing_file(cached_lake: Lakehouse, path_part: str) -> None:
+    deleted_paths = [path for path in immutable_paths(cached_lake) if path_part in path]
+    cached_lake.storage.delete_many(deleted_paths)
     with pytest.raises(FileMissingError):
-        operations.plan_rollback(warm, 1)
+        operations.plan_rollback(cached_lake, 1)
 
 
-def test_rollback_detects_shared_name_after_plan(warm: Lakehouse) -> None:
-    plan = operations.plan_rollback(warm, 1)
-    warm.storage.delete_many([path for path in immutable_paths(warm) if "-table-" in path])
+def test_rollback_detects_file_deleted_after_plan(cached_lake: Lakehouse) -> None:
+    plan = operations.plan_rollback(cached_lake, 1)
+    cached_lake.storage.delete_many([path for path in immutable_paths(cached_lake) if "-table-" in path])
     with pytest.raises(FileMissingError):
         plan.execute(plan.digest)
-    assert warm.latest_version() == 2
+    assert cached_lake.latest_version() == 2
 
 
-# Damage
+# Damaged responses
 
 
-class Flipping(StorageWrapper):
+class DamagedReads(StorageWrapper):
     """Damages the first ``times`` reads of each immutable file."""
 
     def __init__(self, inner: Storage, times: int):
@@ -271,29 +271,29 @@ class Flipping(StorageWrapper):
 
 
 def test_damaged_response_is_read_again(filled_lake: Lakehouse, tmp_path: Path) -> None:
-    flipping = Flipping(filled_lake.storage, times=1)
-    lake = Lakehouse(flipping, {"cache_folder": str(tmp_path / "kept")}, cache="shared")
+    damaged_reads = DamagedReads(filled_lake.storage, times=1)
+    lake = Lakehouse(damaged_reads, {"cache_folder": str(tmp_path / "cache")}, cache="shared")
     assert objects(lake.snapshot()) == objects(filled_lake.snapshot())
-    assert {path for path, n_reads in flipping.n_reads.items() if n_reads == 2} >= immutable_paths(filled_lake)
+    assert {path for path, n_reads in damaged_reads.n_reads.items() if n_reads == 2} >= immutable_paths(filled_lake)
 
 
 @pytest.mark.parametrize("with_folder", [False, True])
-def test_undecodable_root_is_not_kept(filled_lake: Lakehouse, tmp_path: Path, with_folder: bool) -> None:
-    options = {"cache_folder": str(tmp_path / "kept")} if with_folder else {}
-    flipping = Flipping(filled_lake.storage, times=2)
+def test_undecodable_file_is_not_cached(filled_lake: Lakehouse, tmp_path: Path, with_folder: bool) -> None:
+    options = {"cache_folder": str(tmp_path / "cache")} if with_folder else {}
+    damaged_reads = DamagedReads(filled_lake.storage, times=2)
     with pytest.raises(CorruptFileError):
-        objects(Lakehouse(flipping, options, cache="shared").snapshot())
-    flipping.times = 0
-    assert objects(Lakehouse(flipping, options, cache="shared").snapshot()) == objects(filled_lake.snapshot())
+        objects(Lakehouse(damaged_reads, options, cache="shared").snapshot())
+    damaged_reads.times = 0
+    assert objects(Lakehouse(damaged_reads, options, cache="shared").snapshot()) == objects(filled_lake.snapshot())
 
 
 def test_damaged_file_is_not_read_again_without_cache(filled_lake: Lakehouse) -> None:
-    """Only files that were read ahead are read again, by the reader that reports the damage."""
-    flipping = Flipping(filled_lake.storage, times=99)
-    lake = Lakehouse(flipping, cache="off")
+    """Only a file that was read ahead is read again, by the caller that reports the damage."""
+    damaged_reads = DamagedReads(filled_lake.storage, times=99)
+    lake = Lakehouse(damaged_reads, cache="off")
     with pytest.raises(CorruptFileError):
         objects(lake.snapshot())
-    counts = sorted(n_reads for path, n_reads in flipping.n_reads.items() if is_immutable_path(path))
+    counts = sorted(n_reads for path, n_reads in damaged_reads.n_reads.items() if is_immutable_path(path))
     assert counts[-1] == 2
     assert set(counts[:-1]) == {1}
 
@@ -311,8 +311,8 @@ def test_meter_counts_requests_below_cache(filled_lake: Lakehouse) -> None:
 def test_lakehouse_on_wrapped_storage_shares_caches(filled_lake: Lakehouse) -> None:
     lake = Lakehouse(filled_lake.storage)
     before = lake.snapshot()
-    known = (before.table("ns", "t7"), before.definition)
-    counted = MeteredStorage(filled_lake.storage)
-    snapshot = lake.on(counted).snapshot()
-    assert (snapshot.table("ns", "t7"), snapshot.definition) == known
-    assert counted.snapshot().requests == budget("begin, warm").requests
+    expected = (before.table("ns", "t7"), before.definition)
+    meter = MeteredStorage(filled_lake.storage)
+    snapshot = lake.on(meter).snapshot()
+    assert (snapshot.table("ns", "t7"), snapshot.definition) == expected
+    assert meter.snapshot().requests == budget("begin, warm").requests

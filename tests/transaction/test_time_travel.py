@@ -1,4 +1,4 @@
-"""Finding the version at a time: few reads among many versions, also with versions of other programs."""
+"""Time travel: finding the version at a time takes few reads, even among versions of other programs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from trinitylake_ops.format.keys import COMMIT_ID, COMMIT_INFO, CREATED_AT_MILLI
 from trinitylake_ops.format.node_file import NodeFile, decode_node, encode_node
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, StorageWrapper, drop_memory_root
 
-pytestmark = [pytest.mark.local_only("looks at roots that no server holds"), pytest.mark.usefixtures("fixed_requests")]
+pytestmark = [pytest.mark.local_only("reads simulated roots, which exist on no server"), pytest.mark.usefixtures("fixed_requests")]
 
 ORDER = 3
 ROOT = "memory://times/"
-Times = Sequence[tuple[int, bool]]  # of each version: its creation time, and whether this package wrote it
+Times = Sequence[tuple[int, bool]]  # the creation time of each version, and whether this package wrote it
 
 
-class Versions(StorageWrapper):
-    """Simulates an empty lakehouse with a version for each time."""
+class SimulatedVersions(StorageWrapper):
+    """Simulates an empty lakehouse with one version per time."""
 
     def __init__(self, times: Times):
         super().__init__(MemoryStorage(ROOT))
@@ -38,7 +38,7 @@ class Versions(StorageWrapper):
         if version is None:
             return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
         if version >= len(self.times):
-            raise FileMissingError("there is no such version", path=path)
+            raise FileMissingError("the version does not exist", path=path)
         time_ms, is_ours = self.times[version]
         system = {**self._system, CREATED_AT_MILLIS: str(time_ms)}
         if not is_ours:
@@ -47,16 +47,16 @@ class Versions(StorageWrapper):
 
 
 def version_at(times: Times, time_ms: int) -> int | None:
-    """Return the newest version up to which no version was created after the time."""
+    """Return the version before the first one that was created after the time."""
     for version, (created_at_ms, _) in enumerate(times):
         if created_at_ms > time_ms:
             return version - 1 if version else None
     return len(times) - 1
 
 
-def found_at(times: Times, time_ms: int) -> int | None:
+def find_version(times: Times, time_ms: int) -> int | None:
     try:
-        return Lakehouse(Versions(times)).snapshot(timestamp=time_ms).version
+        return Lakehouse(SimulatedVersions(times)).snapshot(timestamp=time_ms).version
     except VersionNotFoundError:
         return None
     finally:
@@ -65,7 +65,7 @@ def found_at(times: Times, time_ms: int) -> int | None:
 
 @pytest.mark.parametrize("version", [0, 1, 2, 31_007, 65_535, 65_536, 99_998, 99_999])
 def test_time_travel_takes_at_most_twenty_reads_among_100_000_versions(version: int) -> None:
-    storage = MeteredStorage(Versions([(10 + 10 * number, True) for number in range(100_000)]))
+    storage = MeteredStorage(SimulatedVersions([(10 + 10 * number, True) for number in range(100_000)]))
     try:
         with storage.measure() as measured:
             assert Lakehouse(storage).snapshot(timestamp=10 + 10 * version + 9).version == version
@@ -77,7 +77,7 @@ def test_time_travel_takes_at_most_twenty_reads_among_100_000_versions(version: 
 
 @st.composite
 def histories(draw: st.DrawFn) -> Times:
-    """Return times of versions: those of this package increase, and those of other programs are arbitrary."""
+    """Generate version times: those of this package increase, and those of other programs are arbitrary."""
     times: list[tuple[int, bool]] = []
     for _ in range(draw(st.integers(1, 40))):
         if draw(st.booleans()):
@@ -89,19 +89,19 @@ def histories(draw: st.DrawFn) -> Times:
 
 @given(histories(), st.integers(0, 210))
 def test_time_travel_finds_newest_version_without_later_predecessor(times: Times, time_ms: int) -> None:
-    assert found_at(times, time_ms) == version_at(times, time_ms)
+    assert find_version(times, time_ms) == version_at(times, time_ms)
 
 
 def test_time_travel_handles_foreign_version_between_ours() -> None:
-    """No probe of the bisection shows that version 2 is too young."""
+    """The bisection does not probe version 2, which was created after the time."""
     times = [(1, False), (2, False), (90, False), (4, False), (5, False), (6, False), (7, False), (8, False)]
-    assert found_at(times, 5) == 1
-    assert found_at(times, 90) == 7
+    assert find_version(times, 5) == 1
+    assert find_version(times, 90) == 7
 
 
-def test_own_version_is_later_than_versions_of_other_programs() -> None:
-    """Another program wrote a version that is far too young, and then an older one."""
-    lake = Lakehouse.create("memory://holes/")
+def test_new_version_is_later_than_versions_of_other_programs() -> None:
+    """Another program wrote a version with a far too late time, and then one with an earlier time."""
+    lake = Lakehouse.create("memory://foreign-times-ahead/")
     try:
         root = decode_node(lake.storage.read(root_path(0)), root_path(0))
         start_ms = root.created_at_ms

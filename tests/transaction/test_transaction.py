@@ -1,4 +1,4 @@
-"""Single transactions: reading own writes, typed errors, ending, sizes."""
+"""Single transactions: reading their own writes, typed errors, the end of a transaction, size limits and threads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def filled_lake(lake: Lakehouse) -> Lakehouse:
     return lake
 
 
-# Reading own writes
+# Reading a transaction's own writes
 
 
 def test_own_writes_are_visible_only_to_transaction(filled_lake: Lakehouse) -> None:
@@ -53,13 +53,13 @@ def test_own_writes_are_visible_only_to_transaction(filled_lake: Lakehouse) -> N
     assert txn.has_namespace("new")
     assert txn.namespaces() == ["free", "new", "ns"]
     assert txn.tables("new") == []
-    in_new = txn.create_table("new", "t", table(n="1"))
-    assert in_new.id
-    assert txn.table("new", "t") == in_new
+    new_table = txn.create_table("new", "t", table(n="1"))
+    assert new_table.id
+    assert txn.table("new", "t") == new_table
     assert txn.has_table("new", "t")
     assert txn.tables("new") == ["t"]
     altered = txn.alter_table("new", "t", table(n="2"))
-    assert altered.id == in_new.id
+    assert altered.id == new_table.id
     assert txn.table("new", "t").properties == {"n": "2"}
     assert txn.alter_namespace("ns", {"owner": "you"}).id == filled_lake.snapshot().namespace("ns").id
     assert txn.namespace("ns").properties == {"owner": "you"}
@@ -68,8 +68,8 @@ def test_own_writes_are_visible_only_to_transaction(filled_lake: Lakehouse) -> N
     assert txn.tables("ns") == txn.table_names("ns").to_pylist() == ["b"]
     with pytest.raises(TableNotFoundError):
         txn.table("ns", "a")
-    again = txn.create_table("ns", "a", table(n="3"))
-    assert txn.table("ns", "a") == again
+    recreated = txn.create_table("ns", "a", table(n="3"))
+    assert txn.table("ns", "a") == recreated
     txn.drop_namespace("ns", cascade=True)
     assert not txn.has_namespace("ns")
     assert not txn.has_table("ns", "a")
@@ -164,18 +164,18 @@ ERRORS: list[tuple[type[TrinityLakeError], Callable[[Transaction], Any]]] = [
 ]
 
 
-@pytest.mark.local_only("is refused before anything is asked of a storage")
-@pytest.mark.parametrize(("kind", "call"), ERRORS)
+@pytest.mark.local_only("fails before any request")
+@pytest.mark.parametrize(("error_type", "change"), ERRORS)
 def test_rejected_change_leaves_transaction_unchanged(
-    filled_lake: Lakehouse, kind: type[TrinityLakeError], call: Callable[[Transaction], Any]
+    filled_lake: Lakehouse, error_type: type[TrinityLakeError], change: Callable[[Transaction], Any]
 ) -> None:
     before = objects(filled_lake.snapshot())
     with filled_lake.transaction() as txn:
-        with pytest.raises(kind) as caught:
-            call(txn)
-        assert caught.type is kind
+        with pytest.raises(error_type) as caught:
+            change(txn)
+        assert caught.type is error_type
         assert len(str(caught.value).splitlines()) == 1
-    assert txn.committed_version == 1, "nothing changed, so nothing was committed"
+    assert txn.committed_version == 1, "no change, no commit"
     assert objects(filled_lake.snapshot()) == before
     assert unreferenced_paths(filled_lake) == set()
 
@@ -201,8 +201,8 @@ def test_unknown_isolation_and_too_long_text_are_rejected(lake: Lakehouse) -> No
     assert lake.latest_version() == 0
 
 
-@pytest.mark.local_only("sixty commits for the sake of their sizes, which no storage changes")
-def test_commit_info_without_room_is_rejected_without_files(lake: Lakehouse) -> None:
+@pytest.mark.local_only("commits sixty times to find a size limit that is the same on every storage")
+def test_too_long_commit_info_is_rejected_without_files(lake: Lakehouse) -> None:
     lengths = range(3600, 4096, 8)
     for length in lengths:
         before = lake.latest_version()
@@ -217,10 +217,10 @@ def test_commit_info_without_room_is_rejected_without_files(lake: Lakehouse) -> 
     assert 0 < lake.latest_version() < len(lengths)
 
 
-# Ending
+# The end of a transaction
 
 
-def test_exception_in_block_commits_and_writes_nothing(filled_lake: Lakehouse) -> None:
+def test_exception_in_block_discards_changes(filled_lake: Lakehouse) -> None:
     before = listed(filled_lake.storage)
     with pytest.raises(ZeroDivisionError), filled_lake.transaction() as txn:
         txn.create_namespace("new")
@@ -229,7 +229,7 @@ def test_exception_in_block_commits_and_writes_nothing(filled_lake: Lakehouse) -
     assert listed(filled_lake.storage) == before
 
 
-def test_alter_definition_without_change_commits_nothing(filled_lake: Lakehouse) -> None:
+def test_changes_that_cancel_out_commit_nothing(filled_lake: Lakehouse) -> None:
     metered = MeteredStorage(filled_lake.storage)
     with Lakehouse(metered).transaction() as txn:
         txn.create_namespace("new")
@@ -239,18 +239,18 @@ def test_alter_definition_without_change_commits_nothing(filled_lake: Lakehouse)
     assert set(metered.snapshot().requests) == {"read"}
 
 
-def test_transaction_ends_once(filled_lake: Lakehouse) -> None:
+def test_ended_transaction_rejects_further_calls(filled_lake: Lakehouse) -> None:
     txn = filled_lake.transaction()
     txn.create_namespace("new")
     txn.commit()
-    for call in (txn.commit, lambda: txn.create_namespace("more"), lambda: txn.drop_table("ns", "a"), txn.__enter__):
+    for change in (txn.commit, lambda: txn.create_namespace("more"), lambda: txn.drop_table("ns", "a"), txn.__enter__):
         with pytest.raises(ConflictError):
-            call()
-    dropped = filled_lake.transaction()
-    dropped.create_namespace("never")
-    dropped.rollback()
+            change()
+    rolled_back = filled_lake.transaction()
+    rolled_back.create_namespace("never")
+    rolled_back.rollback()
     with pytest.raises(ConflictError):
-        dropped.commit()
+        rolled_back.commit()
     assert not filled_lake.snapshot().has_namespace("never")
 
 
@@ -264,24 +264,24 @@ def test_commit_inside_block_ends_transaction(filled_lake: Lakehouse) -> None:
 # Sizes
 
 
-@pytest.mark.local_only("about sizes, which no storage changes")
+@pytest.mark.local_only("tests size limits, which are the same on every storage")
 @pytest.mark.parametrize("order", [3, 4, 128])
 @pytest.mark.parametrize("char", ["x", "é", "𠮷"])
 def test_smallest_node_limit_fits_full_size_names(lakes: Lakes, order: int, char: str) -> None:
     sizes = {"namespace_name_max_size_bytes": 40, "table_name_max_size_bytes": 60, "file_path_max_size_bytes": 160}
-    probe = Lakehouse.create(f"memory://probe-{order}-{ord(char)}/", order=order, **sizes).snapshot().definition
-    limit_bytes = smallest_node_file_limit_bytes(probe)
+    definition = Lakehouse.create(f"memory://probe-{order}-{ord(char)}/", order=order, **sizes).snapshot().definition
+    limit_bytes = smallest_node_file_limit_bytes(definition)
     with pytest.raises(InvalidDefinitionError, match=f"at least {limit_bytes}$"):
-        lakes.memory("refused", order=order, node_file_max_size_bytes=limit_bytes - 1, **sizes)
+        lakes.memory("rejected", order=order, node_file_max_size_bytes=limit_bytes - 1, **sizes)
     lake = lakes.memory("accepted", order=order, node_file_max_size_bytes=limit_bytes, **sizes)
     width = len(char.encode())
 
-    def full(stem: str, size_bytes: int) -> str:
+    def full_size_name(stem: str, size_bytes: int) -> str:
         chars = (size_bytes - len(stem)) // width
         return stem + char * chars + "x" * (size_bytes - len(stem) - chars * width)
 
-    namespace = full("ns", 40)
-    names = [full(f"{number:04d}", 60) for number in range(300)]
+    namespace = full_size_name("ns", 40)
+    names = [full_size_name(f"{number:04d}", 60) for number in range(300)]
     message = "m" * 3500
     with lake.transaction(message=message) as txn:
         txn.create_namespace(namespace)
@@ -298,8 +298,8 @@ def test_smallest_node_limit_fits_full_size_names(lakes: Lakes, order: int, char
             txn.drop_table(namespace, name)
         txn.create_table(namespace, names[290], table())
     assert lake.snapshot().tables(namespace) == [*names[4:10], *names[200:205], *names[209:260], names[290]]
-    longest = {info.path: info.size_bytes for info in lake.storage.list() if info.path.endswith(".arrow")}
-    assert max(longest.values()) <= limit_bytes
+    sizes_bytes = {info.path: info.size_bytes for info in lake.storage.list() if info.path.endswith(".arrow")}
+    assert max(sizes_bytes.values()) <= limit_bytes
     paths = [path for path in listed(lake.storage) if "-table-" in path]
     path_length = len(new_table_path(namespace, names[0], 1_000))  # each non-ASCII letter takes one byte
     assert {len(path.encode()) for path in paths} == {min(160, path_length)}
@@ -323,23 +323,23 @@ def test_two_hundred_tables_are_created_and_dropped_in_transactions(lakes: Lakes
     with lake.transaction() as txn:
         txn.drop_namespace("ns", cascade=True)
     assert lake.snapshot().namespaces() == []
-    assert lake.snapshot(1).tables("ns") == sorted(names), "older versions stay as they were"
+    assert lake.snapshot(1).tables("ns") == sorted(names), "older versions are unchanged"
     assert unreferenced_paths(lake) == set()
 
 
 # Threads
 
 
-def run_threads(works: list[Callable[[], None]]) -> None:
+def run_threads(actions: list[Callable[[], None]]) -> None:
     failures: list[BaseException] = []
 
-    def guarded(work: Callable[[], None]) -> None:
+    def record_failure(action: Callable[[], None]) -> None:
         try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised again in the test's own thread
+            action()
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread of the test
             failures.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    threads = [threading.Thread(target=record_failure, args=(action,)) for action in actions]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -348,21 +348,21 @@ def run_threads(works: list[Callable[[], None]]) -> None:
         raise failures[0]
 
 
-def test_concurrent_threads_lose_no_commit(lakes: Lakes) -> None:
+def test_commits_of_concurrent_threads_are_kept(lakes: Lakes) -> None:
     lake = lakes.local(order=4)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
 
-    def work(worker: int) -> None:
+    def action(worker: int) -> None:
         for number in range(12):
-            with lake.transaction() as own:
-                own.create_table("ns", f"w{worker}-{number}", table())
+            with lake.transaction() as txn:
+                txn.create_table("ns", f"w{worker}-{number}", table())
 
-    run_threads([lambda worker=worker: work(worker) for worker in range(4)])  # type: ignore[misc]
+    run_threads([lambda worker=worker: action(worker) for worker in range(4)])  # type: ignore[misc]
     assert len(lake.snapshot().tables("ns")) == 48
     members = [member for info in lake.history() for member in info.members]
     assert len(members) == len(set(members)) == 49
-    assert 1 + 48 / 4 <= lake.latest_version() <= 49, "those who waited together went together"
+    assert 1 + 48 / 4 <= lake.latest_version() <= 49, "waiting transactions share versions"
     assert unreferenced_paths(lake) == set()
 
 
@@ -371,27 +371,27 @@ def test_concurrent_threads_on_one_table_conflict_or_commit(lakes: Lakes) -> Non
     with lake.transaction() as txn:
         txn.create_namespace("ns")
         txn.create_table("ns", "t", table(n="0"))
-    won: list[int] = []
+    versions: list[int] = []
 
-    def work() -> None:
+    def action() -> None:
         for _ in range(10):
             txn = lake.transaction()
             number = int(txn.table("ns", "t").properties["n"])
             txn.alter_table("ns", "t", table(n=str(number + 1)))
             try:
-                won.append(txn.commit())
+                versions.append(txn.commit())
             except CommitConflictError:
                 continue
 
-    run_threads([work] * 4)
-    assert len(set(won)) == len(won)
-    assert lake.latest_version() == 1 + len(won)
-    assert lake.snapshot().table("ns", "t").properties == {"n": str(len(won))}, "no increment is lost"
+    run_threads([action] * 4)
+    assert len(set(versions)) == len(versions)
+    assert lake.latest_version() == 1 + len(versions)
+    assert lake.snapshot().table("ns", "t").properties == {"n": str(len(versions))}, "no increment is lost"
 
 
 def test_commit_fails_after_max_attempts(filled_lake: Lakehouse) -> None:
     txn = filled_lake.transaction()
-    txn.create_namespace("mine")
+    txn.create_namespace("ours")
     with Lakehouse(filled_lake.storage).transaction() as other:
         other.create_namespace("theirs")
     with pytest.raises(CommitAttemptsExhaustedError):

@@ -67,11 +67,24 @@ class _RecentCommit:
         return Snapshot(files, self.root.version, self.root.path, self.root.node, committed_at_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """The transactions in a commit queue at one moment, without those that have their outcome."""
+
+    #: The transaction whose thread commits a group.
+    leader: Member | None
+    #: The transactions that wait for the next group, in order.
+    waiting: tuple[Member, ...]
+    #: The transactions that write their files before they join the queue.
+    arriving: frozenset[Member]
+
+
 class CommitQueue:
     """The transactions of one process that are waiting to be committed to one lakehouse."""
 
     def __init__(self) -> None:
-        self._fairness = Fairness()
+        #: What the process knows of writers in other processes.
+        self.fairness = Fairness()
         self.after_fork_in_child()
         at_fork(self)
 
@@ -87,6 +100,13 @@ class CommitQueue:
         self._newest: Committed | None = None
         self._newest_exclusive: Committed | None = None
         self._recent_commit: _RecentCommit | None = None
+
+    def state(self) -> QueueState:
+        """Return the transactions in the queue."""
+        with self._lock:
+            leader = self._leader if self._is_led else None
+            waiting = tuple(member for member in self._waiting if member is not leader and not member.is_done)
+            return QueueState(leader, waiting, frozenset(self._arriving))
 
     def recent_commit(self, files: LakehouseFiles) -> Snapshot | None:
         """Return the version that this process committed recently, if any.
@@ -115,7 +135,7 @@ class CommitQueue:
         """
         member = Member.of(submission, max_attempts)
         if member.is_exclusive:
-            before, pacing = self._newest_exclusive, pace(member.base.files, self._fairness)
+            before, pacing = self._newest_exclusive, pace(member.base.files, self.fairness)
             with nullcontext() if member.is_large else self._exclusive_lock, _wait_for_slot(member, pacing) as newest:
                 newer = None if self._newest_exclusive is before else self._newest_exclusive
                 committed = Group(member, pacing).run(newest or newer)
@@ -160,7 +180,7 @@ class CommitQueue:
         The first of these transactions also probes for commits of other processes in the same round trip.
         """
         roots, version = member.base.files.roots, member.base.version
-        pacing = pace(member.base.files, self._fairness)
+        pacing = pace(member.base.files, self.fairness)
         with self._lock:
             is_first = not self._arriving and not self._is_led
             self._arriving.add(member)
@@ -183,7 +203,7 @@ class CommitQueue:
 
     def _lead(self, member: Member) -> None:
         """Commit the group that begins with ``member``."""
-        pacing = pace(member.base.files, self._fairness)
+        pacing = pace(member.base.files, self.fairness)
         group = Group(member, pacing)
         try:
             with _wait_for_slot(member, pacing) as newest:

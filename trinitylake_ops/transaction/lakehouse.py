@@ -81,8 +81,9 @@ class Lakehouse:
         )
         self.files = LakehouseFiles(files, nodes, definitions, HintWriter(storage), roots)
         self._lookup = VersionLookup(self.files, self._version_at_root, self._version_of_parent)
-        is_shared = cache == "shared"
-        self._queue = shared_queue(storage_identity(self.root, self.storage_options)) if is_shared else CommitQueue()
+        identity = storage_identity(self.root, self.storage_options) if cache == "shared" else None
+        #: Transactions of this process on the lakehouse, also those of other objects if the cache is shared.
+        self.commit_queue = CommitQueue() if identity is None else shared_queue(identity)
 
     def __repr__(self) -> str:
         return f"Lakehouse({self.root!r})"
@@ -295,7 +296,7 @@ class Lakehouse:
             transaction_id = checked_id(transaction_id)
         base = base or latest_snapshot(self.files)
         info = CommitInfo(operation, message, run_id or acting_run(), dict(properties or {}))
-        return Transaction(base, _isolation(isolation, base.definition), info, self._queue, transaction_id)
+        return Transaction(base, _isolation(isolation, base.definition), info, self.commit_queue, transaction_id)
 
     def just_committed(self) -> Snapshot | None:
         """Return the version that this process committed recently, if any.
@@ -303,7 +304,7 @@ class Lakehouse:
         Sends no request, so another process may have committed a later version. A transaction that begins on this
         version is rebased like any other. Do not use it for reads that need the latest version.
         """
-        return self._queue.recent_commit(self.files)
+        return self.commit_queue.recent_commit(self.files)
 
     def resume_transaction(self, transaction_id: str) -> Transaction:
         """Resume a saved transaction. It is committed at most once, however often it is resumed.
@@ -313,7 +314,7 @@ class Lakehouse:
         """
         saved = read_saved(self.storage, transaction_id)
         TransactionAge(self.storage, saved.begun_at_millis).check(self.snapshot().definition)
-        return Transaction.resumed(saved, self.snapshot(saved.base_version), self._queue)
+        return Transaction.resumed(saved, self.snapshot(saved.base_version), self.commit_queue)
 
     def stage_definition(self, namespace: str, table: str, definition: TableDef) -> StagedDefinition:
         """Write a table definition for a transaction of another process, which adds it with ``put_staged``.
