@@ -1,4 +1,4 @@
-"""The second root of a simulated world: a lakehouse created by exports, its cleanup and its invariants."""
+"""The export target of a simulated world: a lakehouse created by exports, its cleanup and its invariants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVELS = (("minimal", False), ("partial", False), ("partial", True), ("full", Fa
 
 
 class ExportTarget:
-    """The root that a run exports to, and the level of these exports."""
+    """The root that a run exports to, and the level of its exports."""
 
     def __init__(self, world: World, level: tuple[str, bool], leap_ms: int):
         self.root = "memory://elsewhere/"
@@ -57,12 +57,12 @@ class ExportTarget:
     # Invariants
 
     def violations(self, states: Sequence[State]) -> list[str]:
-        """Return violations: each kept version must have the content of its source version."""
+        """Return violations: each live version must have the content of its source version."""
         folder = self._world.folders.get(self.root)
         if folder is None:
             return []
         violations = [
-            f"{name} deleted {self.root}{path}, which nobody approved"
+            f"{name} deleted {self.root}{path} without approval"
             for name, path in folder.deleted
             if path not in folder.sent_by.get(name, ())
             and path not in self._approved
@@ -74,27 +74,27 @@ class ExportTarget:
             infos = list(lake.history())
         except LakehouseNotFoundError:
             return violations
-        violations += [line for info in infos for line in self._violations_of_version(lake, info, states)]
+        violations += [violation for info in infos for violation in self._violations_of_version(lake, info, states)]
         return violations + self._verify_errors(lake)
 
     def _violations_of_version(self, lake: Lakehouse, info: VersionInfo, states: Sequence[State]) -> list[str]:
         if info.state != "live" or info.operation != "export":
             return []
         source = int(info.properties["source_version"])
-        what = f"version {info.version} at {lake.root}, of version {source},"
+        description = f"version {info.version} at {lake.root}, of version {source},"
         try:
-            found = contents(lake.snapshot(info.version))
+            content = contents(lake.snapshot(info.version))
         except TrinityLakeError as error:  # files that are not copied may be deleted after the lease has ended
-            return [f"{what} cannot be read: {error}"] if self._is_whole else []
-        return [] if tree_of(found) == tree_of(states[source]) else [f"{what} holds something else"]
+            return [f"{description} cannot be read: {error}"] if self._is_self_contained else []
+        return [] if tree_of(content) == tree_of(states[source]) else [f"{description} has different content"]
 
     def _verify_errors(self, lake: Lakehouse) -> list[str]:
-        if not self._is_whole:
+        if not self._is_self_contained:
             return []
         findings = operations.verify(lake).findings
         return [f"verify of {lake.root}: {finding}" for finding in findings if finding.severity == "error"]
 
     @property
-    def _is_whole(self) -> bool:
+    def _is_self_contained(self) -> bool:
         """Whether the target lakehouse does not depend on files of its source."""
         return self.level[0] == "full"

@@ -1,4 +1,4 @@
-"""Another program in a simulated world that implements the format's specification but none of our extensions."""
+"""Another program in a simulated world. It implements the format's specification but none of our extensions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_LAG_MS = 5_000
 
 @dataclass(frozen=True)
 class ForeignStep:
-    """The effect of one foreign root: it puts a table with a token, or rolls back to a version."""
+    """The effect of a foreign root: it writes a table with a token, or rolls back to a version."""
 
     namespace: str = ""
     table: str = ""
@@ -35,7 +35,7 @@ class ForeignStep:
     def name(self) -> str:
         if self.target is None:
             return "foreign commit"
-        return f"foreign rollback{', settings carried forward' if self.carries_definition else ''}"
+        return f"foreign rollback{' that keeps settings' if self.carries_definition else ''}"
 
 
 class ForeignWriter:
@@ -50,7 +50,7 @@ class ForeignWriter:
         world.observers.append(self._observe)
 
     def work(self, storage: Storage, rng: random.Random) -> None:
-        """Commit a table or roll back after a random wait. Give up on any error."""
+        """Commit a table or roll back after a random wait. Any error ends the attempt."""
         for _ in range(rng.randrange(_MAX_WAIT_STEPS)):
             self._world.hand_over()
         try:
@@ -83,13 +83,13 @@ class ForeignWriter:
             self._step_by_root[data] = self._current_step
 
     def steps(self, n_versions: int) -> Mapping[int, ForeignStep]:
-        """Return its steps by version."""
+        """Return the steps of the other program by version."""
         created = {version: self._world.created[root_path(version)][0] for version in range(n_versions)}
         return {version: self._step_by_root[data] for version, data in created.items() if data in self._step_by_root}
 
 
 class _AbortedError(Exception):
-    """The other program gives up."""
+    """The other program aborts its commit."""
 
 
 class _TtlCheckingLake(ForeignLake):
@@ -101,7 +101,7 @@ class _TtlCheckingLake(ForeignLake):
 
     def __init__(self, storage: Storage, behind_ms: int | None = None):
         super().__init__(storage, behind_ms)
-        self._began_ms = storage.now_ms()
+        self._begun_ms = storage.now_ms()
         self._target: int | None = None
 
     def rollback(self, version: int, *, keeps_unknown: bool, carries_definition: bool = False) -> int:
@@ -116,6 +116,6 @@ class _TtlCheckingLake(ForeignLake):
         targets = () if self._target is None else (self._target,)
         if any(target in VersionRanges.parse(batch.versions) for batch in purging for target in targets):
             raise _AbortedError(f"the purge of version {self._target} has begun")
-        if self.storage.now_ms() - self._began_ms > definition.txn_ttl_millis:
-            raise _AbortedError("it took too long")
+        if self.storage.now_ms() - self._begun_ms > definition.txn_ttl_millis:
+            raise _AbortedError("the time to live was exceeded")
         return super().commit(latest, rows, keeps_unknown=keeps_unknown)

@@ -12,10 +12,10 @@ from tests.simulator.model import Key, Operation, State, part_of, replay, with_s
 from trinitylake_ops.versions.history import VersionInfo
 from trinitylake_ops.versions.snapshot import epoch_ms
 
-#: Operations that change what the lakehouse definition records.
+#: Operations that change the records in the lakehouse definition.
 _RECORDING = ("export", "drop-export", "expire", "undelete", "purge", "orphans", "reconcile")
 #: Operations that restore content of an earlier version.
-_BRINGING_BACK = ("rollback", "restore")
+_RESTORING = ("rollback", "restore")
 
 
 @dataclass
@@ -54,7 +54,7 @@ class TransactionRecord:
 class ReadRecord:
     """A version that a reader opened, and its content.
 
-    ``requested_version`` and ``as_of_ms`` are what the reader requested; both are None for the latest version.
+    The reader requested ``requested_version`` or the time ``as_of_ms``; both are None for the latest version.
     """
 
     version: int
@@ -66,13 +66,13 @@ class ReadRecord:
 
 @dataclass(frozen=True)
 class RollbackRecord:
-    """An acknowledged rollback: its version, the version it was planned on, and its target."""
+    """An acknowledged rollback."""
 
     version: int
     target: int
-    base_version: int
+    base_version: int  # the version on which it was planned
     may_reapply: bool
-    only: tuple[str, ...] = ()  # namespaces and tables to which it was limited
+    only: tuple[str, ...] = ()  # the namespaces and tables to which it was limited
 
 
 @dataclass
@@ -84,18 +84,18 @@ class History:
     rollbacks: list[RollbackRecord] = field(default_factory=list)
     newest_acknowledged: int = 0
     late_roots: list[str] = field(default_factory=list)  # roots that were sent after the time to live
-    left_over: set[str] = field(default_factory=set)  # unreferenced files of a run without faults
-    foreign: Mapping[int, ForeignStep] = field(default_factory=dict)  # versions that another program made
+    unreferenced: set[str] = field(default_factory=set)  # unreferenced files of a run without faults
+    foreign: Mapping[int, ForeignStep] = field(default_factory=dict)  # steps of another program by version
     exported: Mapping[str, int] = field(default_factory=dict)  # exported version by export name
     has_table_writer: bool = False  # its transactions are identified by the rows that they append
-    anomalies: list[str] = field(default_factory=list)  # descriptions of what must not happen to any client
+    anomalies: list[str] = field(default_factory=list)  # observations that no client may make
 
     def acknowledge(self, version: int) -> None:
         self.newest_acknowledged = max(self.newest_acknowledged, version)
 
 
 def check_history(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
-    """Return violations: none if the versions in their order explain all observations.
+    """Return violations. There are none if the versions in their order explain all observations.
 
     ``infos`` and ``states`` describe all versions, oldest first, and were read after the run.
     """
@@ -106,57 +106,57 @@ def check_history(history: History, infos: Sequence[VersionInfo], states: Sequen
         *_rollback_violations(history, infos, states),
         *_content_violations(history, infos, states),
         *_read_violations(history, infos, states),
-        *(f"nothing refers to {path}" for path in sorted(history.left_over)),
+        *(f"nothing refers to {path}" for path in sorted(history.unreferenced)),
         *history.anomalies,
         *(f"root sent by a transaction past its time to live: {root}" for root in history.late_roots),
     ]
 
 
 def _time_violations(history: History, infos: Sequence[VersionInfo]) -> list[str]:
-    """Check that our versions are newer than all before them; the clock of another program may be behind."""
+    """Check that our versions are newer than all previous versions. The clock of another program may be behind."""
     times = [info.created_at for info in infos]
     newest = list(accumulate(times, max))
     return [
-        f"version {version} was not created after all before it"
+        f"version {version} was not created after all previous versions"
         for version in range(1, len(times))
         if version not in history.foreign and times[version] <= newest[version - 1]
     ]
 
 
 def _outcome_violations(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
-    """Check that each acknowledged transaction is in its version only, and that failed ones are in none."""
+    """Check that each acknowledged transaction is in its version only, and that failed transactions are in none."""
     violations = []
     versions_by_member: dict[str, list[int]] = {}
     for info in infos:
         for member in info.members:
             versions_by_member.setdefault(member, []).append(info.version)
     violations += [
-        f"transaction {member} was committed as versions {found}"
-        for member, found in versions_by_member.items()
-        if found[1:]
+        f"transaction {member} was committed as versions {versions}"
+        for member, versions in versions_by_member.items()
+        if len(versions) > 1
     ]
     allowed_ids = {
         record.id for record in history.transactions if record.outcome not in ("failed", "resolved as lost", "saved")
     }
     for record in history.transactions:
-        found = versions_by_member.get(record.id, [])
-        if record.outcome == "committed" and found != [record.version] and not _changed_nothing(record, states):
+        versions = versions_by_member.get(record.id, [])
+        if record.outcome == "committed" and versions != [record.version] and not _changed_nothing(record, states):
             violations.append(
-                f"transaction {record.id} was acknowledged as version {record.version}, but is in {found}"
+                f"transaction {record.id} was acknowledged as version {record.version}, but is in {versions}"
             )
-        if record.outcome == "resolved as committed" and found != [record.version]:
+        if record.outcome == "resolved as committed" and versions != [record.version]:
             violations.append(
-                f"transaction {record.id} was resolved as committed as {record.version}, but is in {found}"
+                f"transaction {record.id} was resolved as committed in {record.version}, but is in {versions}"
             )
-        if found and record.id not in allowed_ids:
-            violations.append(f"transaction {record.id} {record.outcome}, but is in {found}")
+        if versions and record.id not in allowed_ids:
+            violations.append(f"the outcome of transaction {record.id} is {record.outcome!r}, but it is in {versions}")
     return violations
 
 
 def _begin_and_conflict_violations(
     history: History, infos: Sequence[VersionInfo], states: Sequence[State]
 ) -> list[str]:
-    """Check that each began on an acknowledged or later version, and conflicted only with existing changes."""
+    """Check that each transaction began on an acknowledged or later version and conflicted only with real changes."""
     violations = []
     committed_ids = {member for info in infos for member in info.members}
     for record in history.transactions:
@@ -173,19 +173,19 @@ def _begin_and_conflict_violations(
         ):
             violations.append(f"transaction {record.id} conflicted with itself, which another process had committed")
         elif record.has_conflicted and not _may_conflict(history, record, infos, states):
-            violations.append(f"transaction {record.id} conflicted, though nothing that it touched had changed")
+            violations.append(f"transaction {record.id} conflicted, although nothing that it touched had changed")
     return violations
 
 
 def _rollback_violations(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
-    """Check that each restored its target, or returned an existing version if there was nothing to change."""
+    """Check that each rollback restored its target, or returned an existing version if nothing had to change."""
     violations = []
     for rollback in history.rollbacks:
         version, target = rollback.version, rollback.target
         if version >= len(infos) or part_of(states[version], rollback.only) != part_of(states[target], rollback.only):
-            violations.append(f"the rollback to {target} was acknowledged as version {version}, which is another")
+            violations.append(f"the rollback to {target} was acknowledged as version {version}, which differs from it")
         if version != rollback.base_version + 1 and not rollback.may_reapply and not rollback.only:
-            violations.append(f"the rollback to {target} was applied again as version {version}, though it must not")
+            violations.append(f"the rollback to {target} was reapplied as version {version} without permission")
     return violations
 
 
@@ -201,18 +201,18 @@ def _may_conflict(
     changed = {key for version in since for key in _differing_keys(before, states[version])}
     namespaces_used = {operation.namespace for operation in record.operations}
     operation_kinds = {operation.kind for operation in record.operations}
-    whole_kinds = {"namespace"} if "namespaces" in operation_kinds else set()
+    fully_read_kinds = {"namespace"} if "namespaces" in operation_kinds else set()
     if operation_kinds & {"setting", "set", "set time to live"}:
-        whole_kinds.add("setting")
+        fully_read_kinds.add("setting")
         if any(infos[version].operation in _RECORDING or version in history.foreign for version in since):
             return True
-    return any(key[1] in namespaces_used or key[0] in whole_kinds for key in changed)
+    return any(key[1] in namespaces_used or key[0] in fully_read_kinds for key in changed)
 
 
 def _changed_nothing(record: TransactionRecord, states: Sequence[State]) -> bool:
     """Whether a transaction that is in no version had nothing to change in the reported version.
 
-    This is its base version, or one in which another transaction had set the same values.
+    That version is its base, or a version in which another transaction has set the same values.
     """
     before = states[record.base_version]
     after = dict(before)
@@ -225,7 +225,7 @@ def _changed_nothing(record: TransactionRecord, states: Sequence[State]) -> bool
 
 
 def _content_violations(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
-    """Check that each version is the previous one with its transactions applied in order."""
+    """Check that each version is the previous version with its transactions applied in order."""
     violations = []
     records = {record.id: record for record in history.transactions}
     serial: State = dict(states[0])
@@ -240,18 +240,18 @@ def _content_violations(history: History, infos: Sequence[VersionInfo], states: 
         for member in info.members:
             if member in records:
                 violations += _transaction_violations(records[member], states, serial)
-            elif info.operation not in (*_RECORDING, *_BRINGING_BACK) and not history.has_table_writer:
-                violations.append(f"version {info.version} holds a transaction {member} that nobody began")
+            elif info.operation not in (*_RECORDING, *_RESTORING) and not history.has_table_writer:
+                violations.append(f"version {info.version} contains a transaction {member} that no client began")
         if differing_keys := _differing_keys(serial, states[info.version]):
             violations.append(
-                f"version {info.version} ({info.operation}) is not what its transactions made: {differing_keys}"
+                f"version {info.version} ({info.operation}) differs from its transactions in {differing_keys}"
             )
             serial = dict(states[info.version])
     return violations
 
 
 def _after_rollback(message: str, serial: State, states: Sequence[State]) -> State:
-    """Return the state after a rollback. Its message is "to version 3" or "to version 3: a, b.t"."""
+    """Return the state after a rollback with the message "to version 3" or "to version 3: a, b.t".
     version, _, names = message.removeprefix("to version ").partition(": ")
     only = tuple(names.split(", ")) if names else ()
     kept = {key: token for key, token in serial.items() if key not in part_of(serial, only)}
@@ -267,15 +267,16 @@ def _after_foreign(step: ForeignStep, serial: State, states: Sequence[State]) ->
 
 
 def _transaction_violations(record: TransactionRecord, states: Sequence[State], serial: State) -> list[str]:
-    """Apply a transaction to ``serial``. Return what it saw or did that its isolation does not allow."""
+    """Apply a transaction to ``serial``. Return the reads and writes that its isolation level does not allow."""
     before = states[record.base_version]
     after = dict(before)
-    violations = [f"in the version that it began on: {line}" for line in _result_violations(record, after)]
+    violations = [f"on its base version: {violation}" for violation in _result_violations(record, after)]
     if record.isolation == "serializable":
-        violations += [f"in the order of commits: {line}" for line in _result_violations(record, dict(serial))]
+        in_order = _result_violations(record, dict(serial))
+        violations += [f"in the order of commits: {violation}" for violation in in_order]
     written = _differing_keys(before, after)
     violations += [
-        f"overwrote {key}, which it had not seen: a lost update"
+        f"overwrote a change of {key} that it had not seen: a lost update"
         for key in written
         if serial.get(key) != before.get(key) and not (key[0] == "setting" and serial.get(key) == after.get(key))
     ]
@@ -286,10 +287,10 @@ def _transaction_violations(record: TransactionRecord, states: Sequence[State], 
             serial.pop(key, None)
     for key in serial:
         if key[0] == "table" and ("namespace", key[1]) not in serial:
-            violations.append(f"left {key} without its namespace")
+            violations.append(f"left {key} without a namespace")
         elif key[0] == "table" and key in written and after["namespace", key[1]] != serial["namespace", key[1]]:
-            violations.append(f"wrote {key} into another namespace of that name")
-    return [f"transaction {record.id} ({record.isolation}) {line}" for line in violations]
+            violations.append(f"wrote {key} into another namespace with the same name")
+    return [f"transaction {record.id} ({record.isolation}) {violation}" for violation in violations]
 
 
 def _result_violations(record: TransactionRecord, state: State) -> list[str]:
@@ -302,8 +303,8 @@ def _result_violations(record: TransactionRecord, state: State) -> list[str]:
     return violations
 
 
-def _differing_keys(one: State, other: State) -> list[Key]:
-    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+def _differing_keys(first: State, second: State) -> list[Key]:
+    return sorted(key for key in first.keys() | second.keys() if first.get(key) != second.get(key))
 
 
 def _read_violations(history: History, infos: Sequence[VersionInfo], states: Sequence[State]) -> list[str]:
@@ -314,16 +315,16 @@ def _read_violations(history: History, infos: Sequence[VersionInfo], states: Seq
             violations.append(f"a reader saw version {read.version}, which was never committed")
             continue
         if read.contents != states[read.version]:
-            violations.append(f"a reader saw version {read.version} otherwise than it is")
+            violations.append(f"a reader saw different content in version {read.version}")
         if read.as_of_ms is not None:
             violations += _time_travel_violations(read, [epoch_ms(info.created_at) for info in infos])
         elif read.requested_version is not None:
             if read.requested_version != read.version:
-                violations.append(f"a reader asked for version {read.requested_version} and got {read.version}")
+                violations.append(f"a reader requested version {read.requested_version} and got {read.version}")
         elif read.version < max(latest, read.newest_acknowledged_before):
             violations.append(
                 f"a reader got version {read.version} as the latest, when {read.newest_acknowledged_before}"
-                f" had been acknowledged, and after it had got {latest}"
+                f" had been acknowledged and the reader had already got {latest}"
             )
         else:
             latest = read.version

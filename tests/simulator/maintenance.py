@@ -57,14 +57,14 @@ _RETRYABLE_ERRORS = (
     VersionExpiredError,
     ExportNotFoundError,
 )
-#: Operations and their weights. The last three run only with a table or with another program.
+#: The weights of the operations. The last three run only with a table or with another program.
 OPERATIONS = {
-    "expire": 4, "purge": 4, "orphans": 2, "undelete": 2, "export": 2, "export elsewhere": 2, "drop export": 1,
-    "restore": 2, "clean up elsewhere": 1, "verify": 1, "repair": 1, "trim": 3, "register": 1, "reconcile": 4,
+    "expire": 4, "purge": 4, "orphans": 2, "undelete": 2, "export": 2, "export to target": 2, "drop export": 1,
+    "restore": 2, "clean up target": 1, "verify": 1, "repair": 1, "trim": 3, "register": 1, "reconcile": 4,
 }  # fmt: skip
 _MAX_WAIT_STEPS = 120
-_BEHIND = "time-not-rising"
-LEAP_RATE = 0.3  # share of rounds before which time passes without activity
+_TIME_NOT_INCREASING = "time-not-rising"
+LEAP_RATE = 0.3  # the share of rounds that begin with a leap of the clock
 
 
 class Maintenance:
@@ -94,7 +94,7 @@ class Maintenance:
         self._dropped: set[str] = set()  # names of exports whose drop was started
         self._export_target = export_target
         self._anomalies: list[str] = []
-        #: Versions that verify reported as older than those before: only another program's clock may be behind.
+        #: Versions that verify reported as older than previous ones. Only the clock of another program may be behind.
         self.behind: set[int | None] = set()
         all_operations = self._all_operations()
         self._operations = {name: all_operations[name] for name in operations if name in all_operations}
@@ -107,10 +107,10 @@ class Maintenance:
             "orphans": self._remove_orphans,
             "undelete": self._undelete,
             "export": self._export,
-            "export elsewhere": lambda lake, rng: self._export(lake, rng, to_export_target=True),
+            "export to target": lambda lake, rng: self._export(lake, rng, to_export_target=True),
             "drop export": self._drop_export,
             "restore": self._restore,
-            "clean up elsewhere": lambda lake, rng: self._export_target.clean_up(rng, self._pause),
+            "clean up target": lambda lake, rng: self._export_target.clean_up(rng, self._pause),
             "verify": self._verify,
             "repair": self._repair,
             "reconcile": lambda lake, rng: maintenance.reconcile(lake).version is not None,
@@ -180,7 +180,7 @@ class Maintenance:
             return False
         try:
             maintenance.undelete(lake, rng.sample(expired, rng.randint(1, len(expired))))
-        except InvalidInputError as error:  # another process undeleted it meanwhile
+        except InvalidInputError as error:  # another process has undeleted it
             if "not expired" not in error.message:
                 raise
         return True
@@ -203,21 +203,21 @@ class Maintenance:
         return True
 
     def _verify(self, lake: Lakehouse, rng: random.Random) -> object:
-        """Verify during concurrent changes. Nothing is damaged, so no damage may be reported."""
+        """Verify during concurrent changes. No file is damaged, so no damage may be reported."""
         del rng
         report = maintenance.verify(lake)
-        found = [finding for finding in report.findings if finding.severity == "error"]
+        errors = [finding for finding in report.findings if finding.severity == "error"]
         if not report.unanswered:
-            # Until it is reconciled, a version that another program rolled back to lists exports that were dropped.
+            # After a rollback by another program, the definition lists dropped exports until it is reconciled.
             dropped = tuple(f"export {name!r}:" for name in self._dropped)
-            found = [finding for finding in found if not (dropped and finding.message.startswith(dropped))]
-            self.behind |= {finding.version for finding in found if finding.code == _BEHIND}
-            found = [finding for finding in found if finding.code != _BEHIND]
-            self._anomalies += [f"verify finds damage where there is none: {finding}" for finding in found]
+            errors = [finding for finding in errors if not (dropped and finding.message.startswith(dropped))]
+            self.behind |= {finding.version for finding in errors if finding.code == _TIME_NOT_INCREASING}
+            errors = [finding for finding in errors if finding.code != _TIME_NOT_INCREASING]
+            self._anomalies += [f"verify reports damage that does not exist: {finding}" for finding in errors]
         return report.latest_version > 0
 
     def _repair(self, lake: Lakehouse, rng: random.Random) -> object:
-        """Repair the hint, or the effects of another program; nothing else can need repair."""
+        """Repair the hint or the effects of another program. Nothing else may need repair."""
         if rng.random() < 0.5:
             return maintenance.repair_hint(lake).repaired
         try:
@@ -239,7 +239,7 @@ class Maintenance:
         self._pause(rng)
         version = plan.execute().version
         if isinstance(plan, maintenance.RestorePlan):
-            self._events["restore from elsewhere"] += 1
+            self._events["restore from target"] += 1
         return version != plan.base_version
 
     def _drop_export(self, lake: Lakehouse, rng: random.Random) -> object:
@@ -257,7 +257,7 @@ class Maintenance:
     # Invariants
 
     def violations(self, lake: Lakehouse, past: Lakehouse, states: Sequence[State]) -> list[str]:
-        """Return violations: kept versions must be complete, and only approved files may be deleted."""
+        """Return violations: live versions must be complete, and only approved files may be deleted."""
         return [
             *self._anomalies,
             *self._content_violations(lake, past, states),
@@ -267,29 +267,29 @@ class Maintenance:
 
     def _content_violations(self, lake: Lakehouse, past: Lakehouse, states: Sequence[State]) -> list[str]:
         violations = _version_violations(lake, self._world, states) + _export_violations(lake, states)
-        forgotten = self._exported - self._dropped - {info.name for info in maintenance.list_exports(lake)}
-        violations += [f"export {name} is forgotten" for name in sorted(forgotten)]
+        missing = self._exported - self._dropped - {info.name for info in maintenance.list_exports(lake)}
+        violations += [f"export {name} is missing" for name in sorted(missing)]
         if self._tables is not None:
             live = {info.version for info in lake.history() if info.state == "live"}
             violations += self._tables.violations(past, live)
         return violations
 
     def final_violations(self, lake: Lakehouse, past: Lakehouse, states: Sequence[State]) -> list[str]:
-        """Purge and remove orphans after the run; no needed file may be lost, no other file left over."""
+        """Purge and remove orphans after the run. All needed files must exist, and no other files."""
         self._world.clock_ms += 10 * self._leap_ms
         for _ in range(2):
             purged = maintenance.plan_purge(lake).execute()
             removed = maintenance.plan_orphan_removal(lake).execute()
             self._world.clock_ms += 10 * self._leap_ms
-        violations = [f"{path} is left over" for path in sorted(_unneeded_files(lake, set(self._world.files)))]
+        violations = [f"{path} is not needed" for path in sorted(_unneeded_files(lake, set(self._world.files)))]
         if purged.version is not None or removed.version is not None:
-            violations.append("a second purge and removal of orphans found something to do")
+            violations.append("the second purge and orphan removal changed the lakehouse")
         return violations + self._content_violations(lake, past, states)
 
     def _deletion_violations(self) -> list[str]:
         world = self._world
         return [
-            f"{name} deleted {path}, which nobody approved"
+            f"{name} deleted {path} without approval"
             for name, path in world.home.deleted
             if path not in world.home.sent_by.get(name, ())
             and path not in self._approved
@@ -318,30 +318,30 @@ def _version_violations(lake: Lakehouse, world: World, states: Sequence[State]) 
     for version in range(len(states)):
         path = root_path(version)
         if path not in world.files:
-            violations.append(f"the name of version {version} is free again")
+            violations.append(f"the root of version {version} was deleted")
             continue
         root = decode_node(world.files[path][0], path)
-        first = decode_node(world.created[path][0], path)
+        original = decode_node(world.created[path][0], path)
         state = listed.get(version)
-        if root.system.get(COMMIT_ID) != first.system.get(COMMIT_ID):
-            violations.append(f"version {version} is another commit than at first")
+        if root.system.get(COMMIT_ID) != original.system.get(COMMIT_ID):
+            violations.append(f"the root of version {version} was replaced by another commit")
         if root.is_sealed != (state == ExpirationState.PURGED) and state != ExpirationState.PURGING:
             violations.append(f"version {version} is {'' if root.is_sealed else 'not '}sealed, but {state}")
         elif not root.is_sealed:
             try:
-                found = contents(Snapshot.of(lake.files, version))
+                content = contents(Snapshot.of(lake.files, version))
             except (FileMissingError, ConflictError) as error:
                 violations.append(f"version {version} ({state}) cannot be read: {error}")
                 continue
-            if found != states[version]:
-                violations.append(f"version {version} ({state}) is not what it was")
+            if content != states[version]:
+                violations.append(f"the content of version {version} ({state}) has changed")
     return violations
 
 
 def _export_violations(lake: Lakehouse, states: Sequence[State]) -> list[str]:
     definition, now_ms = lake.snapshot().definition, lake.storage.now_ms()
     violations = [
-        f"version {record.version} is expired, though export {record.name} pins it"
+        f"version {record.version} is expired, although export {record.name} pins it"
         for record in definition.exports
         if not is_lapsed(record, now_ms) and record.version in expired_versions(definition)
         if record.state == ExportState.COPYING or record.level != ExportLevel.FULL
@@ -350,20 +350,20 @@ def _export_violations(lake: Lakehouse, states: Sequence[State]) -> list[str]:
         if info.state != "complete" or info.version is None:
             continue
         try:
-            found, expected = contents(lake.snapshot(info.name)), states[info.version]
+            content, expected = contents(lake.snapshot(info.name)), states[info.version]
             if info.target:  # the target lakehouse keeps its own settings
-                found, expected = tree_of(found), tree_of(expected)
-            if found != expected:
-                violations.append(f"export {info.name} is not version {info.version}")
+                content, expected = tree_of(content), tree_of(expected)
+            if content != expected:
+                violations.append(f"export {info.name} differs from version {info.version}")
         except TrinityLakeError as error:
-            if info.target and isinstance(error, VersionExpiredError):  # by the target's settings
+            if info.target and isinstance(error, VersionExpiredError):  # expired by the target's settings
                 continue
             violations.append(f"export {info.name} cannot be read: {error}")
     return violations
 
 
 def _unneeded_files(lake: Lakehouse, all_paths: set[str]) -> set[str]:
-    """Return files that no readable or undeletable version, export or operation needs."""
+    """Return the files that no version that can be read or undeleted, no export and no operation needs."""
     definition = lake.snapshot().definition
     needed = {
         HINT_PATH,
@@ -372,25 +372,25 @@ def _unneeded_files(lake: Lakehouse, all_paths: set[str]) -> set[str]:
     }
     needed |= {path for path in all_paths if parse_root_path(path) is not None}
     needed |= {batch.plan_path for batch in definition.expirations}
-    for record in definition.exports:  # an interrupted export resumes with the copies that its manifest names
+    for record in definition.exports:  # an interrupted export resumes with the copies in its manifest
         copies = () if record.target_uri else manifest_targets(lake.storage, record.manifest_path)
         needed |= {record.root_location, record.manifest_path, *copies}
     versions = [Snapshot.of(lake.files, version) for version in range(lake.latest_version() + 1)]
     snapshots = [snapshot for snapshot in versions if not snapshot.root.is_sealed]
     for name in definition.exported_snapshots:
-        with suppress(VersionExpiredError):  # at the export target
+        with suppress(VersionExpiredError):  # expired at the export target
             snapshots.append(lake.snapshot(name))
     for snapshot in snapshots:
         needed.add(snapshot.definition_location)
-        is_here = snapshot.files.storage.root == lake.root
-        live = () if is_here else {location for _, location in scan(snapshot.files.nodes, snapshot.root)}
+        is_local = snapshot.files.storage.root == lake.root
+        live = () if is_local else {location for _, location in scan(snapshot.files.nodes, snapshot.root)}
         for visited in walk(snapshot.files.nodes, snapshot.root, snapshot.location):
             values = {*visited.node.values, *visited.node.buffer.values()} - {None}
-            # At the source this includes entries that newer messages shadow. At the export target these may belong to
-            # an earlier export that was dropped.
-            found = {to_uri(snapshot.files.storage.root, value) for value in values if is_here or value in live}
+            # At the source, entries that newer messages shadow are needed, too. At the export target, they may belong
+            # to an earlier export that was dropped.
+            uris = {to_uri(snapshot.files.storage.root, value) for value in values if is_local or value in live}
             # An export to another root points to files of the source, or to its own files.
-            locations = {uri.removeprefix(ROOT) for uri in found if uri.startswith(ROOT)} - needed
+            locations = {uri.removeprefix(ROOT) for uri in uris if uri.startswith(ROOT)} - needed
             needed |= {to_uri(snapshot.files.storage.root, visited.location).removeprefix(ROOT), *locations}
             for location in locations:
                 needed |= needed_files(lake, location)

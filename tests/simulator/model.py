@@ -1,4 +1,4 @@
-"""The content of a lakehouse as a plain dict, and the operations of simulated transactions on both.
+"""The content of a lakehouse as a plain dict, and the operations of simulated transactions on it.
 
 Keys: ("namespace", ns), ("table", ns, table) and ("setting", name); values: a token that no other operation writes. The
 time to live of transactions is also a setting.
@@ -41,7 +41,7 @@ def replay(operation: Operation, state: State) -> Any:
 
 
 def contents(reader: CatalogReader) -> State:
-    """Return the content that a version or transaction shows."""
+    """Return the content of a version, or of a transaction."""
     definition = reader.definition
     content = {("setting", name): token for name, token in definition.properties.items()}
     content["setting", TIME_TO_LIVE] = str(definition.txn_ttl_millis)
@@ -132,9 +132,9 @@ def _model_put(operation: Operation, state: State) -> str:
     if ("namespace", operation.namespace) not in state:
         return "no namespace"
     key = ("table", operation.namespace, operation.table)
-    results = "altered" if key in state else "created"
+    result = "altered" if key in state else "created"
     state[key] = operation.token
-    return results
+    return result
 
 
 def _model_create_namespace(operation: Operation, state: State) -> bool:
@@ -190,5 +190,5 @@ def part_of(state: State, only: Sequence[str]) -> State:
 
 
 def with_settings(tree: State, settings: State) -> State:
-    """Return the state that has the tree of one state and the settings of another."""
+    """Return a state with the tree of one state and the settings of another."""
     return {**{key: token for key, token in settings.items() if key[0] == "setting"}, **tree_of(tree)}

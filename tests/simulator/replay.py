@@ -25,7 +25,7 @@ def main() -> None:
     outcome = simulate(int(seed), mutation, **({} if name is None else _CONDITIONS.get(name, {})))
     for number, (process, kind, path, fault) in enumerate(outcome.log, 1):
         print(f"{number:>6}  {process:<10}  {kind:<12}  {path}{f'  [{fault}]' if fault else ''}")
-    print(*outcome.violations or ["nothing is wrong"], sep="\n")
+    print(*outcome.violations or ["no violations"], sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One simulated run: writers, readers, an operator, and the final check."""
+"""The scenario of a simulated run: writers, readers, maintenance and the final check."""
 
 from __future__ import annotations
 
@@ -49,36 +49,36 @@ from trinitylake_ops.transaction.publish import CommitResolution
 from trinitylake_ops.transaction.transaction import Transaction
 from trinitylake_ops.tree import node
 
-WRITERS = ((3, 1), (3, 1), (2, 2), (3, 3))  # threads of each process that writes
-N_TRANSACTIONS = 10  # of each writer
+WRITERS = ((3, 1), (3, 1), (2, 2), (3, 3))  # the number of threads of each writing process
+N_TRANSACTIONS = 10  # of each writing thread
 N_READS = 8
 N_ROLLBACKS = 2
 N_KEEPERS = 2
-N_KEEPER_ROUNDS = 7  # of each keeper
+N_KEEPER_ROUNDS = 7  # of each maintenance process
 N_APPENDS = 4
 N_FOREIGN_STEPS = 4
 TIME_TO_LIVE_MS = 10_000
 #: Times to live that transactions set, as factors of the initial one.
 TIMES_TO_LIVE = (0.5, 1, 2)
-#: Changes of transactions and their weights.
+#: The weights of the changes that transactions make.
 CHANGES = {"put": 24, "drop": 6, "create namespace": 6, "drop namespace": 2, "set": 2, "set time to live": 1}
 
 _NAMESPACES = ("a", "b")
 _TABLES = ("t", "u", "v", "w")
 _SETTINGS = ("x", "y")
-_ATTEMPTS = 30
-_RESOLVES = 4
-_ERRORS_OF_RESUMING = (TransactionNotFoundError, TransactionExpiredError, VersionExpiredError)
-_ERRORS_OF_ROLLING_BACK = (CommitConflictError, TransactionExpiredError, VersionExpiredError)
-_NOT_FOUND = (NamespaceNotFoundError, TableNotFoundError)
-_TABLE_RATE = 0.08  # share of runs that write and trim an Iceberg table
-_FOREIGN_WRITER_RATE = 0.12  # share of runs in which another program commits and rolls back
-_VERIFY_RATE = 0.2  # share of runs that verify the content of all versions
+_MAX_ATTEMPTS = 30
+_MAX_RESOLVES = 4
+_RESUME_ERRORS = (TransactionNotFoundError, TransactionExpiredError, VersionExpiredError)
+_ROLLBACK_ERRORS = (CommitConflictError, TransactionExpiredError, VersionExpiredError)
+_NOT_FOUND_ERRORS = (NamespaceNotFoundError, TableNotFoundError)
+_TABLE_RATE = 0.08  # the share of runs that write and trim an Iceberg table
+_FOREIGN_WRITER_RATE = 0.12  # the share of runs in which another program commits and rolls back
+_VERIFY_RATE = 0.2  # the share of runs that verify the content of all versions at the end
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a run: its violations, requests and events."""
+    """The result of a run: violations, requests, injected faults and events."""
 
     seed: int
     violations: list[str]
@@ -113,7 +113,7 @@ def simulate(
     The same seed produces the same run, down to the last request.
     """
     rng = random.Random(f"scenario {seed}")
-    clear_process_caches()  # the same seed uses the same names again
+    clear_process_caches()  # runs of the same seed use the same paths
     clear_manifest_cache()
     chosen_rate = rng.choice([0, 0.02, 0.05, 0.1])
     fault_rate = chosen_rate if fault_rate is None else fault_rate
@@ -150,7 +150,7 @@ def simulate(
 
 
 class _Scenario:
-    """The clients of one run."""
+    """The clients of a run and their observations."""
 
     def __init__(
         self,
@@ -171,12 +171,12 @@ class _Scenario:
         self.history = History()
         self.events: Counter[str] = Counter()
         self._tokens = itertools.count()
-        self._verifies = rng.random() < _VERIFY_RATE
+        self._verifies_content = rng.random() < _VERIFY_RATE
         self._is_fault_free = is_fault_free
         self._has_keepers = maintenance_operations is None or bool(maintenance_operations)
         self._times_to_live_ms = [int(time_to_live_ms * factor) for factor in times_to_live]
         self._changes = dict(changes)
-        self._began_ms: dict[str, int] = {}  # by transaction
+        self._begun_ms: dict[str, int] = {}  # the begin of each transaction
         self._definitions: dict[str, LakehouseDef] = {}
         self._saved_records: list[TransactionRecord] = []
         self._version_by_group: dict[frozenset[str], int] = {}
@@ -215,8 +215,8 @@ class _Scenario:
             foreign = [self._make_thread(foreign_writer.NAME, n_foreign_steps, self._foreign_writer.work)]
             world.add(Process(foreign_writer.NAME, foreign, lambda storage: storage))
         leap_ms = 2 * (time_to_live_ms + CLOCK_MARGIN_MS)
-        every = [name for name in OPERATIONS if name != "reconcile" or self._foreign_writer is not None]
-        chosen = every if maintenance_operations is None else [name for name in every if name in maintenance_operations]
+        available = [name for name in OPERATIONS if name != "reconcile" or self._foreign_writer is not None]
+        chosen = [name for name in available if maintenance_operations is None or name in maintenance_operations]
         export_target = ExportTarget(world, rng.choice(LEVELS), leap_ms)
         self._maintenance = Maintenance(
             world, self.events, self._record_error, self._tables, chosen, leap_ms, leap_rate, export_target
@@ -233,7 +233,8 @@ class _Scenario:
         """Read every version with new caches, and return the violations."""
         lake, past = Lakehouse(self._storage), Lakehouse(archive(self.world))
         if self._foreign_writer is not None:
-            self.world.clock_ms += LEASE_MS + CLOCK_MARGIN_MS  # leases of interrupted processes end on every clock
+            # Leases of interrupted processes have then ended on all clocks.
+            self.world.clock_ms += LEASE_MS + CLOCK_MARGIN_MS
             maintenance.reconcile(lake)
             past = Lakehouse(archive(self.world))
         infos = sorted(past.history(), key=lambda info: info.version)
@@ -247,11 +248,12 @@ class _Scenario:
             self.history.left_over = unreferenced_paths(lake) - saved
         violations = check_history(self.history, infos, states) + self._maintenance.violations(lake, past, states)
         ahead = self._maintenance.behind - set(self.history.foreign)
-        violations += [f"verify: version {version} of ours is older than those before it" for version in ahead]
-        if self._verifies:
+        violations += [f"verify: version {version} is older than a previous one" for version in ahead]
+        if self._verifies_content:
             violations += self._maintenance.final_violations(lake, past, states)
             report = verify(lake)
-            behind = {("time-not-rising", version) for version in self.history.foreign}  # that clock is behind
+            # The clock of the other program may be behind.
+            behind = {("time-not-rising", version) for version in self.history.foreign}
             violations += [
                 f"verify: {finding}"
                 for finding in report.findings
@@ -264,7 +266,7 @@ class _Scenario:
     def _make_thread(
         self, name: str, n_rounds: int, work: Callable[[Lakehouse, random.Random], None]
     ) -> Callable[[Process], None]:
-        """Return a thread body that works ``n_rounds`` times, and continues after a restart of its process."""
+        """Return a thread body that calls ``work`` ``n_rounds`` times in total, also across restarts of its process."""
         rng = random.Random(f"{name} {self.world.random.random()}")
         remaining = iter(range(n_rounds))
 
@@ -295,14 +297,14 @@ class _Scenario:
         try:
             txn = begin()
         except TrinityLakeError as error:
-            self._record_error(error, "begin", *(_ERRORS_OF_RESUMING if not operations else ()))
+            self._record_error(error, "begin", *(_RESUME_ERRORS if not operations else ()))
             self.events[f"could not {'begin' if operations else 'resume'}: {type(error).__name__}"] += 1
             return
         if operations:
             record.id, record.base_version = txn.id, txn.base.version
-            self._began_ms[txn.id] = txn.base.read_at_ms
+            self._begun_ms[txn.id] = txn.base.read_at_ms
             if self._is_fault_free and not begin_ms <= txn.base.read_at_ms <= self.world.clock_ms:
-                self.history.anomalies.append(f"transaction {txn.id} has another age than the clock says")
+                self.history.anomalies.append(f"transaction {txn.id} began at a time that does not match the clock")
         else:
             self.events["resumed"] += 1
         self.history.transactions.append(record)
@@ -312,7 +314,7 @@ class _Scenario:
             if operations and rng.random() < 0.15 and self._save(txn, record):
                 return
             record.submitted_at_step = self.world.n_steps
-            record.version = txn.commit(max_attempts=_ATTEMPTS)
+            record.version = txn.commit(max_attempts=_MAX_ATTEMPTS)
         except CommitConflictError:
             record.outcome, record.has_conflicted = "failed", True
             record.n_versions_at_conflict = sum(parse_root_path(path) is not None for path in self.world.created)
@@ -332,7 +334,7 @@ class _Scenario:
             self.events["committed"] += 1
 
     def _save(self, txn: Transaction, record: TransactionRecord) -> bool:
-        """Save a transaction for another process. If this fails, another process may still try to resume it."""
+        """Save a transaction for another process, which may try to resume it even if this fails."""
         self._saved_records.append(record)
         try:
             txn.save()
@@ -348,7 +350,7 @@ class _Scenario:
         self, lake: Lakehouse, record: TransactionRecord, error: CommitOutcomeUnknownError, rng: random.Random
     ) -> None:
         assert error.version is not None
-        for _ in range(_RESOLVES):
+        for _ in range(_MAX_RESOLVES):
             try:
                 resolution = lake.resolve_commit(error.version, error.commit_id, fence=rng.random() < 0.5)
                 break
@@ -375,9 +377,9 @@ class _Scenario:
         begin_ms = self.world.clock_ms
         try:
             snapshot = lake.snapshot(requested_version, as_of_ms)
-            found = contents(snapshot)
+            content = contents(snapshot)
         except TrinityLakeError as error:
-            # Even the latest version can be purged while it is read, if the read takes longer than its protection.
+            # Even the latest version may be purged during a read that takes longer than the clock margin.
             was_slow = self.world.clock_ms - begin_ms > CLOCK_MARGIN_MS
             is_latest = requested_version is None and as_of_ms is None
             expected = () if is_latest and not was_slow else (VersionExpiredError,)
@@ -385,7 +387,7 @@ class _Scenario:
             self.events[f"could not read: {type(error).__name__}"] += 1
             return
         self.events["read" if as_of_ms is None else "read as of a time"] += 1
-        self.history.reads.append(ReadRecord(snapshot.version, found, before, requested_version, as_of_ms))
+        self.history.reads.append(ReadRecord(snapshot.version, content, before, requested_version, as_of_ms))
 
     def _roll_back(self, lake: Lakehouse, rng: random.Random) -> None:
         self._wait(rng, 200)
@@ -397,7 +399,7 @@ class _Scenario:
             version = plan.execute(reapply=may_reapply).version
         except TrinityLakeError as error:
             self._record_error(
-                error, "roll back", *_ERRORS_OF_ROLLING_BACK, *(_NOT_FOUND if namespaces or tables else ())
+                error, "roll back", *_ROLLBACK_ERRORS, *(_NOT_FOUND_ERRORS if namespaces or tables else ())
             )
             self.events[f"rollback: {type(error).__name__}"] += 1
             return
@@ -405,10 +407,10 @@ class _Scenario:
             record = RollbackRecord(version, target, plan.base_version, may_reapply, plan.only)
             self.history.rollbacks.append(record)
             self.history.acknowledge(version)
-            self.events["rolled back a choice" if plan.only else "rolled back"] += 1
+            self.events["rolled back a selection" if plan.only else "rolled back"] += 1
 
     def _choose_scope(self, rng: random.Random) -> tuple[list[str], list[str]]:
-        """Return the namespaces and tables to roll back: both empty (everything), or one of either."""
+        """Return the namespaces and tables to roll back: none, which means everything, or one namespace or table."""
         kind = rng.random()
         if kind < 0.5:
             return [], []
@@ -430,20 +432,20 @@ class _Scenario:
         for _ in range(rng.randrange(max_steps)):
             self.world.hand_over()
 
-    def _record_error(self, error: TrinityLakeError, what: str, *expected: type[TrinityLakeError]) -> None:
+    def _record_error(self, error: TrinityLakeError, action: str, *expected: type[TrinityLakeError]) -> None:
         """Record an unexpected error. Storage errors are expected in runs with faults."""
         if isinstance(error, expected):
             return
         possible_errors = (ThrottledError, TransientError, AmbiguousWriteError, CommitOutcomeUnknownError)
         if self._is_fault_free or not isinstance(error, possible_errors):
-            self.history.anomalies.append(f"could not {what}: {type(error).__name__}: {error}")
+            self.history.anomalies.append(f"could not {action}: {type(error).__name__}: {error}")
 
     # Operations
 
     def _run_operation(self, txn: Transaction, record: TransactionRecord, operation: Operation) -> None:
-        results = run(operation, txn)
+        result = run(operation, txn)
         record.operations.append(operation)
-        record.results.append(results)
+        record.results.append(result)
 
     def _operations(self, rng: random.Random) -> list[Operation]:
         return [self._operation(rng) for _ in range(rng.randint(1, 3))] + [self._change(rng)]
@@ -467,7 +469,7 @@ class _Scenario:
         return str(next(self._tokens))
 
     def _observe(self, process: Process, path: str, data: bytes) -> None:
-        """Record roots that are sent for a transaction past its time to live, and groups that rebase."""
+        """Record roots that are sent for a transaction past its time to live, and rebases of groups."""
         version = parse_root_path(path)
         if version is None:
             return
@@ -477,16 +479,17 @@ class _Scenario:
             self.events["groups rebased"] += 1
         if version == 0 or process.name == foreign_writer.NAME:
             return
-        known = self._definition_before(version)
-        began_ms = {member: self._began_ms[member] for member in info.get("members", ()) if member in self._began_ms}
+        definition = self._definition_before(version)
+        begun_ms = {member: self._begun_ms[member] for member in info.get("members", ()) if member in self._begun_ms}
         self.history.late_roots += [
             f"{path} of {member}"
-            for member, at_ms in began_ms.items()
-            if at_ms + known.txn_ttl_millis < self.world.clock_ms or at_ms < known.orphans_removed_before_millis
+            for member, time_ms in begun_ms.items()
+            if time_ms + definition.txn_ttl_millis < self.world.clock_ms
+            or time_ms < definition.orphans_removed_before_millis
         ]
 
     def _definition_before(self, version: int) -> LakehouseDef:
-        """Return the lakehouse definition that the writer of a version's root must know."""
+        """Return the lakehouse definition that a writer of this version must respect, that of the previous version."""
         path = root_path(version - 1)
         location = decode_system_rows(self.world.created[path][0], path)[LAKEHOUSE_DEF]
         if location not in self._definitions:
@@ -495,6 +498,6 @@ class _Scenario:
 
 
 def _open_lakehouse(storage: Storage) -> Lakehouse:
-    """Open the lakehouse as a new process does."""
+    """Open the lakehouse as a new process would."""
     world = storage._world  # type: ignore[attr-defined]
     return Lakehouse(RetryStorage(storage, attempts=3, sleep=world.pause))

@@ -1,4 +1,4 @@
-"""An Iceberg table in a simulated world: its writer, and the rows that each version must have."""
+"""An Iceberg table in a simulated world: its writer, and the rows that each version must contain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SCHEMA = Schema(NestedField(1, "id", LongType(), required=False))
 
 
 class TableWriter:
-    """One table, which is registered under several names in turn, and its acknowledged rows."""
+    """Writes a table, which is registered under several names in turn, and records the acknowledged rows."""
 
     def __init__(self, world: World, events: Counter[str], record_error: Callable[..., None]):
         self._world = world
@@ -75,7 +75,7 @@ class TableWriter:
             self._events["append"] += 1
 
     def register(self, lake: Lakehouse, rng: random.Random) -> bool:
-        """Drop the table and register one of its metadata files; sometimes without the drop, which is rejected."""
+        """Drop the table and register one of its metadata files. Without the drop, which is rare, this is rejected."""
         name = _live_name(lake)
         if rng.random() < 0.9:
             with lake.transaction() as txn:
@@ -87,7 +87,7 @@ class TableWriter:
         self._n_names += 1
         try:
             operations.register_table(lake, NAMESPACE, f"r{self._n_names}", rng.choice(sorted(paths)))
-        except NamespaceNotFoundError:  # a restored version may not have the namespace
+        except NamespaceNotFoundError:  # a restored version may lack the namespace
             return False
         except TableHasAnotherNameError:
             self._events["register: the table is live"] += 1
@@ -101,24 +101,27 @@ class TableWriter:
         return True
 
     def violations(self, archive_lake: Lakehouse, live: set[int]) -> list[str]:
-        """Return violations: live versions need their files unchanged, and acknowledged rows must exist."""
+        """Return violations: files of live versions must be unchanged, and acknowledged rows must exist."""
         violations: list[str] = []
-        seen: set[int] = set()
+        stored_rows: set[int] = set()
         for version, table, location in definitions(archive_lake):
             if location not in self._rows:
                 self._rows[location], self._needed[location] = (
                     rows_at(archive_lake, location),
                     needed_files(archive_lake, location),
                 )
-            seen.update(self._rows[location])
+            stored_rows.update(self._rows[location])
             if version in live:
                 violations += [
-                    f"table {table} at version {version} lacks {path}, or finds it changed"
+                    f"table {table} at version {version}: {path} is missing or was changed"
                     for path in sorted(self._needed[location])
                     if path not in self._world.files or self._world.files[path][0] != self._world.created[path][0]
                 ]
-        violations += [f"row {row} was acknowledged and is nowhere" for row in self._acknowledged if row not in seen]
-        return violations + [f"row {row} failed and is there" for row in self._failed if row in seen]
+        violations += [
+            f"row {row} was acknowledged, but is missing" for row in self._acknowledged if row not in stored_rows
+        ]
+        violations += [f"row {row} was not appended, but exists" for row in self._failed if row in stored_rows]
+        return violations
 
 
 def _live_name(lake: Lakehouse) -> str:
@@ -139,7 +142,7 @@ def definitions(lake: Lakehouse) -> Iterator[tuple[int, str, str]]:
 
 
 def rows_at(lake: Lakehouse, definition: str) -> list[int]:
-    """Return the rows of the table according to one of its definitions."""
+    """Return the rows of the table for a location of its definition."""
     location = lake.files.definitions.table(definition).format_properties[METADATA_LOCATION]
     io = StorageFileIO.on(lake.storage, lake.storage_options, read_only=True)
     metadata = read_table_metadata(io, to_uri(lake.root, location))
@@ -148,7 +151,7 @@ def rows_at(lake: Lakehouse, definition: str) -> list[int]:
 
 
 def needed_files(lake: Lakehouse, location: str) -> set[str]:
-    """Return the files that a table needs, or none if the location is not that of a table definition."""
+    """Return the files that a table needs, or none if the location is not of a table definition."""
     if "-table-" not in location or f"-{NAMESPACE}-" not in location:
         return set()
     definition = lake.files.definitions.table(location)

@@ -1,4 +1,4 @@
-"""The engine in a simulated world: many seeds are explained, and every mutation is detected."""
+"""The engine in a simulated world: a serial history explains every seed, and every mutation is detected."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ N_PARTS = 4
 #: First seed of `make soak`.
 FIRST_SOAK_SEED = 1_000
 N_SOAK_SEEDS = 20_000
-N_SEEDS_OF_A_PAIR = 100
+N_SEEDS_PER_PAIR = 100
 N_SEEDS_WITHOUT_PACING = 6
 _MAX_SEEDS_PER_MUTATION = 400
 REPLAY = "replay it with: python -m tests.simulator.replay"
 
 
 def _run(seeds: Sequence[int]) -> tuple[Counter[tuple[str, str]], Counter[str]]:
-    """Simulate seeds, which must all be explained. Return counts of injected faults and of events."""
+    """Simulate seeds and check that none has violations. Return counts of injected faults and of events."""
     injected: Counter[tuple[str, str]] = Counter()
     events: Counter[str] = Counter()
     violations: dict[int, list[str]] = {}
@@ -54,7 +54,7 @@ def _run(seeds: Sequence[int]) -> tuple[Counter[tuple[str, str]], Counter[str]]:
 
 
 def _summary(injected: Counter[tuple[str, str]], events: Counter[str]) -> str:
-    return matrix(injected) + "\n\n" + "\n".join(f"{count:>9,}  {what}" for what, count in events.most_common())
+    return matrix(injected) + "\n\n" + "\n".join(f"{count:>9,}  {event}" for event, count in events.most_common())
 
 
 @pytest.mark.timeout(900)
@@ -62,30 +62,30 @@ def _summary(injected: Counter[tuple[str, str]], events: Counter[str]) -> str:
 def test_every_seed_is_explained_by_the_order_of_commits(
     part: int, run_folder: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Simulate the seeds in parallel parts. The last part to end checks the coverage of all parts."""
+    """Simulate the seeds in parallel parts. The part that ends last checks the coverage of all parts."""
     seeds_of_part = seeds()[part::N_PARTS]
     injected, events = _run(seeds_of_part)
     assert events["committed"] > 15 * len(seeds_of_part)
-    written = run_folder / f"simulated-{part}.part"
-    written.write_bytes(pickle.dumps((injected, events)))
-    written.rename(run_folder / f"simulated-{part}")
-    ended = [run_folder / f"simulated-{number}" for number in range(N_PARTS)]
-    if all(file.exists() for file in ended):
-        _check_reached_situations([pickle.loads(file.read_bytes()) for file in ended], record_property)
+    result_file = run_folder / f"simulated-{part}.part"
+    result_file.write_bytes(pickle.dumps((injected, events)))
+    result_file.rename(run_folder / f"simulated-{part}")
+    result_files = [run_folder / f"simulated-{number}" for number in range(N_PARTS)]
+    if all(file.exists() for file in result_files):
+        _check_coverage([pickle.loads(file.read_bytes()) for file in result_files], record_property)
 
 
-def _check_reached_situations(
+def _check_coverage(
     parts: Sequence[tuple[Counter[tuple[str, str]], Counter[str]]], record_property: Callable[[str, object], None]
 ) -> None:
-    """Check that every fault hit every kind of request, and that every operation took effect."""
+    """Check that every fault occurred with every kind of request, and that every operation took effect."""
     injected, events = Counter[tuple[str, str]](), Counter[str]()
     for injected_in_part, events_in_part in parts:
         injected += injected_in_part
         events += events_in_part
     record_property(SUMMARY_PROPERTY, _summary(injected, events))
     assert empty_cells(injected) == [], "choose other seeds: python -m tests.simulator.choose_seeds"
-    for what in REQUIRED_EVENTS:
-        assert events[what], what
+    for event in REQUIRED_EVENTS:
+        assert events[event], event
 
 
 @pytest.mark.soak
@@ -93,7 +93,7 @@ def _check_reached_situations(
 @pytest.mark.parametrize("first", range(FIRST_SOAK_SEED, FIRST_SOAK_SEED + N_SOAK_SEEDS, N_SOAK_SEEDS // 10))
 def test_soak_seeds_are_explained(record_property: Callable[[str, object], None], first: int) -> None:
     injected, events = _run(range(first, first + N_SOAK_SEEDS // 10))
-    record_property(SUMMARY_PROPERTY, _summary(injected, events))  # the first seeds cover what a part rarely reaches
+    record_property(SUMMARY_PROPERTY, _summary(injected, events))  # a single part need not cover everything
 
 
 @pytest.mark.soak
@@ -102,10 +102,10 @@ def test_soak_seeds_are_explained(record_property: Callable[[str, object], None]
 def test_pairs_of_operations_are_explained(
     record_property: Callable[[str, object], None], pair: tuple[str, str]
 ) -> None:
-    """Run only two operations and commits, so that they conflict more often."""
+    """Run only two operations next to commits, so that they conflict more often."""
     events: Counter[str] = Counter()
     violations: dict[int, list[str]] = {}
-    for seed in range(N_SEEDS_OF_A_PAIR):
+    for seed in range(N_SEEDS_PER_PAIR):
         has_table, has_foreign_writer = {"trim", "register"} & set(pair), "reconcile" in pair
         outcome = simulate(
             seed,
@@ -117,63 +117,63 @@ def test_pairs_of_operations_are_explained(
             violations[seed] = outcome.violations
         events += outcome.events
     assert violations == {}
-    record_property(SUMMARY_PROPERTY, "\n".join(f"{count:>9,}  {what}" for what, count in events.most_common()))
+    record_property(SUMMARY_PROPERTY, "\n".join(f"{count:>9,}  {event}" for event, count in events.most_common()))
 
 
 ALL_MUTATIONS = {**MUTATIONS, **MAINTENANCE_MUTATIONS, **RARE_MAINTENANCE_MUTATIONS}
 ALL_CONDITIONS = {**CONDITIONS, **MAINTENANCE_CONDITIONS}
-#: Seeds that detected a mutation earlier, and are tried first.
-_CATCHING_SEEDS = {
-    "carry stale pointers in a rebase": 1,
+#: Seeds that are known to detect a mutation, and are tried first.
+_DETECTING_SEEDS = {
+    "commit transactions whose files were removed as orphans": 9,
+    "delete all planned files, even referenced ones": 5,
     "delete the files of a commit with an unknown outcome": 22,
-    "delete what the plan names, reached or not": 5,
-    "expire what was exported meanwhile": 120,
-    "export elsewhere beside other exports": 1,
-    "export into what others clean up, with copies of any age": 197,
-    "forget exports": 1,
-    "free the names of purged versions": 1,
-    "give an interrupted group to the next leader, though its root was sent": 19,
-    "give up an old transaction whose root was sent": 0,
-    "keep nothing that can be undeleted": 6,
-    "let transactions commit whose files went as orphans": 9,
-    "look nowhere for a resumed transaction": 8,
-    "make up conflicts": 2,
-    "mark no definitions of the lakehouse and of namespaces": 5,
+    "delete the roots of purged versions": 1,
+    "expire versions that were exported in the meantime": 120,
+    "export to a target despite concurrent exports": 1,
+    "export with copies of any age during a cleanup of the target": 197,
+    "fail an expired transaction whose root was sent": 0,
+    "group transactions that conflict": 8,
+    "ignore changes by other programs": 2,
+    "ignore exports": 1,
+    "keep no files of expired versions": 6,
+    "keep stale pointers in a rebase": 1,
+    "mark no lakehouse and namespace definitions": 5,
     "mark no messages": 14,
     "mark no nodes": 6,
     "mark only once": 1_934,
     "overwrite roots instead of creating them": 1,
-    "overwrite the settings that others changed": 3,
-    "purge what was undeleted": 8,
-    "put transactions together that touch each other": 8,
-    "reconcile: bring back exports elsewhere that were dropped": 28,
-    "reconcile: forget the exports of the other side": 1,
-    "reconcile: forget what purges began with": 11,
+    "overwrite settings changed by other transactions": 3,
+    "purge undeleted versions": 8,
+    "reconcile: ignore purges that have begun": 11,
+    "reconcile: ignore the exports of the replaced definition": 1,
+    "reconcile: restore dropped exports to a target": 28,
     "remove orphans of any age": 236,
-    "repair: forget exports that stand": 87,
-    "restore beside other commits": 8,
-    "roll back a choice, whatever else of it changed": 251,
-    "roll back to the definition of that time": 1,
-    "see no change by other programs": 2,
-    "send again after the time to live": 12,
+    "repair: drop existing exports": 87,
+    "report an undecided commit as lost": 100,
+    "report conflicts that do not exist": 2,
+    "requeue an interrupted group whose root was sent": 19,
+    "resend after the time to live": 12,
+    "restore despite concurrent commits": 8,
+    "return the latest version for any time": 3,
+    "roll back a selection despite concurrent changes": 251,
+    "roll back to the lakehouse definition of the target": 1,
     "skip the check of new tables in a dropped namespace": 20,
     "skip the check of ranges": 16,
     "skip the check of read keys and ranges": 2,
     "skip the check of read settings": 8,
     "skip the check of single keys": 2,
     "skip the check of written keys": 1,
-    "skip the check that the namespace is there": 1,
-    "skip the read-back: a lost answer counts as committed": 3,
-    "skip the read-back: a lost answer counts as lost": 3,
+    "skip the check that the namespace exists": 1,
+    "skip the read-back: a lost response counts as committed": 3,
+    "skip the read-back: a lost response counts as lost": 3,
+    "skip the search for a resumed transaction": 8,
     "skip the time to live": 6,
-    "take an undecided commit for lost": 100,
-    "take the clock's time, also when it jumped back": 4,
-    "take whatever root stands there for ours": 1,
-    "travel to the latest version, whatever the time": 3,
+    "treat any existing root as ours": 1,
     "trust the hint": 4,
-    "undelete what is being purged": 28,
+    "undelete versions that are being purged": 28,
+    "use the clock's time even if it jumped back": 4,
 }
-#: Mutations test the simulator, not the engine, so a normal test run has only a fourth of them.
+#: Mutations test the simulator, not the engine, so that a normal test run has only a quarter of them.
 _REGULAR_MUTATIONS = sorted([*MUTATIONS, *MAINTENANCE_MUTATIONS])[::4]
 
 
@@ -185,15 +185,15 @@ _REGULAR_MUTATIONS = sorted([*MUTATIONS, *MAINTENANCE_MUTATIONS])[::4]
         for name in (*MUTATIONS, *MAINTENANCE_MUTATIONS, *RARE_MAINTENANCE_MUTATIONS)
     ],
 )
-def test_mutations_are_detected(name: str) -> None:
+def test_mutation_is_detected(name: str) -> None:
     conditions = ALL_CONDITIONS.get(name, {})
-    seeds = (_CATCHING_SEEDS.get(name, 0), *range(_MAX_SEEDS_PER_MUTATION))
+    seeds = (_DETECTING_SEEDS.get(name, 0), *range(_MAX_SEEDS_PER_MUTATION))
     assert any(simulate(seed, ALL_MUTATIONS[name], **conditions).violations for seed in seeds)
 
 
-def test_each_mutation_changes_existing_code() -> None:
-    """Most mutations run only in ``make soak``, but a renamed attribute of the engine must fail earlier."""
-    assert _CATCHING_SEEDS.keys() <= ALL_MUTATIONS.keys()
+def test_mutations_patch_existing_code() -> None:
+    """Most mutations run only in ``make soak``, but a renamed attribute of the engine must be noticed earlier."""
+    assert _DETECTING_SEEDS.keys() <= ALL_MUTATIONS.keys()
     for mutation in ALL_MUTATIONS.values():
         with mutation():
             pass
@@ -210,12 +210,12 @@ def test_commits_are_correct_without_pacing() -> None:
 
 
 def test_seed_replays_exactly() -> None:
-    """Replay a seed in another process, where sets of strings have another order."""
-    here = digest(simulate(7))
-    assert here == digest(simulate(7))
+    """Replay a seed in another process, in which sets of strings have a different order."""
+    expected = digest(simulate(7))
+    assert expected == digest(simulate(7))
     program = "from tests.simulator.scenario import digest, simulate; print(digest(simulate(7)))"
     hash_seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    ran = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
         cwd=Path(__file__).parents[2],
@@ -223,4 +223,4 @@ def test_seed_replays_exactly() -> None:
         text=True,
         check=True,
     )
-    assert ran.stdout.strip() == here
+    assert completed.stdout.strip() == expected

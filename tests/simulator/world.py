@@ -1,7 +1,7 @@
-"""A simulated world in which several processes use one storage; a seed decides every event.
+"""A simulated world in which several processes share a storage, and a seed decides every event.
 
 Each thread of a simulated process is a greenlet that runs the real code. It yields at every storage request, at every
-pause and whenever it waits for another thread of its process. The seed decides which thread continues and which faults
+pause and when it waits for another thread of its process. The seed decides which thread continues and which faults
 occur. A run is therefore one total order of requests, which the same seed reproduces.
 """
 
@@ -24,7 +24,7 @@ from unittest import mock
 import greenlet
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from trinitylake_ops.access import external_files as elsewhere_module
+from trinitylake_ops.access import external_files as external_files_module
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     FileExistsAlreadyError,
@@ -50,38 +50,46 @@ from trinitylake_ops.operations.exports import check as export_check_module
 from trinitylake_ops.operations.exports import export as export_module
 from trinitylake_ops.storage import TEMPORARY_PREFIX, FileInfo, RetryStorage, Storage, background, process_clock
 from trinitylake_ops.storage.cache import storage as cache_module
-from trinitylake_ops.transaction import commit_queue as queue_module
-from trinitylake_ops.transaction import group as member_module
+from trinitylake_ops.transaction import commit_queue as commit_queue_module
+from trinitylake_ops.transaction import group as group_module
 from trinitylake_ops.transaction import lakehouse as lakehouse_module
-from trinitylake_ops.transaction import pacing as fairness_module
-from trinitylake_ops.transaction import time_to_live as orphan_barrier_module
+from trinitylake_ops.transaction import pacing as pacing_module
+from trinitylake_ops.transaction import time_to_live as time_to_live_module
 
 Kind = Literal["read", "stat", "list", "create", "write", "delete"]
-Fault = Literal["refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump"]
-#: Kinds of requests and files that the seeds must cover. The matrix also lists rarer requests.
+Fault = Literal["rejected", "response lost", "delayed", "duplicated", "crash before", "crash after", "clock jump"]
+#: Requests that the seeds must cover: kinds of requests and files. The matrix also lists rarer requests.
 REQUESTS = (
     "read hint", "read root", "read node", "read definition", "read saved transaction",
-    "stat root", "list roots", "list requests for a turn",
+    "stat root", "list roots", "list slot requests",
     "create root", "create node", "create definition",
-    "write hint", "write saved transaction", "write request for a turn",
-    "delete node", "delete definition", "delete saved transaction", "delete request for a turn",
+    "write hint", "write saved transaction", "write slot request",
+    "delete node", "delete definition", "delete saved transaction", "delete slot request",
     "list all files", "list leases", "write lease", "create operation file", "read operation file",
     "read table file", "write table file",
 )  # fmt: skip
-FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late", "twice", "crash before", "crash after", "clock jump")
-_NETWORK_FAULTS: tuple[Fault, ...] = ("refused", "answer lost", "late")
-_NO_RESPONSE: tuple[Fault, ...] = ("refused", "answer lost")  # a late response to a read is a valid response
+FAULTS: tuple[Fault, ...] = (
+    "rejected",
+    "response lost",
+    "delayed",
+    "duplicated",
+    "crash before",
+    "crash after",
+    "clock jump",
+)
+_NETWORK_FAULTS: tuple[Fault, ...] = ("rejected", "response lost", "delayed")
+_NO_RESPONSE: tuple[Fault, ...] = ("rejected", "response lost")  # a delayed response to a read is a valid response
 _CHANGES = ("create", "write", "delete")
-#: Clock margin and lease duration, shortened from minutes because a run lasts a few seconds.
+#: Clock margin and lease duration. They are minutes in production, but a run only lasts seconds.
 CLOCK_MARGIN_MS = 1_000
 LEASE_MS = 3_000
-_LEASE_FAULT_FACTOR = 3  # for leases, which receive few requests
+_LEASE_FAULT_FACTOR = 3  # leases receive few requests
 _SECONDS_PER_STEP = 0.01
 _MAX_PAUSE_STEPS = 10
 _MAX_STOP_STEPS = 1_500
 _MAX_STEPS = 20_000
 START_MS = 1_700_000_000_000
-ROOT = "memory://simulated/"  # root of the lakehouse
+ROOT = "memory://simulated/"  # the root of the lakehouse
 
 
 @dataclass(eq=False)
@@ -91,22 +99,22 @@ class Process:
     name: str
     threads: list[Callable[[Process], None]]
     make: Callable[[Storage], Any]
-    is_interrupted: bool = False  # randomly, in all its threads
+    is_interrupted: bool = False  # whether its threads are interrupted randomly
     storage: SimulatedStorage = field(init=False)
     shared: Any = None
-    bad_requests: int = 0  # number of next requests that fail
-    waiting: list[background.Work] = field(default_factory=list)  # pending background work
+    n_bad_requests: int = 0  # the number of following requests that fail
+    background_work: list[background.Work] = field(default_factory=list)  # work that has not started
 
 
 @dataclass(eq=False)
 class _Thread:
-    """A thread of a process. ``waits_for`` is None unless it waits; ``stopped_until`` is a step."""
+    """A thread of a process."""
 
     process: Process
     body: greenlet.greenlet
     waits_for: SimulatedEvent | None = None
-    stopped_until: int = 0
-    is_background: bool = False  # such a thread is never interrupted
+    stopped_until: int = 0  # the step at which it continues after a stop
+    is_background: bool = False  # background threads are never interrupted
 
 
 @dataclass(eq=False)
@@ -115,9 +123,9 @@ class Folder:
 
     root: str
     files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
-    created: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # original content of each file
-    sent_by: dict[str, set[str]] = field(default_factory=dict)  # process -> files that it tried to create
-    deleted: list[tuple[str, str]] = field(default_factory=list)  # process and path
+    created: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # the original content of each file
+    sent_by: dict[str, set[str]] = field(default_factory=dict)  # the files that each process tried to create
+    deleted: list[tuple[str, str]] = field(default_factory=list)  # the process and the path
 
 
 @dataclass(frozen=True)
@@ -140,8 +148,8 @@ class World:
         self.fault_rate = fault_rate
         self._interrupt_rate = interrupt_rate
         chosen_rate = self.random.choice([0, 0.005])
-        self._stop_rate = chosen_rate if stop_rate is None else stop_rate  # of a pause, as after SIGSTOP
-        self._arrival_rate = self.random.choice([0.04, 0.01])  # chance of a delayed request to arrive, per step
+        self._stop_rate = chosen_rate if stop_rate is None else stop_rate  # per step, like SIGSTOP
+        self._arrival_rate = self.random.choice([0.04, 0.01])  # of a delayed request, per step
         self.home = Folder(ROOT)
         self.folders = {ROOT: self.home}
         self.clock_ms = START_MS
@@ -176,14 +184,14 @@ class World:
         self._start(process)
 
     def run(self) -> None:
-        """Run all threads to their end. Raises the error of a thread, or DeadlockError."""
+        """Run all threads until they end. Raises the error of a thread, or DeadlockError."""
         while self._threads:
             runnable = [thread for thread in self._threads if thread.waits_for is None or thread.waits_for.is_set()]
             if not runnable:
                 raise DeadlockError(f"all threads wait: {[thread.process.name for thread in self._threads]}")
             self.n_steps += 1
             if self.n_steps > _MAX_STEPS:
-                raise DeadlockError(f"no end after {_MAX_STEPS} steps")
+                raise DeadlockError(f"the run did not end within {_MAX_STEPS} steps")
             self.clock_ms += self.random.randrange(30)
             if self._in_flight and self.random.random() < self._arrival_rate:
                 self._deliver(self.random.randrange(len(self._in_flight)))
@@ -198,30 +206,30 @@ class World:
             self._deliver(0)
 
     def stop(self) -> None:
-        """End all remaining threads, because one that is garbage-collected later may end inside another test."""
+        """End all remaining threads, because a thread that is garbage-collected later may end during another test."""
         while self._threads:
             thread = self._threads.pop()
             thread.process.storage.is_dead = True
             thread.body.throw(greenlet.GreenletExit)
 
-    def is_simulated_here(self) -> bool:
+    def is_in_simulated_thread(self) -> bool:
         """Whether the caller is a simulated thread, not the test itself or a thread of a library."""
         return greenlet.getcurrent().parent is not None
 
     def hand_over(self, event: SimulatedEvent | None = None) -> None:
-        """Let other threads run. With an event, wait until it is set."""
+        """Yield to other threads. With an event, wait until it is set."""
         self._main.switch(None if event is None else _Waits(event))
 
     def request(self, process: Process, kind: Kind, path: str, effect: Callable[[], Any], folder: Folder) -> Any:
-        """Send a request: hand over, then apply its effect or a fault."""
-        if not self.is_simulated_here():
+        """Send a request: yield to other threads, then apply its effect or a fault."""
+        if not self.is_in_simulated_thread():
             return effect()
         if process.storage.is_dead:
             raise greenlet.GreenletExit
         fault = self._choose_fault(process, kind, path)
         try:
             self.hand_over()
-        except KeyboardInterrupt:  # the request is in flight: it arrives now, later, or never
+        except KeyboardInterrupt:  # the request is in flight: it arrives now, later or never
             if kind in _CHANGES:
                 self._delay(f"{kind} {path} of an interrupted process", effect)
                 if self._in_flight and self.random.random() < 0.5:
@@ -234,15 +242,15 @@ class World:
         return self._respond(process, kind, path, effect, fault)
 
     def _choose_fault(self, process: Process, kind: Kind, path: str) -> Fault | None:
-        """Choose the fault of a request. Some faults cover several requests, so that some outcomes stay unknown."""
-        if process.bad_requests:
-            process.bad_requests -= 1
+        """Choose the fault of a request. Some faults affect several requests, so that some outcomes stay unknown."""
+        if process.n_bad_requests:
+            process.n_bad_requests -= 1
             return self.random.choice(_NETWORK_FAULTS if kind in _CHANGES else _NO_RESPONSE)
         rate = self.fault_rate * (_LEASE_FAULT_FACTOR if path.startswith(LEASE_PREFIX) else 1)
         if self.random.random() >= rate:
             return None
         if self.random.random() < (0.5 if kind == "create" else 0.15):
-            process.bad_requests = self.random.randrange(16)
+            process.n_bad_requests = self.random.randrange(16)
             return self.random.choice(_NETWORK_FAULTS)
         return self.random.choice(FAULTS)
 
@@ -251,41 +259,41 @@ class World:
             self._crash(process)
         if fault == "clock jump":
             self.clock_ms += self.random.randrange(-CLOCK_MARGIN_MS, CLOCK_MARGIN_MS)
-        if fault == "refused":
-            raise self.random.choice([ThrottledError, TransientError])(f"injected: {kind} refused", path=path)
-        if fault == "late":
+        if fault == "rejected":
+            raise self.random.choice([ThrottledError, TransientError])(f"injected: {kind} rejected", path=path)
+        if fault == "delayed":
             if kind in _CHANGES:  # no response in time; the request arrives later or never
-                self._delay(f"late {kind} {path}", effect)
-                raise AmbiguousWriteError(f"injected: {kind} held back", path=path)
-            found = _outcome(effect)
+                self._delay(f"delayed {kind} {path}", effect)
+                raise AmbiguousWriteError(f"injected: {kind} delayed", path=path)
+            respond = _apply(effect)
             self.hand_over()  # the response is outdated when it arrives
-            return found()
-        found = _outcome(effect)
-        if fault == "twice":  # duplicated in the network: at once, with the second response, or later
+            return respond()
+        respond = _apply(effect)
+        if fault == "duplicated":  # the copy arrives at once, and its response is returned, or later
             if self.random.random() < 0.5:
                 return effect()
-            self._delay(f"repeated {kind} {path}", effect)
+            self._delay(f"duplicated {kind} {path}", effect)
         if fault == "crash after":
             self._crash(process)
-        if fault == "answer lost":
+        if fault == "response lost":
             error = AmbiguousWriteError if kind in _CHANGES else TransientError
-            raise error(f"injected: the response to {kind} is lost", path=path)
-        return found()
+            raise error(f"injected: the response to {kind} was lost", path=path)
+        return respond()
 
-    def _delay(self, what: str, effect: Callable[[], object]) -> None:
+    def _delay(self, description: str, effect: Callable[[], object]) -> None:
         if self.random.random() < 0.9:
-            self._in_flight.append((what, effect))
+            self._in_flight.append((description, effect))
 
     def _deliver(self, index: int) -> None:
-        what, effect = self._in_flight.pop(index)
-        self.log.append(("network", "arrives", what, ""))
-        _outcome(effect)
+        description, effect = self._in_flight.pop(index)
+        self.log.append(("network", "arrives", description, ""))
+        _apply(effect)
 
     # Threads
 
     def _start(self, process: Process) -> None:
         process.storage = SimulatedStorage(self, process)
-        process.waiting.clear()
+        process.background_work.clear()
         process.shared = process.make(process.storage)
         for thread in process.threads:
             self._threads.append(_Thread(process, greenlet.greenlet(lambda body=thread: body(process))))
@@ -298,56 +306,56 @@ class World:
 
     def _resume(self, thread: _Thread, interrupt: type[BaseException] | None = None) -> None:
         thread.waits_for = None
-        switched = thread.body.switch() if interrupt is None else thread.body.throw(interrupt)
-        if isinstance(switched, _Crash):
-            for other in [other for other in self._threads if other.process is switched.process]:
+        message = thread.body.switch() if interrupt is None else thread.body.throw(interrupt)
+        if isinstance(message, _Crash):
+            for other in [other for other in self._threads if other.process is message.process]:
                 self._threads.remove(other)
                 other.body.throw(greenlet.GreenletExit)
-            self.log.append((switched.process.name, "starts again", "", ""))
-            self._start(switched.process)
+            self.log.append((message.process.name, "restarts", "", ""))
+            self._start(message.process)
         elif thread.body.dead:
             self._threads.remove(thread)
-        elif isinstance(switched, _Waits):
-            thread.waits_for = switched.event
+        elif isinstance(message, _Waits):
+            thread.waits_for = message.event
 
     def _crash(self, process: Process) -> None:
         process.storage.is_dead = True
         self._main.switch(_Crash(process))
         raise greenlet.GreenletExit
 
-    # Replacements for the machine's clock, threads and randomness
+    # Replacements of the machine's clock, threads and randomness
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """Patch the code under test to wait, pause and create identifiers within this world."""
+        """Patch the code under test so that it waits, pauses and creates identifiers within this world."""
         threads = _Threads(self)
-        changes = [
+        patches = [
             mock.patch.object(uuid, "uuid4", self._uuid),
             mock.patch.object(ExecutorFactory, "get_or_create", return_value=_InlineExecutor()),
-            # All processes read the same few files repeatedly, and the decoded content depends only on the bytes.
+            # All processes read the same few files repeatedly, and decoding is a pure function of the bytes.
             mock.patch.object(node_sections, "_read", functools.lru_cache(maxsize=512)(node_sections._read)),
             mock.patch.object(cache_module, "threading", threads),
-            mock.patch.object(member_module, "threading", threads),
-            mock.patch.object(queue_module, "threading", threads),
+            mock.patch.object(group_module, "threading", threads),
+            mock.patch.object(commit_queue_module, "threading", threads),
             mock.patch.object(Storage, "concurrency", 1),
             mock.patch.object(Storage, "is_remote", self._is_remote),
             background.using(_SimulatedRunner(self)),
             process_clock.using(_SimulatedClock(self)),
             mock.patch.object(lease_module, "DURATION_MS", LEASE_MS),
             mock.patch.object(retention_module, "CLOCK_MARGIN_MS", CLOCK_MARGIN_MS),
-            mock.patch.object(orphan_barrier_module, "YOUNG_MS", CLOCK_MARGIN_MS),
-            # Other roots: export targets, and the lakehouse's own root as seen from a target.
+            mock.patch.object(time_to_live_module, "YOUNG_MS", CLOCK_MARGIN_MS),
+            # Other roots: export targets, and the root of the lakehouse as opened from a target.
             *(
                 mock.patch.object(module, "open_storage", self.open_storage)
-                for module in (export_module, export_check_module, elsewhere_module, file_io_module, lakehouse_module)
+                for module in (export_module, export_check_module, external_files_module, file_io_module, lakehouse_module)
             ),
-            # Runs are short, so reach the behavior of long contention early.
-            mock.patch.object(fairness_module, "CONFLICTS_BEFORE_REQUEST", 1),
-            mock.patch.object(fairness_module, "COMMITS_BETWEEN_POLLS", 3),
+            # Runs are short, so that the effects of long contention must begin early.
+            mock.patch.object(pacing_module, "CONFLICTS_BEFORE_REQUEST", 1),
+            mock.patch.object(pacing_module, "COMMITS_BETWEEN_POLLS", 3),
         ]
         with ExitStack() as stack:
-            for change in changes:
-                stack.enter_context(change)
+            for patch in patches:
+                stack.enter_context(patch)
             logging.disable()  # suppress warnings about injected faults
             try:
                 yield
@@ -355,24 +363,24 @@ class World:
                 logging.disable(logging.NOTSET)
 
     def run_in_background(self, work: background.Work) -> None:
-        """Run work in another thread of the calling process. Equal work that has not started runs once."""
+        """Run work in another thread of the calling process. Equal work that has not started yet runs once."""
         current_greenlet = greenlet.getcurrent()
         process = next((thread.process for thread in self._threads if thread.body is current_greenlet), None)
         if process is None:  # the test itself
             background.run_logged(work)
-        elif work not in process.waiting:
-            process.waiting.append(work)
+        elif work not in process.background_work:
+            process.background_work.append(work)
 
             def body() -> None:
                 self.hand_over()
-                process.waiting.remove(work)
+                process.background_work.remove(work)
                 background.run_logged(work)
 
             self._threads.append(_Thread(process, greenlet.greenlet(body), is_background=True))
 
     def pause(self, seconds: float) -> None:
         del seconds  # the seed decides how long a pause takes
-        if self.is_simulated_here():
+        if self.is_in_simulated_thread():
             for _ in range(self.random.randint(1, _MAX_PAUSE_STEPS)):
                 self.hand_over()
 
@@ -412,11 +420,11 @@ class _SimulatedRunner:
         return True
 
     def start_thread(self, work: background.Work, name: str) -> None:
-        """Do nothing: a real thread would not be simulated, so that only attempts renew slot requests."""
+        """Do nothing, because a real thread is not simulated. Only attempts renew slot requests."""
 
 
 class _Threads:
-    """The module ``threading`` of a simulated process."""
+    """A replacement of the module ``threading`` for simulated processes."""
 
     Lock = threading.Lock
 
@@ -446,7 +454,7 @@ class _InlineExecutor(Executor):
 
 
 class SimulatedEvent:
-    """An event (threading.Event) on which a simulated thread can wait."""
+    """An event (threading.Event) that a simulated thread can wait for."""
 
     def __init__(self, world: World):
         self._world = world
@@ -459,7 +467,7 @@ class SimulatedEvent:
         self._is_set = True
 
     def wait(self, timeout: float | None = None) -> bool:
-        del timeout  # timeouts only allow interrupts, which are not simulated here
+        del timeout  # the timeouts only make waits interruptible, which is not simulated here
         while not self._is_set:
             self._world.hand_over(self)
         return True
@@ -473,7 +481,7 @@ class SimulatedCondition:
         self._lock = lock
 
     def notify_all(self) -> None:
-        """Do nothing: a waiting thread polls."""
+        """Do nothing, because waiting threads poll."""
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float) -> bool:
         del timeout
@@ -489,7 +497,7 @@ class SimulatedCondition:
 
 
 class SimulatedRLock:
-    """A lock (threading.RLock) for which a simulated thread can wait."""
+    """A lock (threading.RLock) that a simulated thread can wait for."""
 
     def __init__(self, world: World):
         self._world = world
@@ -509,10 +517,10 @@ class SimulatedRLock:
             self._owner = None
 
 
-def _outcome(effect: Callable[[], Any]) -> Callable[[], Any]:
-    """Apply the effect of a request now, and return a function that returns its result or raises its error."""
+def _apply(effect: Callable[[], Any]) -> Callable[[], Any]:
+    """Apply the effect of a request, and return a function that returns its result or raises its error."""
     try:
-        found = effect()
+        result = effect()
     except StorageError as error:
         failure = error
 
@@ -520,11 +528,11 @@ def _outcome(effect: Callable[[], Any]) -> Callable[[], Any]:
             raise failure
 
         return fail
-    return lambda: found
+    return lambda: result
 
 
 class SimulatedStorage(Storage):
-    """A storage of the world as one process uses it."""
+    """The storage of the world for one process."""
 
     concurrency = 1
 
@@ -582,8 +590,8 @@ class SimulatedStorage(Storage):
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         def effect() -> list[FileInfo]:
-            found = sorted(self._folder.files.items())
-            return [FileInfo(path, len(data), at) for path, (data, at) in found if path.startswith(prefix)]
+            files = sorted(self._folder.files.items())
+            return [FileInfo(path, len(data), time_ms) for path, (data, time_ms) in files if path.startswith(prefix)]
 
         return iter(self._send("list", prefix, effect))
 
@@ -592,7 +600,7 @@ class SimulatedStorage(Storage):
 
     def _find(self, path: str) -> tuple[bytes, int]:
         if path not in self._folder.files:
-            raise FileMissingError(f"there is no file {path!r}", path=path)
+            raise FileMissingError(f"{path!r} does not exist", path=path)
         return self._folder.files[path]
 
     def _send(self, kind: Kind, path: str, effect: Callable[[], Any]) -> Any:
@@ -606,7 +614,7 @@ def file_class(path: str) -> str:
     if path in (HINT_PATH, ROOT_PREFIX):
         return "hint" if path == HINT_PATH else "roots"
     if path.startswith(SLOT_REQUEST_PREFIX):
-        return "request for a turn" if path != SLOT_REQUEST_PREFIX else "requests for a turn"
+        return "slot request" if path != SLOT_REQUEST_PREFIX else "slot requests"
     if path.startswith(LEASE_PREFIX):
         return "lease" if path != LEASE_PREFIX else "leases"
     if path in ("", TEMPORARY_PREFIX):
@@ -621,7 +629,7 @@ def file_class(path: str) -> str:
 
 
 def matrix(injected: Counter[tuple[str, str]]) -> str:
-    """Return a table of requests and faults with the number of injections."""
+    """Return a text table of the number of injections by request and fault."""
     kinds = sorted({kind for kind, _ in injected} | set(REQUESTS), key=lambda kind: (kind not in REQUESTS, kind))
     rows = [["request", *FAULTS], *([kind, *(f"{injected[kind, fault]:,}" for fault in FAULTS)] for kind in kinds)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -629,5 +637,5 @@ def matrix(injected: Counter[tuple[str, str]]) -> str:
 
 
 def empty_cells(injected: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return pairs of request and fault that were never injected."""
+    """Return the pairs of request and fault that were never injected."""
     return [cell for cell in itertools.product(REQUESTS, FAULTS) if not injected[cell]]
