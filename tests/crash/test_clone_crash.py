@@ -1,4 +1,4 @@
-"""Clones, and their merges and drops, interrupted at every request to either storage.
+"""Clones, their promotion, refresh and drop, interrupted at every request to either storage.
 
 After each interruption both lakehouses verify clean, and a repetition ends in the same state as an uninterrupted run.
 """
@@ -35,35 +35,35 @@ pytestmark = pytest.mark.usefixtures("fixed_requests")
 PARENT, CLONE = "memory://clone-crash-parent/", "memory://clone-crash-clone/"
 ROOTS = {"parent": PARENT, "clone": CLONE}
 Files = dict[str, dict[str, bytes]]
-#: The operation, and its effects on both storages when a fault ended it.
-Course = tuple[str, object, object]
+#: The name of an operation, and its effects on both storages until a fault ended it.
+Effects = tuple[str, object, object]
 
 
 @dataclass(frozen=True)
 class Operation:
-    """``prepare`` creates the initial state and ``run`` runs the operation."""
+    """An operation to interrupt. ``prepare`` creates its initial state."""
 
     name: str
     run: Callable[[Lakehouse], object]
     prepare: Callable[[Lakehouse], object] = lambda lake: None
 
 
-def cloning(lake: Lakehouse) -> object:
+def create_clone(lake: Lakehouse) -> object:
     return operations.plan_clone(lake, CLONE, "feature").execute()
 
 
-def cloning_a_part(lake: Lakehouse) -> object:
+def clone_namespace(lake: Lakehouse) -> object:
     return operations.plan_clone(lake, CLONE, "feature", namespaces=["ns"]).execute()
 
 
-def changed_clone(lake: Lakehouse) -> None:
-    cloning(lake)
+def prepare_changed_clone(lake: Lakehouse) -> None:
+    create_clone(lake)
     clone = Lakehouse(MemoryStorage(CLONE))
     append_rows(clone, "ns.t")
     append_rows(clone, "new.t")
 
 
-def dropping(lake: Lakehouse) -> object:
+def drop_clone(lake: Lakehouse) -> object:
     report = operations.drop_clone(lake, "feature", delete_files=True)
     for path, reason in report.failures.items():
         assert report.version is None
@@ -71,26 +71,26 @@ def dropping(lake: Lakehouse) -> object:
     return report
 
 
-def changed_both(lake: Lakehouse) -> None:
-    changed_clone(lake)
+def prepare_both_changed(lake: Lakehouse) -> None:
+    prepare_changed_clone(lake)
     append_rows(lake, "ns.u")
     alter(lake, "a", "u")
 
 
-def promoting(lake: Lakehouse) -> object:
+def promote_clone(lake: Lakehouse) -> object:
     return operations.plan_promotion(lake, "feature").execute()
 
 
-def refreshing(lake: Lakehouse) -> object:
+def refresh_clone(lake: Lakehouse) -> object:
     return operations.plan_refresh(lake, "feature").execute()
 
 
 OPERATIONS = [
-    Operation("clone", cloning),
-    Operation("clone-part", cloning_a_part),
-    Operation("promote", promoting, changed_both),
-    Operation("refresh", refreshing, changed_both),
-    Operation("drop", dropping, changed_clone),
+    Operation("clone", create_clone),
+    Operation("clone-namespace", clone_namespace),
+    Operation("promote", promote_clone, prepare_both_changed),
+    Operation("refresh", refresh_clone, prepare_both_changed),
+    Operation("drop", drop_clone, prepare_changed_clone),
 ]
 each_side = pytest.mark.parametrize("side", ["parent", "clone"])
 each_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
@@ -103,24 +103,24 @@ def files_of(root: str) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def bases() -> dict[str, Files]:
-    """Files of both roots before each operation."""
-    found = {}
+    """The files of both roots before each operation."""
+    bases = {}
     for operation in OPERATIONS:
         lake = Lakehouse.create(PARENT, storage=MemoryStorage(PARENT), order=3, **small_sizes(3))
         append_rows(lake, "ns.t")
         create(lake, "a", "t", "u", "v")
         operation.prepare(lake)
-        found[operation.name] = {root: files_of(root) for root in ROOTS.values()}
+        bases[operation.name] = {root: files_of(root) for root in ROOTS.values()}
         for root in ROOTS.values():
             drop_memory_root(root)
-    return found
+    return bases
 
 
 @pytest.fixture
-def restored(bases: dict[str, Files]) -> Iterator[Callable[[Operation], Lakehouse]]:
-    """Provides new copies of both storages from before the operation."""
+def restore(bases: dict[str, Files]) -> Iterator[Callable[[Operation], Lakehouse]]:
+    """A function that restores both storages to the state before an operation."""
 
-    def restore(operation: Operation) -> Lakehouse:
+    def restore_base(operation: Operation) -> Lakehouse:
         for root, files in bases[operation.name].items():
             drop_memory_root(root)
             storage = MemoryStorage(root)
@@ -128,44 +128,44 @@ def restored(bases: dict[str, Files]) -> Iterator[Callable[[Operation], Lakehous
                 storage.create(path, data)
         return Lakehouse(MemoryStorage(PARENT), cache="off")
 
-    yield restore
+    yield restore_base
     for root in ROOTS.values():
         drop_memory_root(root)
 
 
 @pytest.fixture(autouse=True)
-def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def skip_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delete, "_FIRST_PAUSE_SECONDS", 0.0)
 
 
 @dataclass(frozen=True)
 class Run:
-    """The requests to the faulty side, the error that ended the operation, and its effects."""
+    """A run: the requests to the storage with faults, the error that ended the operation, and its effects."""
 
     requests: tuple[Request, ...]
     error: BaseException | None
-    course: Course
+    effects: Effects
 
 
 def run_with(operation: Operation, side: str, faults: list[Fault]) -> Run:
     error: BaseException | None = None
-    faulty = {
+    storages = {
         root: FaultyStorage(MemoryStorage(root), faults if name == side else [], concurrency=1)
         for name, root in ROOTS.items()
     }
 
-    def opened(root: str, _options: object = None) -> Storage:
-        return faulty[root]
+    def open_faulty_storage(root: str, _options: object = None) -> Storage:
+        return storages[root]
 
     with ExitStack() as stack:
         for module in (clone_module, clone_records):
-            stack.enter_context(mock.patch.object(module, "open_storage", opened))
+            stack.enter_context(mock.patch.object(module, "open_storage", open_faulty_storage))
         clear_process_caches()
         try:
-            operation.run(Lakehouse(faulty[PARENT], cache="off"))
+            operation.run(Lakehouse(storages[PARENT], cache="off"))
         except (DeathError, StorageError) as raised:
             error = raised
-    return Run(faulty[ROOTS[side]].log, error, (operation.name, faulty[PARENT].effects, faulty[CLONE].effects))
+    return Run(storages[ROOTS[side]].log, error, (operation.name, storages[PARENT].effects, storages[CLONE].effects))
 
 
 def content(lake: Lakehouse) -> object:
@@ -189,48 +189,49 @@ def state() -> object:
         return content(parent), clones, None
 
 
-def assert_converges(operation: Operation, lake: Lakehouse, expected: object, where: object, run: Run) -> None:
+def assert_converges(operation: Operation, lake: Lakehouse, expected: object, context: object, run: Run) -> None:
     report = operations.verify(lake)
-    assert report.is_clean, (where, report.findings)
+    assert report.is_clean, (context, report.findings)
     try:
         operation.run(lake)
-    except (ExportExistsError, ExportNotFoundError):  # the response was lost or late, but the operation took effect
-        assert run.error is not None, where
-    assert state() == expected, where
+    except (ExportExistsError, ExportNotFoundError):  # the operation had taken effect before the fault
+        assert run.error is not None, context
+    assert state() == expected, context
     for root in ROOTS.values():
-        each = Lakehouse(MemoryStorage(root))
+        lake = Lakehouse(MemoryStorage(root))
         try:
-            operations.repair_hint(each)
+            operations.repair_hint(lake)
         except LakehouseNotFoundError:
             continue
-        assert [found for found in operations.verify(each).findings if found.code != "orphans"] == [], where
+        findings = operations.verify(lake).findings
+        assert [finding for finding in findings if finding.code != "orphans"] == [], context
 
 
-def stopped(
-    restored: Callable[[Operation], Lakehouse],
+def check_all_requests(
+    restore: Callable[[Operation], Lakehouse],
     operation: Operation,
     side: str,
     fault_at: Callable[[Request], Fault | None],
 ) -> None:
-    lake = restored(operation)
+    lake = restore(operation)
     requests, expected = run_with(operation, side, []).requests, state()
     assert len(requests) > 3
-    converged: set[Course] = set()
+    converged: set[Effects] = set()
     for request in requests:
         fault = fault_at(request)
         if fault is None:
             continue
-        lake = restored(operation)
+        lake = restore(operation)
         run = run_with(operation, side, [fault])
-        if run.error is not None and run.course in converged:
+        if run.error is not None and run.effects in converged:
             continue
         if run.error is None:
             assert state() == expected, request
             continue
         if isinstance(run.error, StorageError):
-            assert run.error.path is not None, "a typed error that names the file is an answer too"
+            assert run.error.path is not None, "a typed error with the path of the file is a valid outcome"
         assert_converges(operation, lake, expected, request, run)
-        converged.add(run.course)
+        converged.add(run.effects)
 
 
 @pytest.mark.timeout(600)
@@ -238,28 +239,28 @@ def stopped(
 @each_side
 @each_operation
 def test_clone_killed_at_every_request(
-    restored: Callable[[Operation], Lakehouse], operation: Operation, side: str, moment: Moment
+    restore: Callable[[Operation], Lakehouse], operation: Operation, side: str, moment: Moment
 ) -> None:
     def fault_at(request: Request) -> Fault | None:
         if moment == "after" and request.kind in ("read", "stat", "list"):
             return None
         return fail(request.number, DeathError, moment)  # type: ignore[arg-type]
 
-    stopped(restored, operation, side, fault_at)
+    check_all_requests(restore, operation, side, fault_at)
 
 
 @pytest.mark.timeout(600)
 @each_side
 @each_operation
-def test_clone_with_lost_responses(restored: Callable[[Operation], Lakehouse], operation: Operation, side: str) -> None:
+def test_clone_with_lost_responses(restore: Callable[[Operation], Lakehouse], operation: Operation, side: str) -> None:
     def fault_at(request: Request) -> Fault | None:
         return None if request.kind in ("read", "stat", "list") else lose_response(request.number)
 
-    stopped(restored, operation, side, fault_at)
+    check_all_requests(restore, operation, side, fault_at)
 
 
-#: Rejections at every request run only in the soak.
-LONG = ("clone-part", "promote", "refresh")
+#: Operations with many requests.
+LONG_OPERATIONS = ("clone-namespace", "promote", "refresh")
 
 
 @pytest.mark.soak
@@ -269,12 +270,14 @@ LONG = ("clone-part", "promote", "refresh")
     "operation",
     [
         pytest.param(
-            operation_case, id=operation_case.name, marks=[pytest.mark.soak] if operation_case.name in LONG else []
+            operation_case,
+            id=operation_case.name,
+            marks=[pytest.mark.soak] if operation_case.name in LONG_OPERATIONS else [],
         )
         for operation_case in OPERATIONS
     ],
 )
 def test_clone_with_rejected_requests(
-    restored: Callable[[Operation], Lakehouse], operation: Operation, side: str
+    restore: Callable[[Operation], Lakehouse], operation: Operation, side: str
 ) -> None:
-    stopped(restored, operation, side, lambda request: fail(request.number, StoragePermissionError))
+    check_all_requests(restore, operation, side, lambda request: fail(request.number, StoragePermissionError))

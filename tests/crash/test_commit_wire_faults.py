@@ -1,7 +1,7 @@
-"""Every request of a commit on S3 with every fault on the wire, one run each.
+"""A commit on S3 with each fault on the wire at each of its requests.
 
-After each run the commit has happened exactly once, or it raised CommitOutcomeUnknownError and ``resolve_commit``
-returns its outcome, or it failed with another typed error and never happens, even if a delayed request arrives late.
+Each time the commit succeeds exactly once, raises CommitOutcomeUnknownError and ``resolve_commit`` returns its outcome,
+or fails with another typed error and never takes effect, even if a delayed request arrives later.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ pytestmark = [pytest.mark.debian_packages, pytest.mark.usefixtures("fixed_reques
 
 COMMITTED, LOST, UNDECIDED = CommitResolution.COMMITTED, CommitResolution.LOST, CommitResolution.UNDECIDED
 NEXT_ROOT = root_path(NEXT_VERSION)
-LATE_S = 2 * SHORT_TIMEOUT_S
+DELAY_S = 2 * SHORT_TIMEOUT_S
 
-Plan = Callable[[int], tuple[WireFault, ...]]
+FaultPlan = Callable[[int], tuple[WireFault, ...]]
 
 
-def _then_refused(fault: WireFault, k: int) -> tuple[WireFault, ...]:
+def _then_rejected(fault: WireFault, k: int) -> tuple[WireFault, ...]:
     return (fault, wire.respond(k + 1, status=403, code="AccessDenied", times=None))
 
 
-ON_THE_WAY: dict[str, Plan] = {
+NETWORK_FAULTS: dict[str, FaultPlan] = {
     "request dropped": lambda k: (wire.drop_request(k),),
-    "answer dropped": lambda k: (wire.drop_response(k),),
-    "request held back": lambda k: (wire.hold_request(k),),
-    "answer late": lambda k: (wire.delay_response(k, seconds=LATE_S),),
-    "head cut": lambda k: (wire.cut_head(k),),
-    "body cut": lambda k: (wire.cut_body(k),),
+    "response dropped": lambda k: (wire.drop_response(k),),
+    "request delayed": lambda k: (wire.hold_request(k),),
+    "response delayed": lambda k: (wire.delay_response(k, seconds=DELAY_S),),
+    "head truncated": lambda k: (wire.cut_head(k),),
+    "body truncated": lambda k: (wire.cut_body(k),),
 }
-OTHER_RESPONSES: dict[str, Plan] = {
+ERROR_RESPONSES: dict[str, FaultPlan] = {
     f"{status} {code or 'without a body'}{' after the effect' if is_forwarded else ''}": (
         lambda k, status=status, code=code, is_forwarded=is_forwarded: (  # type: ignore[misc]
             wire.respond(k, status=status, code=code, is_forwarded=is_forwarded),
@@ -63,57 +63,61 @@ OTHER_RESPONSES: dict[str, Plan] = {
     for code in (named, None)
     for is_forwarded in (False, True)
 }
-FROM_THEN_ON: dict[str, Plan] = {
-    "request dropped, then refused": lambda k: _then_refused(wire.drop_request(k), k),
-    "answer dropped after the effect, then refused": lambda k: _then_refused(wire.drop_response(k), k),
-    "request held back, then refused": lambda k: _then_refused(wire.hold_request(k), k),
-    "500 after the effect, then refused": lambda k: _then_refused(
+LASTING_FAULTS: dict[str, FaultPlan] = {
+    "request dropped, then rejected": lambda k: _then_rejected(wire.drop_request(k), k),
+    "response dropped, then rejected": lambda k: _then_rejected(wire.drop_response(k), k),
+    "request delayed, then rejected": lambda k: _then_rejected(wire.hold_request(k), k),
+    "500 after the effect, then rejected": lambda k: _then_rejected(
         wire.respond(k, status=500, code="InternalError", is_forwarded=True), k
     ),
-    "all answers dropped": lambda k: (wire.drop_response(k, times=None),),
+    "all responses dropped": lambda k: (wire.drop_response(k, times=None),),
     "all requests dropped": lambda k: (wire.drop_request(k, times=None),),
-    "503 for ever": lambda k: (wire.respond(k, status=503, code="SlowDown", times=None),),
+    "503 indefinitely": lambda k: (wire.respond(k, status=503, code="SlowDown", times=None),),
     "credentials expired": lambda k: (wire.respond(k, status=400, code="ExpiredToken", times=None),),
 }
-PLANS = {**ON_THE_WAY, **OTHER_RESPONSES, **FROM_THEN_ON}
-WITH_THE_OTHER_CLIENT = (
-    "answer dropped",
-    "request held back",
-    "head cut",
+PLANS = {**NETWORK_FAULTS, **ERROR_RESPONSES, **LASTING_FAULTS}
+OBSTORE_PLANS = (
+    "response dropped",
+    "request delayed",
+    "head truncated",
     "500 InternalError after the effect",
     "409 ConditionalRequestConflict after the effect",
-    "request held back, then refused",
-    "all answers dropped",
+    "request delayed, then rejected",
+    "all responses dropped",
 )
-#: The outcomes that a normal test run covers: a lost response and a late effect.
-WITH_BOTH = ("answer dropped", "request held back, then refused")
-#: Faults that another fault of the test run covers, such as 500 for 503, or a lost response for a lost request.
-SOAKED = (
+#: The plans that a normal test run covers with obstore: a lost response and a delayed effect.
+REGULAR_OBSTORE_PLANS = ("response dropped", "request delayed, then rejected")
+#: Faults that resemble another fault of a normal test run: 503 resembles 500, and a lost request a lost response.
+SOAK_PLANS = (
     *(
         "503 SlowDown",
         "503 SlowDown after the effect",
         "403 AccessDenied after the effect",
-        "head cut",
+        "head truncated",
         "request dropped",
     ),
-    *("answer late", "409 ConditionalRequestConflict after the effect", "request dropped, then refused"),
-    *("500 after the effect, then refused", "all requests dropped", "503 for ever"),
+    *("response delayed", "409 ConditionalRequestConflict after the effect", "request dropped, then rejected"),
+    *("500 after the effect, then rejected", "all requests dropped", "503 indefinitely"),
 )
-#: Faults that hit each request in turn even in a normal test run. Other faults hit one request of each kind.
-AT_EVERY_REQUEST = ("answer dropped",)
+#: Faults that occur at each request in turn even in a normal test run. Others occur at one request of each kind.
+REGULAR_PLANS_FOR_ALL_REQUESTS = ("response dropped",)
 
 
 def runs() -> Iterator[object]:
-    """Client, fault, and whether it hits each request of a commit in turn or one of each kind."""
-    for client, names in (("s3fs", PLANS), ("obstore", WITH_THE_OTHER_CLIENT)):
+    """Yield clients and faults, and whether a fault occurs at each request of a commit or at one of each kind."""
+    for client, names in (("s3fs", PLANS), ("obstore", OBSTORE_PLANS)):
         for name in names:
             # In a normal test run, tests/storage/test_s3_faults.py covers responses without a body.
-            is_long = "without a body" in name or name in SOAKED or (client == "obstore" and name not in WITH_BOTH)
-            marks = [pytest.mark.soak] if is_long else []
-            can_be_all = client == "s3fs" and name not in FROM_THEN_ON and "without a body" not in name
-            strikes_all = can_be_all and name in AT_EVERY_REQUEST
-            yield pytest.param(client, name, strikes_all, marks=marks, id=f"{client}-{name}")
-            if can_be_all and name not in AT_EVERY_REQUEST:
+            is_for_soak = (
+                "without a body" in name
+                or name in SOAK_PLANS
+                or (client == "obstore" and name not in REGULAR_OBSTORE_PLANS)
+            )
+            marks = [pytest.mark.soak] if is_for_soak else []
+            may_hit_all = client == "s3fs" and name not in LASTING_FAULTS and "without a body" not in name
+            hits_all = may_hit_all and name in REGULAR_PLANS_FOR_ALL_REQUESTS
+            yield pytest.param(client, name, hits_all, marks=marks, id=f"{client}-{name}")
+            if may_hit_all and name not in REGULAR_PLANS_FOR_ALL_REQUESTS:
                 yield pytest.param(client, name, True, marks=pytest.mark.soak, id=f"{client}-{name}-all")
 
 
@@ -148,81 +152,85 @@ def test_commit_writes_all_kinds_of_files_conditionally(lake: WireLake) -> None:
     lake.assert_state(is_committed=True)
 
 
-@pytest.mark.parametrize(("client", "name", "strikes_all"), list(runs()))
-def test_commit_with_wire_faults_at_every_request(lake: WireLake, name: str, strikes_all: bool) -> None:
+@pytest.mark.parametrize(("client", "name", "hits_all"), list(runs()))
+def test_commit_with_wire_faults_at_every_request(lake: WireLake, name: str, hits_all: bool) -> None:
     assert lake.commit().version == NEXT_VERSION
     requests = lake.proxy.log
-    kinds = Counter[str]()
-    if not strikes_all:
+    outcomes = Counter[str]()
+    if not hits_all:
         requests = _one_of_each_kind(requests)
     if "effect" in name:  # reads have no such response
         requests = tuple(request for request in requests if request.method == "PUT")
         assert requests
     for request in requests:
-        kinds[_run(lake, request, PLANS[name])] += 1
-    assert kinds["committed"] > 0, "faults of the hint never fail a commit"
-    if name in FROM_THEN_ON:
-        assert kinds["failed"] > 0
-        assert kinds["unknown"] == 1 or name in ("503 for ever", "credentials expired"), "the root's own request"
+        outcomes[_run(lake, request, PLANS[name])] += 1
+    assert outcomes["committed"] > 0, "a fault at the hint never fails a commit"
+    if name in LASTING_FAULTS:
+        assert outcomes["failed"] > 0
+        assert outcomes["unknown"] == 1 or name in ("503 indefinitely", "credentials expired"), (
+            "the request for the root"
+        )
     elif "403" not in name:
-        assert kinds == {"committed": len(requests)}, "a single passing fault is overcome"
+        assert outcomes == {"committed": len(requests)}, "a single transient fault is retried"
 
 
 def _one_of_each_kind(requests: tuple[Exchange, ...]) -> tuple[Exchange, ...]:
     return tuple({(request.method, file_kind(request)): request for request in requests}.values())
 
 
-def _run(lake: WireLake, request: Exchange, plan: Plan) -> str:
+def _run(lake: WireLake, request: Exchange, plan: FaultPlan) -> str:
     """Commit with a fault at one request, check the outcome, and return its kind."""
     outcome = lake.commit(plan(request.number))
     log = lake.proxy.log
-    struck = log[request.number - 1]
-    assert struck.fault is not None
-    assert (struck.method, file_kind(struck)) == (request.method, file_kind(request)), "the same request as before"
+    faulted = log[request.number - 1]
+    assert faulted.fault is not None
+    assert (faulted.method, file_kind(faulted)) == (request.method, file_kind(request)), (
+        "the fault occurred at this request"
+    )
     assert_creates_are_conditional(log)
-    held = lake.proxy.held()
+    delayed = lake.proxy.held()
     lake.proxy.begin()
     if outcome.kind == "committed":
         assert outcome.version == NEXT_VERSION
-        _release(held)
+        _release(delayed)
         lake.assert_state(is_committed=True)
     elif isinstance(outcome.error, CommitOutcomeUnknownError):
-        _resolve(lake, outcome.error, held)
+        _resolve(lake, outcome.error, delayed)
     else:
         lake.assert_state(is_committed=False)
-        _release(held)
+        _release(delayed)
         lake.assert_state(is_committed=False)
     assert_creates_are_conditional(lake.proxy.log)
     return outcome.kind
 
 
-def _release(held: tuple[Exchange, ...]) -> None:
-    for exchange in held:
+def _release(delayed: tuple[Exchange, ...]) -> None:
+    for exchange in delayed:
         exchange.released.set()
         assert exchange.done.wait(10)
         assert exchange.server_status is not None
 
 
-def _resolve(lake: WireLake, error: CommitOutcomeUnknownError, held: tuple[Exchange, ...]) -> None:
-    """Check that the resolved outcome is that of the server, and that a fence makes it final."""
+def _resolve(lake: WireLake, error: CommitOutcomeUnknownError, delayed: tuple[Exchange, ...]) -> None:
+    """Check that the resolved outcome matches the server, and that a fence makes it final."""
     assert error.version == NEXT_VERSION
-    is_there = NEXT_ROOT in lake.files()
+    was_created = NEXT_ROOT in lake.files()
     opened = lake.open()
-    expected = COMMITTED if is_there else UNDECIDED
+    expected = COMMITTED if was_created else UNDECIDED
     assert opened.resolve_commit(NEXT_VERSION, error.commit_id) == expected
-    if not is_there:
+    if not was_created:
         assert opened.resolve_commit(NEXT_VERSION, error.commit_id, fence=True) == LOST
-    _release(held)
-    if held:
-        assert [exchange.server_status for exchange in held] == [412]
-    assert lake.open().resolve_commit(NEXT_VERSION, error.commit_id) == (COMMITTED if is_there else LOST)
-    lake.assert_state(is_committed=is_there, is_fenced=not is_there)
+    _release(delayed)
+    if delayed:
+        assert [exchange.server_status for exchange in delayed] == [412]
+    assert lake.open().resolve_commit(NEXT_VERSION, error.commit_id) == (COMMITTED if was_created else LOST)
+    lake.assert_state(is_committed=was_created, is_fenced=not was_created)
 
 
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
 @pytest.mark.parametrize("is_fenced", [True, False])
-def test_commit_with_a_delayed_root(lake: WireLake, is_fenced: bool) -> None:
-    """The case for which fences exist: the request that creates the root arrives long after its writer gave up."""
+def test_delayed_root_is_resolved(lake: WireLake, is_fenced: bool) -> None:
+    """The request that creates the root arrives long after its writer has given up, the case that needs fences."""
     outcome = lake.commit(
         (
             wire.hold_request(method="PUT", target_part=NEXT_ROOT),
@@ -232,15 +240,15 @@ def test_commit_with_a_delayed_root(lake: WireLake, is_fenced: bool) -> None:
     error = outcome.error
     assert isinstance(error, CommitOutcomeUnknownError)
     assert (error.version, error.path) == (NEXT_VERSION, NEXT_ROOT)
-    (held,) = lake.proxy.held()
+    (delayed,) = lake.proxy.held()
     lake.proxy.begin()
     opened = lake.open()
     assert opened.latest_version() == BASE_VERSION
     assert opened.resolve_commit(NEXT_VERSION, error.commit_id) == UNDECIDED
     if is_fenced:
         assert opened.resolve_commit(NEXT_VERSION, error.commit_id, fence=True) == LOST
-    _release((held,))
-    assert held.server_status == (412 if is_fenced else 200)
+    _release((delayed,))
+    assert delayed.server_status == (412 if is_fenced else 200)
     for reader in (opened, lake.open()):
         assert reader.resolve_commit(NEXT_VERSION, error.commit_id) == (LOST if is_fenced else COMMITTED)
         assert reader.resolve_commit(NEXT_VERSION, error.commit_id, fence=True) == (LOST if is_fenced else COMMITTED)

@@ -1,8 +1,8 @@
 """Expire, undelete, purge, orphan removal and a commit, interrupted at every storage request.
 
-The process dies at each request, before and after its effect; each request fails; the response to each write is lost.
-After each of these the lakehouse is checked, and a repetition of the operation ends like an uninterrupted run. The next
-orphan removal deletes leftover files.
+The process dies at each request, before or after its effect, or each request fails, or the response to each write is
+lost. After each fault the lakehouse is checked, and a repetition of the operation ends in the same state as an
+uninterrupted run. The next orphan removal deletes unneeded files.
 """
 
 from __future__ import annotations
@@ -52,13 +52,16 @@ EFFECTS = ("create", "write", "delete")
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation to interrupt: how to run it, how to tell that it is done, and its initial state."""
+    """An operation to interrupt."""
 
     name: str
     run: Callable[[Lakehouse], Any]
-    has_nothing_to_do: Callable[[Lakehouse], bool]
+    #: Whether the operation has taken effect.
+    is_done: Callable[[Lakehouse], bool]
+    #: Creates the initial state.
     prepare: Callable[[Aging], None] = lambda _aging: None
-    done_when: type[Exception] | None = None
+    #: The error of a repetition after the operation has taken effect.
+    error_when_done: type[Exception] | None = None
 
 
 def commit(lake: Lakehouse) -> None:
@@ -68,13 +71,13 @@ def commit(lake: Lakehouse) -> None:
         txn.alter_table("n0", "a", table(changed="now"))
 
 
-def expired_and_due(aging: Aging) -> None:
+def prepare_due_purge(aging: Aging) -> None:
     aging.expire()
     aging.later()
 
 
 OPERATIONS = [
-    Operation("commit", commit, lambda lake: lake.snapshot().has_table("new", "t"), done_when=ObjectExistsError),
+    Operation("commit", commit, lambda lake: lake.snapshot().has_table("new", "t"), error_when_done=ObjectExistsError),
     Operation(
         "expire",
         lambda lake: operations.plan_expiration(lake, keeping(1)).execute(),
@@ -84,14 +87,14 @@ OPERATIONS = [
         "undelete",
         lambda lake: operations.undelete(lake, "1,3"),
         lambda lake: {1, 3} <= set(live_versions(lake)),
-        expired_and_due,
-        done_when=InvalidInputError,
+        prepare_due_purge,
+        error_when_done=InvalidInputError,
     ),
     Operation(
         "purge",
         lambda lake: operations.plan_purge(lake).execute(),
         lambda lake: operations.plan_purge(lake).is_empty,
-        expired_and_due,
+        prepare_due_purge,
     ),
     Operation(
         "orphans",
@@ -102,16 +105,17 @@ OPERATIONS = [
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """An initial lakehouse, and the files of versions and exports that the operation must not touch."""
+class Base:
+    """The lakehouse before an operation."""
 
     files: dict[str, bytes]
     written_ms: dict[str, int]
     time_ms: int
-    kept: dict[str, bytes]
+    #: The files that the operation must not change.
+    protected_files: dict[str, bytes]
 
-    def restored(self) -> AgingStorage:
-        """Return a copy of the storage from before the operation."""
+    def restore(self) -> AgingStorage:
+        """Restore the storage to the state before the operation, and return it."""
         drop_memory_root(ROOT)
         memory = MemoryStorage(ROOT)
         for path, data in self.files.items():
@@ -122,19 +126,19 @@ class Prepared:
 
 
 @pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _skip_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(deletion, "_FIRST_PAUSE_SECONDS", 0.0)
     yield
     drop_memory_root(ROOT)
 
 
 @pytest.fixture(scope="module")
-def prepared() -> dict[str, Prepared]:
-    return {operation.name: _prepared(operation) for operation in OPERATIONS}
+def bases() -> dict[str, Base]:
+    return {operation.name: _make_base(operation) for operation in OPERATIONS}
 
 
-def _prepared(operation: Operation) -> Prepared:
-    """A lakehouse of several levels with a table's files, exports, a batch of expired versions, and orphans."""
+def _make_base(operation: Operation) -> Base:
+    """Create a lakehouse with a tree of several levels, files of tables, exports, expired versions and orphans."""
     drop_memory_root(ROOT)
     aging = Aging.on(MemoryStorage(ROOT))
     lake = aging.lake
@@ -151,21 +155,21 @@ def _prepared(operation: Operation) -> Prepared:
     aging.clock.create("tables/aborted/data/1.parquet", b"rows")
     aging.later()
     operation.prepare(aging)
-    kept = kept_files(lake, operation)
+    protected = protected_files(lake, operation)
     memory = aging.clock.inner
     files = {info.path: memory.read(info.path) for info in memory.list()}
-    return Prepared(files, dict(aging.clock.written_ms), aging.clock.time_ms, kept)
+    return Base(files, dict(aging.clock.written_ms), aging.clock.time_ms, protected)
 
 
-def kept_files(lake: Lakehouse, operation: Operation) -> dict[str, bytes]:
-    """Return the files that must stay unchanged whatever happens to the operation."""
-    kept = needed_files(lake, "kept")
+def protected_files(lake: Lakehouse, operation: Operation) -> dict[str, bytes]:
+    """Return the files that the operation must not change, even if it is interrupted."""
+    files = needed_files(lake, "kept")
     for version in live_versions(lake):
-        kept |= needed_files(lake, version)
-    return kept if operation.name == "purge" else kept | expired_files(lake)
+        files |= needed_files(lake, version)
+    return files if operation.name == "purge" else files | expired_files(lake)
 
 
-def reached_by_anything(lake: Lakehouse) -> set[str]:
+def all_needed_files(lake: Lakehouse) -> set[str]:
     """Return the files that live or expired versions, exports and operation records need."""
     definition = lake.snapshot().definition
     needed = {HINT_PATH, ORPHAN_BARRIER_PATH, *roots(lake.storage), *expired_files(lake)}
@@ -179,7 +183,7 @@ def reached_by_anything(lake: Lakehouse) -> set[str]:
 
 
 def state(lake: Lakehouse, n_versions: int) -> dict[str, Any]:
-    """Return what an operation may change, without names and times that differ between runs."""
+    """Return the state that an operation may change, without names and times that differ between runs."""
     latest = lake.snapshot()
     return {
         "tables": {name: latest.tables(name) for name in latest.namespaces()},
@@ -202,65 +206,73 @@ def kinds(lake: Lakehouse) -> Counter[str]:
 
 
 @dataclass(frozen=True)
-class Course:
-    """An uninterrupted run: its requests, and the states after it and after the next orphan removal."""
+class UninterruptedRun:
+    """An uninterrupted run."""
 
     requests: tuple[Request, ...]
     n_versions: int
-    after: dict[str, Any]
-    left: Counter[str]
+    #: The state after the run.
+    state: dict[str, Any]
+    #: The number of files by kind after the run and the next orphan removal.
+    n_files: Counter[str]
 
 
-def uninterrupted(operation: Operation, prepared: Prepared) -> Course:
-    clock = prepared.restored()
+def run_uninterrupted(operation: Operation, base: Base) -> UninterruptedRun:
+    clock = base.restore()
     n_versions = Lakehouse(clock).latest_version() + 1
-    counted = FaultyStorage(clock, concurrency=1)
-    operation.run(Lakehouse(counted))
-    after = state(Lakehouse(clock), n_versions)
-    assert operation.has_nothing_to_do(Lakehouse(clock))
-    return Course(counted.log, n_versions, after, tidied(clock))
+    recorder = FaultyStorage(clock, concurrency=1)
+    operation.run(Lakehouse(recorder))
+    state_after = state(Lakehouse(clock), n_versions)
+    assert operation.is_done(Lakehouse(clock))
+    return UninterruptedRun(recorder.log, n_versions, state_after, remove_orphans(clock))
 
 
-def tidied(clock: AgingStorage) -> Counter[str]:
-    """Remove orphans after a long time, assert that no unneeded file is left, and return the remaining files."""
+def remove_orphans(clock: AgingStorage) -> Counter[str]:
+    """Remove orphans after a long time, assert that no unneeded file remains, and return the number by kind."""
     aging = Aging(Lakehouse(clock), clock)
     aging.later()
     aging.remove_orphans()
-    assert listed(clock) - reached_by_anything(aging.lake) == set()
+    assert listed(clock) - all_needed_files(aging.lake) == set()
     return kinds(aging.lake)
 
 
 def assert_converges(
-    operation: Operation, prepared: Prepared, course: Course, clock: AgingStorage, where: object, *, tidies: bool
+    operation: Operation,
+    base: Base,
+    uninterrupted: UninterruptedRun,
+    clock: AgingStorage,
+    context: object,
+    *,
+    with_full_checks: bool,
 ) -> None:
     lake = Lakehouse.open(ROOT, storage=clock)
-    assert_kept(prepared, clock, where)
-    if tidies:
+    assert_protected_files(base, clock, context)
+    if with_full_checks:
         report = operations.verify(lake)
-        assert report.is_clean, (where, report.findings)
+        assert report.is_clean, (context, report.findings)
     clock.time_ms += LEASE_MS
     try:
         operation.run(lake)
     except TrinityLakeError as error:
-        assert operation.done_when is not None, (where, error)
-        assert isinstance(error, operation.done_when), (where, error)
+        assert operation.error_when_done is not None, (context, error)
+        assert isinstance(error, operation.error_when_done), (context, error)
     lake = Lakehouse(clock)
-    assert state(lake, course.n_versions) == course.after, where
-    assert_kept(prepared, clock, where)
-    assert operation.has_nothing_to_do(lake), where
-    if tidies:
-        assert operations.verify(lake).is_clean, where
-        assert tidied(clock) == course.left, where
-        assert_kept(prepared, clock, where)
+    assert state(lake, uninterrupted.n_versions) == uninterrupted.state, context
+    assert_protected_files(base, clock, context)
+    assert operation.is_done(lake), context
+    if with_full_checks:
+        assert operations.verify(lake).is_clean, context
+        assert remove_orphans(clock) == uninterrupted.n_files, context
+        assert_protected_files(base, clock, context)
 
 
-def assert_kept(prepared: Prepared, clock: AgingStorage, where: object) -> None:
-    for path, data in prepared.kept.items():
-        assert clock.inner.read(path) == data, (where, path)
+def assert_protected_files(base: Base, clock: AgingStorage, context: object) -> None:
+    for path, data in base.protected_files.items():
+        assert clock.inner.read(path) == data, (context, path)
 
 
-def run_with(operation: Operation, prepared: Prepared, fault: Fault) -> tuple[AgingStorage, BaseException | None]:
-    clock = prepared.restored()
+def run_with(operation: Operation, base: Base, fault: Fault) -> tuple[AgingStorage, BaseException | None]:
+    clock = base.restore()
     try:
         operation.run(Lakehouse(FaultyStorage(clock, [fault], concurrency=1)))
     except (DeathError, TrinityLakeError) as error:
@@ -269,71 +281,68 @@ def run_with(operation: Operation, prepared: Prepared, fault: Fault) -> tuple[Ag
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_expiry_killed_at_every_request(prepared: dict[str, Prepared], operation: Operation) -> None:
-    """A death before a request leaves the same state as one after the previous write, where the rest is checked."""
-    begin = prepared[operation.name]
-    course = uninterrupted(operation, begin)
-    assert {"read", "create"} <= {request.kind for request in course.requests}
-    deletes = " ".join(request.path for request in course.requests if request.kind == "delete")
+def test_expiry_killed_at_every_request(bases: dict[str, Base], operation: Operation) -> None:
+    """A death before a request leaves the same state as a death after the previous write, which has more checks."""
+    base = bases[operation.name]
+    uninterrupted = run_uninterrupted(operation, base)
+    assert {"read", "create"} <= {request.kind for request in uninterrupted.requests}
+    deletes = " ".join(request.path for request in uninterrupted.requests if request.kind == "delete")
     assert ("tables/" in deletes) == (operation.name in ("purge", "orphans"))
-    for request in course.requests:
+    for request in uninterrupted.requests:
         moment: Moment = "after" if request.kind in EFFECTS else "before"
-        death = fail(request.number, DeathError, moment)  # type: ignore[arg-type]
-        clock, error = run_with(operation, begin, death)
+        fault = fail(request.number, DeathError, moment)  # type: ignore[arg-type]
+        clock, error = run_with(operation, base, fault)
         assert isinstance(error, DeathError)
-        assert_kept(begin, clock, request)
+        assert_protected_files(base, clock, request)
         if moment == "after":
-            assert_converges(operation, begin, course, clock, (moment, request), tidies=True)
+            assert_converges(operation, base, uninterrupted, clock, (moment, request), with_full_checks=True)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_expiry_killed_before_every_request_with_full_checks(
-    prepared: dict[str, Prepared], operation: Operation
-) -> None:
-    begin = prepared[operation.name]
-    course = uninterrupted(operation, begin)
-    for request in course.requests:
-        death = fail(request.number, DeathError)  # type: ignore[arg-type]
-        clock, error = run_with(operation, begin, death)
+def test_expiry_killed_before_every_request_with_full_checks(bases: dict[str, Base], operation: Operation) -> None:
+    base = bases[operation.name]
+    uninterrupted = run_uninterrupted(operation, base)
+    for request in uninterrupted.requests:
+        fault = fail(request.number, DeathError)  # type: ignore[arg-type]
+        clock, error = run_with(operation, base, fault)
         assert isinstance(error, DeathError)
-        assert_converges(operation, begin, course, clock, request, tidies=True)
+        assert_converges(operation, base, uninterrupted, clock, request, with_full_checks=True)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_expiry_with_lost_responses_to_all_writes(prepared: dict[str, Prepared], operation: Operation) -> None:
-    begin = prepared[operation.name]
-    course = uninterrupted(operation, begin)
-    for request in course.requests:
+def test_expiry_with_lost_responses_to_all_writes(bases: dict[str, Base], operation: Operation) -> None:
+    base = bases[operation.name]
+    uninterrupted = run_uninterrupted(operation, base)
+    for request in uninterrupted.requests:
         if request.kind in EFFECTS:
-            clock, error = run_with(operation, begin, lose_response(request.number))
+            clock, error = run_with(operation, base, lose_response(request.number))
             assert error is None or isinstance(error, StorageError)
-            assert_converges(operation, begin, course, clock, request, tidies=False)
+            assert_converges(operation, base, uninterrupted, clock, request, with_full_checks=False)
 
 
-def errors_at(operation: Operation, begin: Prepared, every: int) -> None:
-    """Fail each request; run all checks after each write and after some of the reads."""
-    course = uninterrupted(operation, begin)
-    for request in course.requests:
+def check_errors(operation: Operation, base: Base, every: int) -> None:
+    """Fail each request. Run all checks after each write and after every ``every``-th read."""
+    uninterrupted = run_uninterrupted(operation, base)
+    for request in uninterrupted.requests:
         error = StoragePermissionError if request.number % 2 else TransientError
-        clock, raised = run_with(operation, begin, fail(request.number, error))
-        assert_kept(begin, clock, request)
+        clock, raised = run_with(operation, base, fail(request.number, error))
+        assert_protected_files(base, clock, request)
         if raised is None and request.path != HINT_PATH:
             lake = Lakehouse(clock)
-            assert request.kind in EFFECTS or state(lake, course.n_versions) == course.after, "no read is passed over"
+            is_unchanged = state(lake, uninterrupted.n_versions) == uninterrupted.state
+            assert request.kind in EFFECTS or is_unchanged, "no failed read is ignored"
         if request.kind in EFFECTS or request.number % every == 0:
-            assert_converges(operation, begin, course, clock, (error, request), tidies=False)
+            assert_converges(operation, base, uninterrupted, clock, (error, request), with_full_checks=False)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_expiry_with_errors_for_every_request(prepared: dict[str, Prepared], operation: Operation) -> None:
-    errors_at(operation, prepared[operation.name], every=10)
+def test_expiry_with_errors_for_every_request(bases: dict[str, Base], operation: Operation) -> None:
+    check_errors(operation, bases[operation.name], every=10)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_expiry_with_errors_for_every_request_and_full_checks(
-    prepared: dict[str, Prepared], operation: Operation
-) -> None:
-    errors_at(operation, prepared[operation.name], every=1)
+def test_expiry_with_errors_for_every_request_and_full_checks(bases: dict[str, Base], operation: Operation) -> None:
+    check_errors(operation, bases[operation.name], every=1)

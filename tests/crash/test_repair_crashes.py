@@ -1,6 +1,6 @@
 """Repairs interrupted at every storage request, by a kill, by errors, or by lost responses to writes.
 
-After each interruption a new repair ends like an uninterrupted one. Files that were written before stay unchanged.
+After each interruption a new repair ends in the same state as an uninterrupted one. Existing files stay unchanged.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LEASE_MS = 11 * 60 * 1000
 KINDS = ("objects", "tree")
 
 
-class Prepared:
-    """A lakehouse with every kind of damage that repair fixes, such as an export without a root or a wrong hint."""
+class DamagedBase:
+    """A lakehouse with every kind of damage that repair fixes, for example an export without a root, a wrong hint."""
 
     def __init__(self, kind: str):
         drop_memory_root(ROOT)
@@ -40,8 +40,8 @@ class Prepared:
         operations.plan_export(lake, "forgotten", version=1).execute()
         foreign_rollback(lake, 2)
         lake = Lakehouse(aging.clock)
-        operations.plan_export(lake, "gone", version=1).execute()
-        aging.clock.delete(lake.snapshot().definition.exported_snapshots["gone"])
+        operations.plan_export(lake, "lost", version=1).execute()
+        aging.clock.delete(lake.snapshot().definition.exported_snapshots["lost"])
         old = {path for version in range(lake.latest_version() + 1) for path in needed_files(lake, version)}
         if kind == "objects":
             alter(lake, "n0", "a")
@@ -62,8 +62,8 @@ class Prepared:
         self.time_ms = aging.clock.time_ms
         self.converged: set[object] = set()
 
-    def restored(self) -> AgingStorage:
-        """Return a copy of the storage from before the repair."""
+    def restore(self) -> AgingStorage:
+        """Restore the storage to the state before the repair, and return it."""
         drop_memory_root(ROOT)
         memory = MemoryStorage(ROOT)
         for path, data in self.files.items():
@@ -74,8 +74,8 @@ class Prepared:
 
 
 @pytest.fixture(scope="module", params=[KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.soak)])
-def prepared(request: pytest.FixtureRequest) -> Iterator[Prepared]:
-    yield Prepared(request.param)
+def base(request: pytest.FixtureRequest) -> Iterator[DamagedBase]:
+    yield DamagedBase(request.param)
     drop_memory_root(ROOT)
 
 
@@ -84,7 +84,7 @@ def repair(lake: Lakehouse) -> operations.RepairReport:
 
 
 def state(clock: AgingStorage) -> dict[str, Any]:
-    """Return what a repair may change, without names and times that differ between runs."""
+    """Return the state that a repair may change, without names and times that differ between runs."""
     lake = Lakehouse(clock)
     latest = lake.snapshot()
     report = operations.verify(lake)
@@ -94,87 +94,89 @@ def state(clock: AgingStorage) -> dict[str, Any]:
         "exports": sorted(info.name for info in operations.list_exports(lake)),
         "hint": clock.read(HINT_PATH),
         # A lease that was not released is a warning until another operation acquires it.
-        "wrong": sorted((f.code, f.path, f.version) for f in report.findings if f.code != "lease-stale"),
+        "findings": sorted((f.code, f.path, f.version) for f in report.findings if f.code != "lease-stale"),
         "damaged": report.damaged_versions,
     }
 
 
-def uninterrupted(prepared: Prepared) -> tuple[tuple[Request, ...], dict[str, Any]]:
-    clock = prepared.restored()
-    counted = FaultyStorage(clock, concurrency=1)
-    report = repair(Lakehouse(counted))
+def run_uninterrupted(base: DamagedBase) -> tuple[tuple[Request, ...], dict[str, Any]]:
+    clock = base.restore()
+    recorder = FaultyStorage(clock, concurrency=1)
+    report = repair(Lakehouse(recorder))
     assert [step.action for step in report.steps] == ["reconcile", "drop-export", "rollback", "hint"]
-    after = state(clock)
-    assert str(after["version"]) not in after["damaged"]
-    assert after["exports"] == ["forgotten"]
-    return counted.log, after
+    expected = state(clock)
+    assert str(expected["version"]) not in expected["damaged"]
+    assert expected["exports"] == ["forgotten"]
+    return recorder.log, expected
 
 
 @dataclass(frozen=True)
-class Interrupted:
-    """The storage after a fault, the error that ended the repair, and its effects."""
+class InterruptedRepair:
+    """The storage after a fault, the error that ended the repair, and the effects of the repair."""
 
     clock: AgingStorage
     error: BaseException | None
     effects: object
 
 
-def interrupted(prepared: Prepared, fault: Fault) -> Interrupted:
-    clock = prepared.restored()
+def run_with(base: DamagedBase, fault: Fault) -> InterruptedRepair:
+    clock = base.restore()
     faulty = FaultyStorage(clock, [fault], concurrency=1)
     try:
         repair(Lakehouse(faulty))
     except (DeathError, TrinityLakeError) as error:
-        return Interrupted(clock, error, faulty.effects)
-    return Interrupted(clock, None, faulty.effects)
+        return InterruptedRepair(clock, error, faulty.effects)
+    return InterruptedRepair(clock, None, faulty.effects)
 
 
-def assert_converges(prepared: Prepared, left: Interrupted, after: dict[str, Any], where: object) -> None:
-    """Check this once for all failed repairs with the same effects."""
-    if left.error is not None and left.effects in prepared.converged:
+def assert_converges(
+    base: DamagedBase, interrupted: InterruptedRepair, expected: dict[str, Any], context: object
+) -> None:
+    """Check that a new repair ends in the expected state, once for all failed repairs with the same effects."""
+    if interrupted.error is not None and interrupted.effects in base.converged:
         return
-    clock = left.clock
+    clock = interrupted.clock
     clock.time_ms += LEASE_MS
     repair(Lakehouse(clock))
     new_state = state(clock)
-    assert new_state.pop("version") >= after["version"]
-    assert new_state.pop("damaged") == after["damaged"], where
-    assert new_state.pop("hint") == str(Lakehouse(clock).latest_version()).encode(), where
-    assert new_state == {name: after[name] for name in new_state}, where
-    assert operations.plan_repair(Lakehouse(clock), to_last_good=True).is_empty, where
-    for path, data in prepared.files.items():
+    assert new_state.pop("version") >= expected["version"]
+    assert new_state.pop("damaged") == expected["damaged"], context
+    assert new_state.pop("hint") == str(Lakehouse(clock).latest_version()).encode(), context
+    assert new_state == {name: expected[name] for name in new_state}, context
+    assert operations.plan_repair(Lakehouse(clock), to_last_good=True).is_empty, context
+    for path, data in base.files.items():
         if path != HINT_PATH and not path.startswith("_ops/lease"):
-            assert clock.inner.read(path) == data, (where, path)
-    if left.error is not None:
-        prepared.converged.add(left.effects)
+            assert clock.inner.read(path) == data, (context, path)
+    if interrupted.error is not None:
+        base.converged.add(interrupted.effects)
 
 
-def test_repair_killed_at_every_request(prepared: Prepared) -> None:
-    """A death before a request leaves the same state as one after the previous write."""
-    requests, after = uninterrupted(prepared)
+def test_repair_killed_at_every_request(base: DamagedBase) -> None:
+    """A death before a request leaves the same state as a death after the previous write."""
+    requests, expected = run_uninterrupted(base)
     assert {"read", "create", "write"} <= {request.kind for request in requests}
     for request in requests:
         moment: Moment = "after" if request.kind in EFFECTS else "before"
-        left = interrupted(prepared, fail(request.number, DeathError, moment))  # type: ignore[arg-type]
-        assert isinstance(left.error, DeathError)
+        interrupted = run_with(base, fail(request.number, DeathError, moment))  # type: ignore[arg-type]
+        assert isinstance(interrupted.error, DeathError)
         if moment == "after":
-            assert_converges(prepared, left, after, (moment, request))
+            assert_converges(base, interrupted, expected, (moment, request))
 
 
-def test_repair_with_lost_responses_to_all_writes(prepared: Prepared) -> None:
-    requests, after = uninterrupted(prepared)
+def test_repair_with_lost_responses_to_all_writes(base: DamagedBase) -> None:
+    requests, expected = run_uninterrupted(base)
     for request in requests:
         if request.kind in EFFECTS:
-            left = interrupted(prepared, lose_response(request.number))
-            assert left.error is None or isinstance(left.error, TrinityLakeError)
-            assert_converges(prepared, left, after, request)
+            interrupted = run_with(base, lose_response(request.number))
+            assert interrupted.error is None or isinstance(interrupted.error, TrinityLakeError)
+            assert_converges(base, interrupted, expected, request)
 
 
 @pytest.mark.soak
-def test_repair_with_errors_for_every_request(prepared: Prepared) -> None:
-    requests, after = uninterrupted(prepared)
+def test_repair_with_errors_for_every_request(base: DamagedBase) -> None:
+    requests, expected = run_uninterrupted(base)
     for request in requests:
         error = StoragePermissionError if request.number % 2 else TransientError
-        left = interrupted(prepared, fail(request.number, error))
+        interrupted = run_with(base, fail(request.number, error))
         if request.kind in EFFECTS or request.number % 5 == 0:
-            assert_converges(prepared, left, after, (error, request))
+            assert_converges(base, interrupted, expected, (error, request))

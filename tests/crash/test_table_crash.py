@@ -1,7 +1,7 @@
-"""Trimming and registering tables, interrupted at every storage request, by a kill, an error or a lost response.
+"""Trims, registrations and compactions of tables, interrupted at every request by a kill, an error or a lost response.
 
-Appends are killed at each file that they write. After each interruption all versions verify clean and have their rows,
-and a repetition of the operation ends in the same state as an uninterrupted run.
+Appends are killed at each file that they write. After each interruption, all versions verify clean and contain their
+rows. A repetition of the operation ends in the same state as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ OTHER_ROOT = "memory://table-crash-other/"
 #: The external root that the operator allows, for tables that were registered from it.
 ALLOWED = {"allowed_roots": OTHER_ROOT}
 HOUR_MS = 3_600_000
-#: With a larger number, the version of the trim itself would replace a kept version.
+#: With a larger minimum number of versions, the version of the trim itself would replace a kept version.
 POLICY = RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
 State = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation to interrupt, and the error that its repetition may raise if it was already done."""
+    """An operation to interrupt, and the error of its repetition after it has taken effect."""
 
     name: str
     run: Callable[[Lakehouse], Any]
-    done_when: type[Exception] | None = None
+    error_when_done: type[Exception] | None = None
 
 
 def register_other(lake: Lakehouse) -> None:
@@ -59,7 +59,7 @@ def register_table(lake: Lakehouse) -> None:
 
 OPERATIONS = [
     Operation("trim", lambda lake: operations.plan_trim_tables(lake, POLICY).execute()),
-    Operation("register", register_table, done_when=ObjectExistsError),
+    Operation("register", register_table, error_when_done=ObjectExistsError),
     Operation("register_catalog", register_other),
     Operation(
         "compact_tables",
@@ -85,7 +85,7 @@ def fill(lake: Lakehouse, namespace: str) -> None:
 
 @pytest.fixture(scope="module")
 def base() -> Iterator[dict[str, bytes]]:
-    """A lakehouse of three tables with some snapshots, one of them in an export, and a second lakehouse."""
+    """The files of a lakehouse with three tables, an export, and several snapshots. A second lakehouse also exists."""
     storage = MemoryStorage(ROOT)
     lake = Lakehouse.create(ROOT, storage=storage)
     fill(lake, "ns")
@@ -98,83 +98,83 @@ def base() -> Iterator[dict[str, bytes]]:
 
 
 @pytest.fixture
-def restored(base: dict[str, bytes]) -> Iterator[Callable[[], Storage]]:
-    """Provides a new copy of the storage from before the operation, an hour later."""
+def restore(base: dict[str, bytes]) -> Iterator[Callable[[], Storage]]:
+    """A function that restores the storage to the state before the operation, with a clock one hour later."""
 
-    def restore() -> Storage:
+    def restore_base() -> Storage:
         drop_memory_root(ROOT)
         storage = MemoryStorage(ROOT)
         for path, data in base.items():
             storage.create(path, data)
         return ClockStorage(storage, storage.now_ms() + HOUR_MS)
 
-    yield restore
+    yield restore_base
     drop_memory_root(ROOT)
 
 
 def state(lake: Lakehouse) -> State:
-    """Return types, rows and snapshot counts of all tables, without names that differ between runs."""
+    """Return the type, rows and number of snapshots of each table, without names that differ between runs."""
     snapshot, catalog = lake.snapshot(), catalog_at(lake)
-    new_state = {}
+    tables = {}
     for namespace in snapshot.namespaces():
         for name in snapshot.tables(namespace):
             table = catalog.load_table((namespace, name))
             rows = table.scan().to_arrow()["id"].to_pylist()
-            new_state[f"{namespace}.{name}"] = (
+            tables[f"{namespace}.{name}"] = (
                 snapshot.table(namespace, name).table_type,
                 rows,
                 len(table.snapshots()),
             )
-    return new_state
+    return tables
 
 
-def uninterrupted(operation: Operation, storage: Storage) -> tuple[tuple[Request, ...], State]:
-    counted = FaultyStorage(storage, concurrency=1)
-    operation.run(Lakehouse(counted))
-    new_state = state(Lakehouse(storage, ALLOWED))
-    n_snapshots = {name: number for name, (_, _, number) in new_state.items()}
+def run_uninterrupted(operation: Operation, storage: Storage) -> tuple[tuple[Request, ...], State]:
+    recorder = FaultyStorage(storage, concurrency=1)
+    operation.run(Lakehouse(recorder))
+    tables = state(Lakehouse(storage, ALLOWED))
+    n_snapshots = {name: number for name, (_, _, number) in tables.items()}
     assert operation.name != "trim" or n_snapshots == {"ns.t": 2, "ns.u": 1, "ns.small": 1}
-    return counted.log, new_state
+    return recorder.log, tables
 
 
 def assert_converges(
-    operation: Operation, storage: Storage, base: dict[str, bytes], expected: State, where: object
+    operation: Operation, storage: Storage, base: dict[str, bytes], expected: State, context: object
 ) -> None:
     lake = Lakehouse.open(ROOT, storage=storage)
-    assert all(storage.read(path) == data for path, data in base.items() if path.startswith("tables/")), where
-    assert operations.verify(lake).is_clean, where
+    assert all(storage.read(path) == data for path, data in base.items() if path.startswith("tables/")), context
+    assert operations.verify(lake).is_clean, context
     assert catalog_at(lake, "kept").load_table("ns.t").scan().to_arrow()["id"].to_pylist() == [1]
     try:
         operation.run(Lakehouse(storage))
     except TrinityLakeError as error:
-        assert operation.done_when is not None, (where, error)
-        assert isinstance(error, operation.done_when), (where, error)
-    assert state(Lakehouse(storage, ALLOWED)) == expected, where
+        assert operation.error_when_done is not None, (context, error)
+        assert isinstance(error, operation.error_when_done), (context, error)
+    assert state(Lakehouse(storage, ALLOWED)) == expected, context
     operations.repair_hint(lake)
-    assert operations.verify(lake).findings == (), where
+    assert operations.verify(lake).findings == (), context
     version = lake.latest_version()
-    if operation.done_when is None:
+    if operation.error_when_done is None:
         operation.run(Lakehouse(storage))
     assert lake.latest_version() == version, "a second run does nothing"
 
 
 class Convergence:
-    """Asserts that the state after a fault converges, once for all faults with the same preceding effects."""
+    """Asserts that the state after a fault converges, once for all faults after the same effects."""
 
     def __init__(self, operation: Operation, base: dict[str, bytes], expected: State):
         self._operation = operation
         self._base = base
         self._expected = expected
-        self._seen: set[object] = set()
+        self._converged: set[object] = set()
 
-    def check(self, faulty: FaultyStorage, error: BaseException | None, where: object) -> None:
-        if error is None or faulty.effects not in self._seen:
-            assert_converges(self._operation, faulty.inner, self._base, self._expected, where)
+    def check(self, faulty: FaultyStorage, error: BaseException | None, context: object) -> None:
+        if error is None or faulty.effects not in self._converged:
+            assert_converges(self._operation, faulty.inner, self._base, self._expected, context)
         if error is not None:
-            self._seen.add(faulty.effects)
+            self._converged.add(faulty.effects)
 
 
-def run_broken(operation: Operation, storage: Storage, fault: Fault) -> tuple[FaultyStorage, BaseException | None]:
+def run_with(operation: Operation, storage: Storage, fault: Fault) -> tuple[FaultyStorage, BaseException | None]:
     faulty = FaultyStorage(storage, [fault], concurrency=1)
     try:
         operation.run(Lakehouse(faulty))
@@ -186,49 +186,49 @@ def run_broken(operation: Operation, storage: Storage, fault: Fault) -> tuple[Fa
 # The state before a request equals the state after the previous write, so only the soak checks it.
 @pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.soak), "after"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_table_write_killed_at_every_request(
-    base: dict[str, bytes], restored: Callable[[], Storage], operation: Operation, moment: Moment
+def test_table_operation_killed_at_every_request(
+    base: dict[str, bytes], restore: Callable[[], Storage], operation: Operation, moment: Moment
 ) -> None:
-    requests, expected = uninterrupted(operation, restored())
+    requests, expected = run_uninterrupted(operation, restore())
     assert {"read", "create", "write"} <= {request.kind for request in requests}
     convergence = Convergence(operation, base, expected)
     # A kill after a read, which has no effect, equals a kill before the next request.
     for request in requests:
         if moment == "after" and request.kind in ("read", "stat", "list"):
             continue
-        death = fail(request.number, DeathError, moment)  # type: ignore[arg-type]
-        faulty, error = run_broken(operation, restored(), death)
+        fault = fail(request.number, DeathError, moment)  # type: ignore[arg-type]
+        faulty, error = run_with(operation, restore(), fault)
         assert isinstance(error, DeathError)
         convergence.check(faulty, error, (moment, request))
 
 
 @pytest.mark.parametrize("fault", [pytest.param("error", marks=pytest.mark.soak), "lost response"])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_table_write_with_failures_and_lost_responses(
-    base: dict[str, bytes], restored: Callable[[], Storage], operation: Operation, fault: str
+def test_table_operation_with_failures_and_lost_responses(
+    base: dict[str, bytes], restore: Callable[[], Storage], operation: Operation, fault: str
 ) -> None:
-    requests, expected = uninterrupted(operation, restored())
-    convergence, n_refused = Convergence(operation, base, expected), 0
+    requests, expected = run_uninterrupted(operation, restore())
+    convergence, n_failures = Convergence(operation, base, expected), 0
     for request in requests:
         if fault == "lost response" and request.kind not in ("create", "write", "delete"):
             continue
         number = request.number
         injected = fail(number, StorageFullError) if fault == "error" else lose_response(number)
-        faulty, error = run_broken(operation, restored(), injected)
+        faulty, error = run_with(operation, restore(), injected)
         if isinstance(error, StorageError):
-            n_refused += 1
-            assert error.path is not None, "a typed error that names the file is an answer too"
+            n_failures += 1
+            assert error.path is not None, "a typed error with the path of the file is a valid outcome"
         convergence.check(faulty, error, (fault, request))
-    assert n_refused or fault == "lost response"
+    assert n_failures or fault == "lost response"
 
 
-#: Files of an append: three that are written in parallel, then two that refer to them, then the root.
-APPENDED = (".parquet", "-m0.avro", "snap-", ".metadata.json", "-table-", "_101")
+#: Parts of the paths that an append writes: three files in parallel, then two that refer to them, then the root.
+APPENDED_FILES = (".parquet", "-m0.avro", "snap-", ".metadata.json", "-table-", "_101")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lakehouse in a folder, with a table of one row, at version 4."""
+    """A folder with a lakehouse at version 4, with a table of one row."""
     folder = tmp_path_factory.mktemp("append") / "lake"
     catalog = catalog_at(Lakehouse.create(str(folder), {"fsync": "false"}))
     catalog.create_namespace("ns")
@@ -240,20 +240,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("part", APPENDED)
-def test_killed_append_is_complete_or_absent(folder: Path, tmp_path: Path, part: str, moment: Moment) -> None:
+@pytest.mark.parametrize("path_part", APPENDED_FILES)
+def test_killed_append_is_complete_or_absent(folder: Path, tmp_path: Path, path_part: str, moment: Moment) -> None:
     shutil.copytree(folder, tmp_path / "lake")
     threaded = ThreadedStorage(LocalStorage(f"file://{tmp_path}/lake/"))
-    kind = "write" if part == ".parquet" else "create"
+    kind = "write" if path_part == ".parquet" else "create"
 
     def append(report: Callable[[str], None]) -> None:
-        storage = FaultyStorage(threaded, [kill(1, moment, kind=kind, path_part=part)])
+        storage = FaultyStorage(threaded, [kill(1, moment, kind=kind, path_part=path_part)])
         catalog_at(Lakehouse(storage)).load_table("ns.t").append(pa.table({"id": [2]}))
         report("acknowledged")
 
     assert fork(append).finish() == (-signal.SIGKILL, [])
     lake = Lakehouse.open(str(tmp_path / "lake"))
-    was_committed = (part, moment) == ("_101", "after")
+    was_committed = (path_part, moment) == ("_101", "after")
     assert lake.latest_version() == 4 + was_committed
     rows = [1, 2] if was_committed else [1]
     assert sorted(catalog_at(lake).load_table("ns.t").scan().to_arrow()["id"].to_pylist()) == rows

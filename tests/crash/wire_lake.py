@@ -1,8 +1,8 @@
 """A small lakehouse on a real S3 server behind the fault-injecting proxy, and one commit to it.
 
 The tree has several levels, and the commit writes a lakehouse definition, definitions of objects, nodes, the root and
-the hint. A separate client restores the base before each run, and downloads all files afterwards to check them in
-memory, so that neither the storage under test nor a fault can hide what the server contains.
+the hint. A separate client restores the base before each run. Afterwards it downloads all files to check them in
+memory, so that neither the storage under test nor a fault can hide the content of the server.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from trinitylake_ops.format.limits import smallest_node_file_limit_bytes
 from trinitylake_ops.storage import MemoryStorage, RetryStorage, drop_memory_root, open_storage
 
 SIZES: dict[str, Any] = {"order": 3, "namespace_name_max_size_bytes": 8, "table_name_max_size_bytes": 8}
-LONG = "m" * 3_400  # a small root, so that the commit also writes nodes
+LONG_MESSAGE = "m" * 3_400  # leaves little space in the root, so that the commit also writes nodes
 BASE_VERSION = 2
 NEXT_VERSION = 3
-SHORT_TIMEOUT_S = 0.5  # if the fault is a delay; otherwise a slow machine must not cause timeouts
-PATIENCE_S = 20.0
+SHORT_TIMEOUT_S = 0.5  # for delays; with other faults, a slow machine must not cause timeouts
+LONG_TIMEOUT_S = 20.0
 
 
 def make_base() -> dict[str, bytes]:
@@ -37,7 +37,7 @@ def make_base() -> dict[str, bytes]:
     with _in_memory({}) as storage:
         limit_bytes = smallest_node_file_limit_bytes(LakehouseDef(id="", **SIZES))
         lake = Lakehouse.create(storage.root, storage=storage, node_file_max_size_bytes=limit_bytes, **SIZES)
-        with lake.transaction(message=LONG) as txn:
+        with lake.transaction(message=LONG_MESSAGE) as txn:
             txn.create_namespace("ns")
             for number in range(3):
                 txn.create_table("ns", f"t{number}", table())
@@ -50,7 +50,7 @@ def make_base() -> dict[str, bytes]:
 
 def change(lake: Lakehouse) -> int:
     """Commit changes of all kinds and return the acknowledged version."""
-    with lake.transaction(message=LONG) as txn:
+    with lake.transaction(message=LONG_MESSAGE) as txn:
         txn.alter_definition(replace(txn.definition, properties={"changed": "yes"}))
         txn.create_namespace("new")
         txn.create_table("new", "t", table())
@@ -100,21 +100,21 @@ class WireLake:
 
     def open(self) -> Lakehouse:
         """Open the lakehouse without cached state."""
-        return Lakehouse.open(self.root, storage=self._storage(PATIENCE_S))
+        return Lakehouse.open(self.root, storage=self._storage(LONG_TIMEOUT_S))
 
-    def commit(self, plan: tuple[WireFault, ...] = ()) -> Outcome:
-        """Commit on the base with faults, whose numbers count from the transaction's first request."""
-        self._put_back()
-        needs_time_out = any(fault.action in ("hold_request", "delay_response") for fault in plan)
-        lake = Lakehouse(self._storage(SHORT_TIMEOUT_S if needs_time_out else PATIENCE_S))
-        lake.storage.now_ms()  # request the server's time now, so that no run requests it later
-        self.proxy.begin(*plan)
+    def commit(self, faults: tuple[WireFault, ...] = ()) -> Outcome:
+        """Commit on the base with faults. Their numbers count from the first request of the transaction."""
+        self._restore_base()
+        has_delay = any(fault.action in ("hold_request", "delay_response") for fault in faults)
+        lake = Lakehouse(self._storage(SHORT_TIMEOUT_S if has_delay else LONG_TIMEOUT_S))
+        lake.storage.now_ms()  # read the server's time now, so that no run has a request for it
+        self.proxy.begin(*faults)
         try:
             return Outcome(version=change(lake))
         except TrinityLakeError as error:
             return Outcome(error=error)
 
-    def _put_back(self) -> None:
+    def _restore_base(self) -> None:
         self.proxy.begin()
         stored = self._stored()
         extra = [{"Key": self._prefix + path} for path in stored.keys() - self._base.keys()]
@@ -125,7 +125,7 @@ class WireLake:
                 self.server.client.put_object(Bucket=self._bucket, Key=self._prefix + path, Body=data)
 
     def _stored(self) -> dict[str, str]:
-        """Return the ETag, hence the MD5 sum, of each file under the root, as an independent client lists them."""
+        """Return the ETag, which is the MD5 sum, of each file under the root, as listed by an independent client."""
         listing = self.server.client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix)
         assert not listing["IsTruncated"]
         return {item["Key"].removeprefix(self._prefix): item["ETag"] for item in listing.get("Contents", ())}
@@ -148,7 +148,7 @@ class WireLake:
             assert lake.latest_version() == (NEXT_VERSION if is_committed or is_fenced else BASE_VERSION)
             history = list(lake.history())
             assert len({info.commit_id for info in history}) == len(history)
-            assert sum(info.message == LONG for info in history) == 1 + is_committed
+            assert sum(info.message == LONG_MESSAGE for info in history) == 1 + is_committed
             for info in history:
                 if info.version >= BASE_VERSION:
                     expected = self._after if is_committed and info.version == NEXT_VERSION else self._before
@@ -194,7 +194,7 @@ def file_kind(exchange: Exchange) -> str:
 
 
 def assert_creates_are_conditional(log: tuple[Exchange, ...]) -> None:
-    """Every file except the hint is created by one conditional PUT, without multipart uploads."""
+    """Assert that each file except the hint is created by one conditional PUT, without multipart uploads."""
     for exchange in log:
         assert "upload" not in exchange.query, f"{exchange.target} is part of a multipart upload"
         if exchange.method == "PUT":

@@ -251,7 +251,7 @@ def _content_violations(history: History, infos: Sequence[VersionInfo], states: 
 
 
 def _after_rollback(message: str, serial: State, states: Sequence[State]) -> State:
-    """Return the state after a rollback with the message "to version 3" or "to version 3: a, b.t".
+    """Return the state after a rollback with the message "to version 3" or "to version 3: a, b.t"."""
     version, _, names = message.removeprefix("to version ").partition(": ")
     only = tuple(names.split(", ")) if names else ()
     kept = {key: token for key, token in serial.items() if key not in part_of(serial, only)}

@@ -347,7 +347,13 @@ class World:
             # Other roots: export targets, and the root of the lakehouse as opened from a target.
             *(
                 mock.patch.object(module, "open_storage", self.open_storage)
-                for module in (export_module, export_check_module, external_files_module, file_io_module, lakehouse_module)
+                for module in (
+                    export_module,
+                    export_check_module,
+                    external_files_module,
+                    file_io_module,
+                    lakehouse_module,
+                )
             ),
             # Runs are short, so that the effects of long contention must begin early.
             mock.patch.object(pacing_module, "CONFLICTS_BEFORE_REQUEST", 1),

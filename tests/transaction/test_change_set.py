@@ -69,11 +69,11 @@ def test_reads_conflict_only_for_serializable_transactions(changes: ChangeSet) -
 
 
 def test_commit_without_conflict_does_not_modify_changes(lake: Lakehouse) -> None:
-    key = _KEYS.namespace_key("ns")
-    changes = ChangeSet(writes={key: NamespaceDef(id=_ID, properties={"a": "b"})})
+    base = lake.snapshot()
+    changes = ChangeSet(writes={base.keys.namespace_key("ns"): NamespaceDef(id=_ID, properties={"a": "b"})})
     before = copy.deepcopy(changes)
     submission = Submission(
-        _ID, lake.snapshot(), changes, IsolationLevel.SNAPSHOT, CommitInfo("create"), begun_at_ms=lake.storage.now_ms()
+        _ID, base, changes, IsolationLevel.SNAPSHOT, CommitInfo("create"), begun_at_ms=lake.storage.now_ms()
     )
     assert lake.commit_queue.commit(submission, max_attempts=1) == 1
     assert changes == before

@@ -160,7 +160,9 @@ def test_corrupt_root_leaves_outcome_unknown(filled_lake: Lakehouse) -> None:
 @pytest.mark.parametrize(
     "retry_fault", [fail(2, StoragePermissionError, kind="create", path_part=ROOT_2), None], ids=["rejected", "expired"]
 )
-def test_rejection_after_lost_response_leaves_outcome_unknown(filled_lake: Lakehouse, retry_fault: Fault | None) -> None:
+def test_rejection_after_lost_response_leaves_outcome_unknown(
+    filled_lake: Lakehouse, retry_fault: Fault | None
+) -> None:
     """The first request may still arrive, so its files must be kept."""
     clock = ClockStorage(filled_lake.storage, filled_lake.snapshot().created_at_ms + 10)
     faults = [fail(1, AmbiguousWriteError, kind="create", path_part=ROOT_2), *([retry_fault] if retry_fault else [])]
@@ -235,7 +237,9 @@ def test_unwritable_hint_is_logged_and_commit_succeeds(
 
 @pytest.mark.parametrize("path_part", ["-table-", "-node-", ROOT_2, HINT_PATH])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_interrupted_commit_keeps_files_of_committed_versions(filled_lake: Lakehouse, path_part: str, moment: str) -> None:
+def test_interrupted_commit_keeps_files_of_committed_versions(
+    filled_lake: Lakehouse, path_part: str, moment: str
+) -> None:
     """The commit happens completely or not at all, whichever request Ctrl-C interrupts."""
     with pytest.raises(KeyboardInterrupt):
         txn = Lakehouse(_InterruptingStorage(filled_lake.storage, path_part, moment)).transaction(message=LONG_MESSAGE)

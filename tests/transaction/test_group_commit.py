@@ -18,8 +18,8 @@ from tests.transaction.groups import (
     HookedStorage,
     Interrupted,
     commit_in_other_process,
-    commit_together,
     commit_queued,
+    commit_together,
     creates_table,
     simulate_high_latency,
 )
@@ -125,7 +125,9 @@ def test_conflicting_group_member_fails_alone(filled_lake: Lakehouse) -> None:
         (lambda txn: txn.drop_namespace("ns", cascade=True), creates_table("d")),
     ],
 )
-def test_first_of_two_conflicting_members_succeeds(filled_lake: Lakehouse, change: Any, conflicting_change: Any) -> None:
+def test_first_of_two_conflicting_members_succeeds(
+    filled_lake: Lakehouse, change: Any, conflicting_change: Any
+) -> None:
     first, second = commit_together(filled_lake, [change, conflicting_change])
     assert first == 2
     assert isinstance(second, CommitConflictError)

@@ -18,8 +18,8 @@ from tests.transaction.groups import (
     Interrupted,
     commit_in_other_process,
     commit_queued,
-    create_with_namespace,
     create_in_transactions,
+    create_with_namespace,
     creates_table,
     interrupt_at,
     simulate_high_latency,
@@ -67,7 +67,6 @@ def win_races(storage: HookedStorage, changes: list[Callable[[Transaction], obje
             commit_in_other_process(storage.inner, changes.pop(0))
 
     storage.before = before
-
 
 
 def old_transaction(lake: Lakehouse, name: str) -> Transaction:

@@ -238,7 +238,9 @@ def test_changed_reads_conflict_when_serializable(
 
 
 @pytest.mark.parametrize(("ours", "theirs", "conflict"), SERIALIZABLE_ONLY.values(), ids=SERIALIZABLE_ONLY.keys())
-def test_snapshot_isolation_allows_changed_reads(filled_lake: Lakehouse, ours: Change, theirs: Change, conflict: str) -> None:
+def test_snapshot_isolation_allows_changed_reads(
+    filled_lake: Lakehouse, ours: Change, theirs: Change, conflict: str
+) -> None:
     assert conflict
     assert race(filled_lake, ours, theirs, "snapshot").committed_version == 3
 

@@ -404,7 +404,12 @@ def test_invalid_staged_definition_files_are_rejected(filled_lake: Lakehouse) ->
         filled_lake.stage_definition("ns", "new", table()),
     )
     txn = filled_lake.transaction()
-    for staged_list in ([staged, other], [staged, replace(staged, table="again")], ["x"], [replace(staged, location=None)]):
+    for staged_list in (
+        [staged, other],
+        [staged, replace(staged, table="again")],
+        ["x"],
+        [replace(staged, location=None)],
+    ):
         with pytest.raises(InvalidInputError):
             txn.put_staged(staged_list)  # type: ignore[arg-type]
     for content in (b"", b"garbage", filled_lake.storage.read(filled_lake.snapshot().definition_location)[:0]):

@@ -231,7 +231,9 @@ def test_verify_bypasses_cache(cached_lake: Lakehouse) -> None:
     assert {("node-missing", node)} == findings(cached_lake)
     cached_lake.storage.write(definition, b"\xff")
     assert len(objects(cached_lake.snapshot(1))) == N_TABLES + 1
-    cached_lake.storage.write(node, Lakehouse.open(cached_lake.root, cached_lake.storage_options).files.storage.read(node))
+    cached_lake.storage.write(
+        node, Lakehouse.open(cached_lake.root, cached_lake.storage_options).files.storage.read(node)
+    )
     assert {("definition-unreadable", definition)} == findings(cached_lake)
 
 

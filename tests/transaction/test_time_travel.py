@@ -15,7 +15,10 @@ from trinitylake_ops.format.keys import COMMIT_ID, COMMIT_INFO, CREATED_AT_MILLI
 from trinitylake_ops.format.node_file import NodeFile, decode_node, encode_node
 from trinitylake_ops.storage import MemoryStorage, MeteredStorage, StorageWrapper, drop_memory_root
 
-pytestmark = [pytest.mark.local_only("reads simulated roots, which exist on no server"), pytest.mark.usefixtures("fixed_requests")]
+pytestmark = [
+    pytest.mark.local_only("reads simulated roots, which exist on no server"),
+    pytest.mark.usefixtures("fixed_requests"),
+]
 
 ORDER = 3
 ROOT = "memory://times/"
