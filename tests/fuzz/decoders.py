@@ -1,6 +1,6 @@
-"""The decoders of all lakehouse files, in the form that fuzzing calls: with the bytes of one file.
+"""The decoders of all lakehouse files, as functions of the bytes of one file.
 
-Each decoder also uses the decoded value like its callers, so that a value of a wrong type is detected.
+Each decoder also uses the decoded value as its callers do, so that a value of the wrong type is detected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyiceberg.typedef import Record
 
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Mutator
-from tests.fuzz.reseal import resealed, saved_transaction_resealed, verified_record_resealed
+from tests.fuzz.reseal import reseal_file, reseal_saved_transaction, reseal_verified_record
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.access.table_owners import TableUser
 from trinitylake_ops.declarations.policy_yaml import policy_of_yaml, policy_yaml
@@ -77,7 +77,7 @@ T = TypeVar("T")
 
 CORPUS = Path(__file__).parent / "corpus"
 REGRESSIONS = Path(__file__).parent / "regressions"
-#: Locations of samples whose content or checksum includes their name.
+#: Parts of the paths of samples whose content or checksum includes their name.
 UUID = "6fcb514b-b878-4c9d-95b7-8dc3a7ce6fd8"
 TABLE_ID = "0b9d3a5e-7c1f-4f7e-9a53-3b1f0c6f2d11"
 FUZZ_ROOT = "memory://fuzz/"
@@ -115,7 +115,7 @@ def _node(data: bytes, path: str) -> None:
 
 
 def _commit_info(data: bytes, path: str) -> None:
-    """Decode the ``commit_info`` of a root, and format it like the log."""
+    """Decode the ``commit_info`` of a root, and use it as the log does."""
     del path
     lake = _lake()
     latest = lake.snapshot()
@@ -203,7 +203,7 @@ def _names(data: bytes, path: str) -> None:
 
 
 def _decode_or_reject(decode: Callable[[T], object], text: T) -> None:
-    """Decode one of several items in a file, each of which may be rejected."""
+    """Decode one of several items of a file. It may be rejected."""
     try:
         decode(text)
     except TrinityLakeError:
@@ -341,7 +341,7 @@ def _manifest(data: bytes, path: str) -> None:
 
 @functools.cache
 def _table() -> Table:
-    """Return a table of one data file with the columns of the samples."""
+    """Return a table with one data file and the columns of the samples."""
     catalog = catalog_at(_lake())
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", ROWS.schema)
@@ -363,7 +363,7 @@ def _data_file(path: str, content: DataFileContent, file_format: FileFormat) -> 
 
 
 def _data_parquet(data: bytes, path: str) -> None:
-    """Read rows like a scan, and like compaction."""
+    """Read rows as a scan does, and as compaction does."""
     _lake().storage.write(path, data)
     task = FileScanTask(_data_file(path, DataFileContent.DATA, FileFormat.PARQUET))
     metadata = _table().metadata
@@ -392,12 +392,12 @@ def _deletes(data: bytes, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A decoder, the path of its file, its mutator, and the function that recomputes the checksums of the file."""
+    """A decoder, the path of its file, its mutator, and the function that recomputes the file's checksums."""
 
     decode: Callable[[bytes, str], None]
     path: str
-    change: Mutator
-    reseal: Callable[[bytes, str], bytes] = resealed
+    mutate: Mutator
+    reseal: Callable[[bytes, str], bytes] = reseal_file
 
 
 _METADATA = f"tables/{TABLE_ID}/metadata/"
@@ -405,40 +405,40 @@ _DATA = f"tables/{TABLE_ID}/data/"
 _INVENTORY = f"tables/{TABLE_ID}/inventory"
 
 DECODERS: dict[str, Decoder] = {
-    "node": Decoder(_node, f"0110/0000/1011/01111000-node-{UUID}.arrow", mutations.arrow_file_changed),
-    "commit_info": Decoder(_commit_info, root_path(0), mutations.json_changed),
-    "lakehouse_def": Decoder(_lakehouse_def, f"_lakehouse_def_{UUID}.binpb", mutations.protobuf_changed),
-    "policy": Decoder(_policy, "policy.json", mutations.json_changed),
-    "policy_yaml": Decoder(_policy_yaml, "policy.yaml", mutations.text_changed),
-    "namespace_def": Decoder(_namespace_def, f"namespace-n-{UUID}.binpb", mutations.protobuf_changed),
-    "table_def": Decoder(_table_def, f"table-t-n-{UUID}.binpb", mutations.protobuf_changed),
-    "hint": Decoder(_hint, HINT_PATH, mutations.text_changed),
-    "names": Decoder(_names, "names", mutations.text_changed),
-    "plan": Decoder(_plan, f"_ops/plan-{UUID}.json", mutations.json_changed),
-    "export_manifest": Decoder(_export_manifest, f"_ops/export-{UUID}.json", mutations.json_changed),
-    "inventory_manifest": Decoder(_inventory_manifest, f"{_INVENTORY}/manifest.json", mutations.json_changed),
-    "inventory_csv": Decoder(_inventory("CSV"), f"{_INVENTORY}/data.csv.gz", mutations.gzip_text_changed),
-    "inventory_orc": Decoder(_inventory("ORC"), f"{_INVENTORY}/data.orc", mutations.orc_changed),
-    "inventory_parquet": Decoder(_inventory("Parquet"), f"{_INVENTORY}/data.parquet", mutations.parquet_changed),
-    "owner": Decoder(_owner, f"tables/{TABLE_ID}/_owner.json", mutations.json_changed),
-    "table_user": Decoder(_table_user, TableUser("a", "s3://bucket/lake/").path, mutations.json_changed),
-    "lease": Decoder(_lease, lease_path(7), mutations.json_changed),
-    "orphan_barrier": Decoder(_orphan_barrier, ORPHAN_BARRIER_PATH, mutations.json_changed),
+    "node": Decoder(_node, f"0110/0000/1011/01111000-node-{UUID}.arrow", mutations.mutate_arrow_file),
+    "commit_info": Decoder(_commit_info, root_path(0), mutations.mutate_json),
+    "lakehouse_def": Decoder(_lakehouse_def, f"_lakehouse_def_{UUID}.binpb", mutations.mutate_protobuf),
+    "policy": Decoder(_policy, "policy.json", mutations.mutate_json),
+    "policy_yaml": Decoder(_policy_yaml, "policy.yaml", mutations.mutate_text),
+    "namespace_def": Decoder(_namespace_def, f"namespace-n-{UUID}.binpb", mutations.mutate_protobuf),
+    "table_def": Decoder(_table_def, f"table-t-n-{UUID}.binpb", mutations.mutate_protobuf),
+    "hint": Decoder(_hint, HINT_PATH, mutations.mutate_text),
+    "names": Decoder(_names, "names", mutations.mutate_text),
+    "plan": Decoder(_plan, f"_ops/plan-{UUID}.json", mutations.mutate_json),
+    "export_manifest": Decoder(_export_manifest, f"_ops/export-{UUID}.json", mutations.mutate_json),
+    "inventory_manifest": Decoder(_inventory_manifest, f"{_INVENTORY}/manifest.json", mutations.mutate_json),
+    "inventory_csv": Decoder(_inventory("CSV"), f"{_INVENTORY}/data.csv.gz", mutations.mutate_gzip_text),
+    "inventory_orc": Decoder(_inventory("ORC"), f"{_INVENTORY}/data.orc", mutations.mutate_orc),
+    "inventory_parquet": Decoder(_inventory("Parquet"), f"{_INVENTORY}/data.parquet", mutations.mutate_parquet),
+    "owner": Decoder(_owner, f"tables/{TABLE_ID}/_owner.json", mutations.mutate_json),
+    "table_user": Decoder(_table_user, TableUser("a", "s3://bucket/lake/").path, mutations.mutate_json),
+    "lease": Decoder(_lease, lease_path(7), mutations.mutate_json),
+    "orphan_barrier": Decoder(_orphan_barrier, ORPHAN_BARRIER_PATH, mutations.mutate_json),
     "verified_record": Decoder(
-        _verified_record, f"_ops/verified-{UUID}.arrow", mutations.arrow_stream_changed, verified_record_resealed
+        _verified_record, f"_ops/verified-{UUID}.arrow", mutations.mutate_arrow_stream, reseal_verified_record
     ),
     "saved_transaction": Decoder(
-        _saved_transaction, f"_ops/txn-{UUID}.binpb", mutations.protobuf_changed, saved_transaction_resealed
+        _saved_transaction, f"_ops/txn-{UUID}.binpb", mutations.mutate_protobuf, reseal_saved_transaction
     ),
-    "table_metadata": Decoder(_table_metadata, f"{_METADATA}00001-{UUID}.metadata.json", mutations.json_changed),
+    "table_metadata": Decoder(_table_metadata, f"{_METADATA}00001-{UUID}.metadata.json", mutations.mutate_json),
     "table_metadata_gzip": Decoder(
-        _table_metadata, f"{_METADATA}00001-{UUID}.gz.metadata.json", mutations.gzip_json_changed
+        _table_metadata, f"{_METADATA}00001-{UUID}.gz.metadata.json", mutations.mutate_gzip_json
     ),
-    "manifest_list": Decoder(_manifest_list, f"{_METADATA}snap-1-0-{UUID}.avro", mutations.avro_changed),
-    "manifest": Decoder(_manifest, f"{_METADATA}{UUID}-m0.avro", mutations.avro_changed),
-    "data_parquet": Decoder(_data_parquet, f"{_DATA}{UUID}.parquet", mutations.parquet_changed),
-    "data_orc": Decoder(_data_orc, f"{_DATA}{UUID}.orc", mutations.orc_changed),
-    "puffin": Decoder(_deletes, f"{_DATA}{UUID}.puffin", mutations.puffin_changed),
+    "manifest_list": Decoder(_manifest_list, f"{_METADATA}snap-1-0-{UUID}.avro", mutations.mutate_avro),
+    "manifest": Decoder(_manifest, f"{_METADATA}{UUID}-m0.avro", mutations.mutate_avro),
+    "data_parquet": Decoder(_data_parquet, f"{_DATA}{UUID}.parquet", mutations.mutate_parquet),
+    "data_orc": Decoder(_data_orc, f"{_DATA}{UUID}.orc", mutations.mutate_orc),
+    "puffin": Decoder(_deletes, f"{_DATA}{UUID}.puffin", mutations.mutate_puffin),
 }
 
 
@@ -448,6 +448,6 @@ def corpus(name: str) -> list[bytes]:
 
 
 def regressions(name: str) -> dict[str, bytes]:
-    """Return inputs on which a decoder failed before, by file name."""
+    """Return inputs on which a decoder once failed, by file name."""
     folder = REGRESSIONS / name
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())} if folder.is_dir() else {}

@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing: atheris keeps inputs that reach new lines of the program and mutates them further.
 
-``python -m tests.fuzz.guided DECODER --seconds T --folder F`` exits with an error on the first fault, whose input is
-``F/current``; ``--seed`` seeds its random generator.
+``python -m tests.fuzz.guided DECODER --seconds T --folder F`` exits with an error on the first fault. Its input is in
+``F/current``. ``--seed`` sets the seed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import atheris
 
 with atheris.instrument_imports(include=["trinitylake_ops", "pyiceberg", "fastavro"]):
     from tests.fuzz.decoders import DECODERS, corpus, regressions
-    from tests.fuzz.mutations import mutated
+    from tests.fuzz.mutations import mutate_file
     from tests.fuzz.run import fault_of, limit_process
 
 _MAX_INPUT_BYTES = 1 << 16
@@ -29,14 +29,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, required=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, required=True)
-    chosen = parser.parse_args()
-    decoder = DECODERS[chosen.decoder]
-    seeds = chosen.folder / "seeds"
+    options = parser.parse_args()
+    decoder = DECODERS[options.decoder]
+    seeds = options.folder / "seeds"
     seeds.mkdir(exist_ok=True)
-    for number, data in enumerate((*corpus(chosen.decoder), *regressions(chosen.decoder).values())):
+    for number, data in enumerate((*corpus(options.decoder), *regressions(options.decoder).values())):
         (seeds / str(number)).write_bytes(data)
         fault_of(decoder, decoder.reseal(data, decoder.path))
-    current = chosen.folder / "current"
+    current = options.folder / "current"
 
     def test_one_input(data: bytes) -> None:
         data = decoder.reseal(data, decoder.path)
@@ -46,19 +46,19 @@ def main() -> None:
             print(f"{current}: {reason}", file=sys.stderr)
             raise AssertionError(reason)
 
-    def change(data: bytes, max_size: int, seed: int) -> bytes:
+    def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         rng = random.Random(seed)
         if rng.random() < 0.5:
             return atheris.Mutate(data, max_size)
         try:
-            return mutated(data, decoder.change, rng)[:max_size]
-        except Exception:  # noqa: BLE001 - what stands there is damaged beyond its structure
+            return mutate_file(data, decoder.mutate, rng)[:max_size]
+        except Exception:  # noqa: BLE001 - the structure of the file is too damaged
             return atheris.Mutate(data, max_size)
 
     limit_process()
-    options = [f"-max_total_time={chosen.seconds}", f"-seed={chosen.seed % 2**32 or 1}", "-print_final_stats=0"]
-    options += [f"-max_len={_MAX_INPUT_BYTES}", "-rss_limit_mb=0", f"-artifact_prefix={chosen.folder}{os.sep}"]
-    atheris.Setup([sys.argv[0], *options, str(seeds)], test_one_input, custom_mutator=change)
+    arguments = [f"-max_total_time={options.seconds}", f"-seed={options.seed % 2**32 or 1}", "-print_final_stats=0"]
+    arguments += [f"-max_len={_MAX_INPUT_BYTES}", "-rss_limit_mb=0", f"-artifact_prefix={options.folder}{os.sep}"]
+    atheris.Setup([sys.argv[0], *arguments, str(seeds)], test_one_input, custom_mutator=mutate)
     atheris.Fuzz()
 
 

@@ -1,6 +1,6 @@
-"""Damaged and hostile variants of valid files: changes of their bytes, and of their decoded content.
+"""Mutators, which return damaged and hostile variants of valid files.
 
-Each mutator takes the bytes of a file and a random generator and returns other bytes, which are equal for equal seeds.
+Each mutator takes the bytes of a file and a random generator, and returns the same variant for the same seed.
 Structural mutators decode the file, change a value, a length, a count or a type, and encode it again, so that code
 behind the outermost checks is reached. Checksums are recomputed afterwards (:mod:`reseal`).
 """
@@ -62,11 +62,11 @@ _TEXTS = (
     "http://[::1",
     "%00%ff",
 )
-_LARGE = 10**4500  # as text, more digits than Python converts to a number
+_LARGE = 10**4500  # as text, it has more digits than Python converts to a number
 
 
 def hostile_value(rng: random.Random) -> Any:
-    """Return a value of any JSON type, which is mostly not the expected one."""
+    """Return a value of any JSON type, usually not of the expected one."""
     kind = rng.randrange(7)
     if kind == 0:
         return rng.choice(_TEXTS)
@@ -84,88 +84,90 @@ def hostile_value(rng: random.Random) -> Any:
 
 
 def nested(depth: int) -> Any:
-    """Return nested lists."""
+    """Return lists nested to a depth."""
     value: Any = []
     for _ in range(depth):
         value = [value]
     return value
 
 
-def bytes_changed(data: bytes, rng: random.Random) -> bytes:
+def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
     """Change bits, bytes, numbers, lengths and the order of bytes anywhere."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4, 16))):
-        place = rng.randrange(len(changed)) if changed else 0
+        position = rng.randrange(len(changed)) if changed else 0
         kind = rng.randrange(8)
         if kind == 0 and changed:
-            changed[place] ^= 1 << rng.randrange(8)
+            changed[position] ^= 1 << rng.randrange(8)
         elif kind == 1 and changed:
-            changed[place] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+            changed[position] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
         elif kind == 2:
             width = rng.choice((2, 4, 8))
-            place -= place % width
-            changed[place : place + width] = (rng.choice(_NUMBERS) & (2 ** (8 * width) - 1)).to_bytes(width, "little")
+            position -= position % width
+            number = rng.choice(_NUMBERS) & (2 ** (8 * width) - 1)
+            changed[position : position + width] = number.to_bytes(width, "little")
         elif kind == 3:
-            del changed[place : place + rng.choice((1, 4, 64, len(changed)))]
+            del changed[position : position + rng.choice((1, 4, 64, len(changed)))]
         elif kind == 4:
-            changed[place:place] = rng.choice((b"\0", b"\xff" * 8, b"\xff" * 9 + b"\x01", rng.randbytes(16)))
+            changed[position:position] = rng.choice((b"\0", b"\xff" * 8, b"\xff" * 9 + b"\x01", rng.randbytes(16)))
         elif kind == 5:
             start = rng.randrange(len(changed) + 1)
-            changed[place:place] = changed[start : start + rng.choice((4, 32, 256))]
+            changed[position:position] = changed[start : start + rng.choice((4, 32, 256))]
         elif kind == 6:
             start = rng.randrange(len(changed) + 1)
             piece = changed[start : start + 16]
-            changed[place : place + len(piece)] = piece
+            changed[position : position + len(piece)] = piece
         elif changed:
             step = rng.choice((-1, 1))
-            changed[place] = (changed[place] + step) % 256
+            changed[position] = (changed[position] + step) % 256
     return bytes(changed)
 
 
-def bytes_in_place_changed(data: bytes, rng: random.Random) -> bytes:
-    """Change some bytes but no length: kinds, offsets and counts of binary metadata, which other checks hide."""
+def mutate_bytes_in_place(data: bytes, rng: random.Random) -> bytes:
+    """Change some bytes but not the length, to reach types, offsets and counts in binary metadata."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 8) if changed else 0):
         changed[rng.randrange(len(changed))] = rng.choice((0, 1, 4, 8, 0x80, 0xFF, rng.randrange(256)))
     return bytes(changed)
 
 
-def value_changed(value: Any, rng: random.Random) -> Any:
-    """Return a JSON value with one part changed, removed, duplicated or renamed."""
-    places: list[tuple[Any, Any]] = []
-    _collect(value, places)
-    if not places:
+def mutate_value(value: Any, rng: random.Random) -> Any:
+    """Return a JSON value with one item changed, removed, duplicated or renamed."""
+    items: list[tuple[Any, Any]] = []
+    _collect(value, items)
+    if not items:
         return hostile_value(rng)
-    holder, at = rng.choice(places)
+    container, index = rng.choice(items)
     kind = rng.randrange(6)
     if kind == 0:
-        del holder[at]
-    elif kind == 1 and isinstance(holder, list):
-        holder.insert(at, holder[rng.randrange(len(holder))])
-    elif kind == 2 and isinstance(holder, dict):
-        holder[rng.choice(_TEXTS)] = holder.pop(at)
+        del container[index]
+    elif kind == 1 and isinstance(container, list):
+        container.insert(index, container[rng.randrange(len(container))])
+    elif kind == 2 and isinstance(container, dict):
+        container[rng.choice(_TEXTS)] = container.pop(index)
     elif kind == 3:
-        other, there = rng.choice(places)
-        holder[at] = json.loads(json.dumps(other[there], default=str)) if at != there else [holder[at]]
-    elif kind == 4 and isinstance(holder[at], str) and holder[at]:
-        holder[at] = bytes_changed(holder[at].encode(errors="surrogatepass"), rng).decode(errors="replace")
+        other, other_index = rng.choice(items)
+        is_same = index == other_index
+        container[index] = [container[index]] if is_same else json.loads(json.dumps(other[other_index], default=str))
+    elif kind == 4 and isinstance(container[index], str) and container[index]:
+        container[index] = mutate_bytes(container[index].encode(errors="surrogatepass"), rng).decode(errors="replace")
     else:
-        holder[at] = hostile_value(rng)
+        container[index] = hostile_value(rng)
     return value
 
 
-def _collect(value: Any, places: list[tuple[Any, Any]]) -> None:
+def _collect(value: Any, items: list[tuple[Any, Any]]) -> None:
     if isinstance(value, dict):
         for name in value:
-            places.append((value, name))
-            _collect(value[name], places)
+            items.append((value, name))
+            _collect(value[name], items)
     elif isinstance(value, list):
-        for at, part in enumerate(value):
-            places.append((value, at))
-            _collect(part, places)
+        for index, item in enumerate(value):
+            items.append((value, index))
+            _collect(item, items)
 
 
-def json_changed(data: bytes, rng: random.Random) -> bytes:
+def mutate_json(data: bytes, rng: random.Random) -> bytes:
     """Change the content of a JSON file, or rarely its text."""
     kind = rng.randrange(12)
     if kind == 0:
@@ -174,65 +176,65 @@ def json_changed(data: bytes, rng: random.Random) -> bytes:
         return data.replace(b":", b":" + rng.choice((b"1" * 5000, b"-", b"NaN", b"1e999", b'{"a":' * 3000)), 1)
     value = json.loads(data)
     for _ in range(rng.choice((1, 1, 2, 5))):
-        value = value_changed(value, rng)
-    # Without spaces, like this package's writers, so that checksums of metadata are found.
+        value = mutate_value(value, rng)
+    # Without spaces, like the writers of this package, so that the checksums of metadata are found.
     return json.dumps(value, ensure_ascii=rng.random() < 0.9, separators=(",", ":")).encode(errors="surrogatepass")
 
 
-def gzip_json_changed(data: bytes, rng: random.Random) -> bytes:
+def mutate_gzip_json(data: bytes, rng: random.Random) -> bytes:
     """Change the content of a gzip-compressed JSON file, or truncate it."""
-    changed = _with_gzip_header(data, gzip.compress(json_changed(gzip.decompress(data), rng), mtime=0))
+    changed = _copy_gzip_header(data, gzip.compress(mutate_json(gzip.decompress(data), rng), mtime=0))
     if rng.random() < 0.2:
         changed = changed[: rng.randrange(len(changed))]
     return changed if rng.random() < 0.9 else changed + changed
 
 
-def _with_gzip_header(data: bytes, changed: bytes) -> bytes:
-    """Return a gzip file with the extra field of another one, which contains the checksum."""
+def _copy_gzip_header(data: bytes, changed: bytes) -> bytes:
+    """Return the changed gzip file with the extra field of the original, which contains the checksum."""
     if len(data) < 12 or not data[3] & 4:
         return changed
     return changed[:3] + b"\x04" + changed[4:10] + data[10 : 12 + int.from_bytes(data[10:12], "little")] + changed[10:]
 
 
-def gzip_text_changed(data: bytes, rng: random.Random) -> bytes:
+def mutate_gzip_text(data: bytes, rng: random.Random) -> bytes:
     """Change the content of a gzip-compressed text file."""
-    return gzip.compress(bytes_changed(gzip.decompress(data), rng), mtime=0)
+    return gzip.compress(mutate_bytes(gzip.decompress(data), rng), mtime=0)
 
 
-def text_changed(data: bytes, rng: random.Random) -> bytes:
+def mutate_text(data: bytes, rng: random.Random) -> bytes:
     """Change a short text."""
     other = rng.choice(_TEXTS).encode(errors="surrogatepass")
-    return rng.choice((other, data + other, other + data, bytes_changed(data, rng), str(rng.choice(_NUMBERS)).encode()))
+    return rng.choice((other, data + other, other + data, mutate_bytes(data, rng), str(rng.choice(_NUMBERS)).encode()))
 
 
-def protobuf_changed(data: bytes, rng: random.Random) -> bytes:
+def mutate_protobuf(data: bytes, rng: random.Random) -> bytes:
     """Change fields of a protobuf message: their numbers, wire types, lengths, values, order and nesting."""
     fields = _fields_of(data)
     if not fields:
-        return bytes_changed(data, rng)
-    at = rng.randrange(len(fields))
-    tag, content = fields[at]
+        return mutate_bytes(data, rng)
+    index = rng.randrange(len(fields))
+    tag, content = fields[index]
     number, wire = tag >> 3, tag & 7
     kind = rng.randrange(9)
     if kind == 0:
-        fields.pop(at)
+        fields.pop(index)
     elif kind == 1:
-        fields.insert(at, rng.choice(fields))
+        fields.insert(index, rng.choice(fields))
     elif kind == 2:
-        fields[at] = ((rng.choice((number + 1, number + 999, 1000, 1001, 2**28)) << 3) | wire, content)
+        fields[index] = ((rng.choice((number + 1, number + 999, 1000, 1001, 2**28)) << 3) | wire, content)
     elif kind == 3:
-        fields[at] = ((number << 3) | rng.randrange(8), content)
+        fields[index] = ((number << 3) | rng.randrange(8), content)
     elif kind == 4:
         rng.shuffle(fields)
     elif wire == 0:
-        fields[at] = (tag, _varint(rng.choice(_NUMBERS)))
+        fields[index] = (tag, _varint(rng.choice(_NUMBERS)))
     elif wire == 2:
         body = _body_of(content)
         other = rng.choice(_TEXTS).encode(errors="surrogatepass")
-        deep = _nested_field(number, body, rng.choice((20, 95, 200)))
-        changed = rng.choice((other, protobuf_changed(body, rng), protobuf_changed(body, rng), body * 3, deep))
+        nested_body = _nested_field(number, body, rng.choice((20, 95, 200)))
+        changed = rng.choice((other, mutate_protobuf(body, rng), mutate_protobuf(body, rng), body * 3, nested_body))
         length = len(changed) if rng.random() < 0.95 else rng.choice(_NUMBERS)
-        fields[at] = (tag, _varint(length) + changed)
+        fields[index] = (tag, _varint(length) + changed)
     return b"".join(_varint(tag) + content for tag, content in fields)
 
 
@@ -251,35 +253,35 @@ def _varint(number: int) -> bytes:
     return bytes(parts)
 
 
-def _read_varint(data: bytes, place: int) -> tuple[int, int]:
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     number = shift = 0
-    while place < len(data) and shift < 70:
-        byte = data[place]
+    while position < len(data) and shift < 70:
+        byte = data[position]
         number |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if byte < 0x80:
-            return number, place
-    raise ValueError("no varint")
+            return number, position
+    raise ValueError("invalid varint")
 
 
 def _fields_of(data: bytes) -> list[tuple[int, bytes]]:
-    """Return (tag, content with its length) of each field, or nothing for an invalid message."""
-    fields, place = [], 0
+    """Return (tag, content with its length) of each field, or an empty list for an invalid message."""
+    fields, position = [], 0
     try:
-        while place < len(data):
-            tag, start = _read_varint(data, place)
+        while position < len(data):
+            tag, start = _read_varint(data, position)
             if tag & 7 == 0:
-                place = _read_varint(data, start)[1]
+                position = _read_varint(data, start)[1]
             elif tag & 7 == 2:
                 length, body = _read_varint(data, start)
-                place = body + length
+                position = body + length
             elif tag & 7 in (1, 5):
-                place = start + (8 if tag & 7 == 1 else 4)
+                position = start + (8 if tag & 7 == 1 else 4)
             else:
                 return []
-            if place > len(data):
+            if position > len(data):
                 return []
-            fields.append((tag, data[start:place]))
+            fields.append((tag, data[start:position]))
     except ValueError:
         return []
     return fields
@@ -289,66 +291,67 @@ def _body_of(content: bytes) -> bytes:
     return content[_read_varint(content, 0)[1] :]
 
 
-def arrow_file_changed(data: bytes, rng: random.Random) -> bytes:
+def mutate_arrow_file(data: bytes, rng: random.Random) -> bytes:
     """Change rows, columns, batches or compression of an Arrow IPC file."""
-    table = _table_changed(pa.ipc.open_file(data).read_all(), rng)
+    table = _mutate_table(pa.ipc.open_file(data).read_all(), rng)
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=rng.choice((None, None, "zstd", "lz4")))
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=rng.choice((None, None, 3)))
-    return _damaged(bytes(sink.getvalue()), rng)
+    return _maybe_mutate_bytes(bytes(sink.getvalue()), rng)
 
 
-def arrow_stream_changed(data: bytes, rng: random.Random) -> bytes:
+def mutate_arrow_stream(data: bytes, rng: random.Random) -> bytes:
     """Change rows, columns, batches or compression of an Arrow IPC stream."""
-    table = _table_changed(pa.ipc.open_stream(data).read_all(), rng)
+    table = _mutate_table(pa.ipc.open_stream(data).read_all(), rng)
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=rng.choice((None, "zstd")))
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=rng.choice((None, 2)))
-    return _damaged(bytes(sink.getvalue()), rng)
+    return _maybe_mutate_bytes(bytes(sink.getvalue()), rng)
 
 
-def _damaged(data: bytes, rng: random.Random) -> bytes:
-    """Return a file unchanged, or with bytes changed, with similar probability."""
-    how = rng.choice((None, bytes_changed, bytes_in_place_changed, bytes_in_place_changed))
-    return how(data, rng) if how else data
+def _maybe_mutate_bytes(data: bytes, rng: random.Random) -> bytes:
+    """Return a file unchanged or with changed bytes."""
+    mutate = rng.choice((None, mutate_bytes, mutate_bytes_in_place, mutate_bytes_in_place))
+    return mutate(data, rng) if mutate else data
 
 
-def puffin_changed(data: bytes, rng: random.Random) -> bytes:
+def mutate_puffin(data: bytes, rng: random.Random) -> bytes:
     """Change the footer of a Puffin file, or the bytes of its blobs."""
     end = len(data) - 12
     start = end - int.from_bytes(data[end : end + 4], "little")
     footer = data[start:end]
     if rng.random() < 0.5:
-        footer = json_changed(footer, rng)
+        footer = mutate_json(footer, rng)
     else:
-        blobs = bytes_changed(data[4 : start - 4], rng)
+        blobs = mutate_bytes(data[4 : start - 4], rng)
         data = data[:4] + blobs + data[start - 4 :]
         start += len(blobs) - (start - 8)
     return data[:start] + footer + len(footer).to_bytes(4, "little") + data[-8:]
 
 
-def parquet_changed(data: bytes, rng: random.Random) -> bytes:
+def mutate_parquet(data: bytes, rng: random.Random) -> bytes:
     """Change rows and columns of a Parquet file."""
     sink = pa.BufferOutputStream()
-    table = _table_changed(pq.read_table(io.BytesIO(data)), rng)
-    own = {name: text for name, text in (pq.read_metadata(io.BytesIO(data)).metadata or {}).items() if b"seal" in name}
+    table = _mutate_table(pq.read_table(io.BytesIO(data)), rng)
+    all_metadata = pq.read_metadata(io.BytesIO(data)).metadata or {}
+    metadata = {name: text for name, text in all_metadata.items() if b"seal" in name}
     with pq.ParquetWriter(sink, table.schema, compression=rng.choice(("none", "zstd"))) as writer:
         writer.write_table(table)
-        writer.add_key_value_metadata(own)
-    return _damaged(bytes(sink.getvalue()), rng)
+        writer.add_key_value_metadata(metadata)
+    return _maybe_mutate_bytes(bytes(sink.getvalue()), rng)
 
 
-def orc_changed(data: bytes, rng: random.Random) -> bytes:
+def mutate_orc(data: bytes, rng: random.Random) -> bytes:
     """Change rows and columns of an ORC file."""
     sink = pa.BufferOutputStream()
-    orc.write_table(_table_changed(orc.read_table(io.BytesIO(data)), rng), sink)
-    return _damaged(bytes(sink.getvalue()), rng)
+    orc.write_table(_mutate_table(orc.read_table(io.BytesIO(data)), rng), sink)
+    return _maybe_mutate_bytes(bytes(sink.getvalue()), rng)
 
 
-def _table_changed(table: pa.Table, rng: random.Random) -> pa.Table:
-    table.validate(full=True)  # an earlier mutation may refer to bytes outside of the buffers
+def _mutate_table(table: pa.Table, rng: random.Random) -> pa.Table:
+    table.validate(full=True)  # after an earlier mutation, it may refer to bytes outside of the buffers
     columns = {name: table[name].to_pylist() for name in table.schema.names}
     types = {name: table.schema.field(name).type for name in table.schema.names}
     for _ in range(rng.choice((1, 1, 2, 4))):
@@ -357,22 +360,24 @@ def _table_changed(table: pa.Table, rng: random.Random) -> pa.Table:
         kind = rng.randrange(8)
         if kind < 3 and rows:
             order = list(range(len(rows)))
-            at = rng.randrange(len(rows))
+            index = rng.randrange(len(rows))
             if kind == 0:
-                order.pop(at)
+                order.pop(index)
             elif kind == 1:
-                order.insert(at, at)
+                order.insert(index, index)
             else:
                 rng.shuffle(order)
-            columns = {known: [cells[row] for row in order] for known, cells in columns.items()}
+            columns = {column: [cells[row] for row in order] for column, cells in columns.items()}
         elif kind == 3:
             types[name] = rng.choice((pa.large_utf8(), pa.binary(), pa.int64(), pa.utf8(), pa.list_(pa.utf8())))
         elif kind == 4:
             other = rng.choice(("txn", "value", "pnode", "", name))
             columns, types = _renamed(columns, name, other), _renamed(types, name, other)
         elif rows:
-            at = rng.randrange(len(rows))
-            rows[at] = rng.choice((None, rng.choice(_TEXTS), str(rng.choice(_NUMBERS)), rng.choice(rows), b"\xff\xfe"))
+            index = rng.randrange(len(rows))
+            rows[index] = rng.choice(
+                (None, rng.choice(_TEXTS), str(rng.choice(_NUMBERS)), rng.choice(rows), b"\xff\xfe")
+            )
     metadata = table.schema.metadata if rng.random() < 0.9 else None
     arrays = [_array(columns[name], types[name]) for name in columns]
     fields = [
@@ -383,7 +388,7 @@ def _table_changed(table: pa.Table, rng: random.Random) -> pa.Table:
 
 
 def _renamed(columns: dict[str, Any], name: str, other: str) -> dict[str, Any]:
-    return {other if known == name else known: cells for known, cells in columns.items()}
+    return {other if column == name else column: cells for column, cells in columns.items()}
 
 
 def _array(cells: list[Any], kind: pa.DataType) -> pa.Array:
@@ -396,58 +401,58 @@ def _array(cells: list[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(texts, pa.utf8())
 
 
-def avro_changed(data: bytes, rng: random.Random) -> bytes:
+def mutate_avro(data: bytes, rng: random.Random) -> bytes:
     """Change records, schema, properties, codec or the size and count of blocks of an Avro file."""
     kind = rng.randrange(6)
     reader = fastavro.reader(io.BytesIO(data), return_record_name=False)
     header = dict(reader.metadata)
     if kind == 0:
-        schema = value_changed(json.loads(header["avro.schema"]), rng)
+        schema = mutate_value(json.loads(header["avro.schema"]), rng)
         return _avro_file(data, {**header, "avro.schema": json.dumps(schema)})
     if kind == 1:
         name = rng.choice(list(header))
         return _avro_file(data, {**header, name: rng.choice((*_TEXTS, "deflate", "null", "zstandard", "bzip2", "xz"))})
     if kind == 2:
         return _avro_blocks(data, header, rng)
-    schema = json.loads(header["avro.schema"], object_pairs_hook=_plain)
+    schema = json.loads(header["avro.schema"], object_pairs_hook=_without_logical_type)
     records = list(fastavro.reader(io.BytesIO(_avro_file(data, {**header, "avro.schema": json.dumps(schema)}))))
-    own = {name: value for name, value in header.items() if not name.startswith("avro.")}
+    metadata = {name: value for name, value in header.items() if not name.startswith("avro.")}
     for _ in range(rng.choice((1, 1, 3))):
-        records = _typed_change(records, rng)
+        records = _mutate_record(records, rng)
     sink = io.BytesIO()
     try:
-        fastavro.writer(sink, schema, records, codec=rng.choice(("null", "deflate")), metadata=own)
-    except Exception:  # noqa: BLE001 - such a value has no place in the schema; then its bytes are changed
-        return bytes_changed(data, rng)
+        fastavro.writer(sink, schema, records, codec=rng.choice(("null", "deflate")), metadata=metadata)
+    except Exception:  # noqa: BLE001 - the value does not fit the schema
+        return mutate_bytes(data, rng)
     return _avro_file(sink.getvalue(), {"avro.schema": header["avro.schema"]})
 
 
-def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_logical_type(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in pairs if name != "logicalType"}
 
 
-def _typed_change(records: list[Any], rng: random.Random) -> list[Any]:
-    """Change a value to another one of the same type, so that it can be written."""
+def _mutate_record(records: list[Any], rng: random.Random) -> list[Any]:
+    """Change a value to another value of the same type, which the schema allows."""
     if rng.random() < 0.1 and records:
         return records * 3
-    places: list[tuple[Any, Any]] = []
-    _collect(records, places)
-    if not places:
+    items: list[tuple[Any, Any]] = []
+    _collect(records, items)
+    if not items:
         return records
-    holder, at = rng.choice(places)
-    value = holder[at]
+    container, index = rng.choice(items)
+    value = container[index]
     if isinstance(value, str):
-        holder[at] = rng.choice((*_TEXTS, value[:-1], value.upper())).encode(errors="replace").decode()
+        container[index] = rng.choice((*_TEXTS, value[:-1], value.upper())).encode(errors="replace").decode()
     elif isinstance(value, bytes):
-        holder[at] = bytes_changed(value, rng)
+        container[index] = mutate_bytes(value, rng)
     elif isinstance(value, bool):
-        holder[at] = not value
+        container[index] = not value
     elif isinstance(value, int):
-        holder[at] = rng.choice((0, -1, 1, 3, 99, 2**31 - 1, 2**63 - 1, -(2**63)))
+        container[index] = rng.choice((0, -1, 1, 3, 99, 2**31 - 1, 2**63 - 1, -(2**63)))
     elif value is None:
-        holder[at] = rng.choice((0, 1, "x", b"", [], {}))
+        container[index] = rng.choice((0, 1, "x", b"", [], {}))
     else:
-        holder[at] = None if rng.random() < 0.5 else type(value)()
+        container[index] = None if rng.random() < 0.5 else type(value)()
     return records
 
 
@@ -465,7 +470,7 @@ _HEADER = fastavro.parse_schema(
 
 
 def _avro_file(data: bytes, changes: Mapping[str, str]) -> bytes:
-    """Return an Avro file with other header entries and unchanged blocks."""
+    """Return an Avro file with changed header entries and the same blocks."""
     blocks = io.BytesIO(data)
     header: Any = fastavro.schemaless_reader(blocks, _HEADER, None)
     meta = {**header["meta"], **{name: text.encode(errors="surrogatepass") for name, text in changes.items()}}
@@ -475,33 +480,33 @@ def _avro_file(data: bytes, changes: Mapping[str, str]) -> bytes:
 
 
 def _avro_blocks(data: bytes, header: Mapping[str, str], rng: random.Random) -> bytes:
-    """Return an Avro file whose block declares other counts, or decompresses to other bytes."""
+    """Return an Avro file whose block declares other counts or decompresses to other bytes."""
     blocks = io.BytesIO(data)
     sync = fastavro.schemaless_reader(blocks, _HEADER, None)["sync"]  # type: ignore[index,call-overload]
     head = data[: blocks.tell()]
     rest = data[blocks.tell() :]
     try:
-        count, place = _read_varint(rest, 0)
-        size, place = _read_varint(rest, place)
+        count, position = _read_varint(rest, 0)
+        size, position = _read_varint(rest, position)
     except ValueError:
-        return bytes_changed(data, rng)
-    body = rest[place : place + (size >> 1)]
+        return mutate_bytes(data, rng)
+    body = rest[position : position + (size >> 1)]
     if header.get("avro.codec") == "deflate":
-        packer = zlib.compressobj(wbits=-15)
-        plain = bytes_changed(zlib.decompress(body, wbits=-15), rng)
-        body = packer.compress(plain) + packer.flush()
+        compressor = zlib.compressobj(wbits=-15)
+        plain = mutate_bytes(zlib.decompress(body, wbits=-15), rng)
+        body = compressor.compress(plain) + compressor.flush()
     else:
-        body = bytes_changed(body, rng)
+        body = mutate_bytes(body, rng)
     count = count if rng.random() < 0.6 else rng.choice(_NUMBERS)
     size = len(body) << 1 if rng.random() < 0.8 else rng.choice(_NUMBERS)
     return head + _varint(count) + _varint(size) + body + sync
 
 
-def mutated(data: bytes, change: Mutator, rng: random.Random) -> bytes:
-    """Return a variant of a file: mostly a structural one, otherwise one with changed bytes."""
+def mutate_file(data: bytes, mutate: Mutator, rng: random.Random) -> bytes:
+    """Return a variant of a file, usually a structural one, otherwise with changed bytes."""
     if rng.random() < 0.3:
-        return bytes_changed(data, rng)
+        return mutate_bytes(data, rng)
     try:
-        return change(data, rng)
+        return mutate(data, rng)
     except RecursionError:
-        return bytes_changed(data, rng)
+        return mutate_bytes(data, rng)

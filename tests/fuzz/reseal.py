@@ -15,26 +15,26 @@ from trinitylake_ops.format.definitions import SavedTransaction
 _SHA256_BYTES = 32
 
 
-def resealed(data: bytes, path: str) -> bytes:
-    """Return a file with the right checksums for its bytes and path, if it has any (FORMAT.md, "Checksums")."""
+def reseal_file(data: bytes, path: str) -> bytes:
+    """Return a file with correct checksums for its bytes and path, if it has any (FORMAT.md, "Checksums")."""
     name = path.rpartition("/")[2].encode()
-    seal = re.compile(rb"[0-9a-f]{8} " + re.escape(name))
-    if not seal.search(data):
+    checksum = re.compile(rb"[0-9a-f]{8} " + re.escape(name))
+    if not checksum.search(data):
         return data
     blank = b"00000000 " + name
-    data = seal.sub(blank, data)
+    data = checksum.sub(blank, data)
     return data.replace(blank, f"{google_crc32c.value(data):08x} ".encode() + name)
 
 
-def verified_record_resealed(data: bytes, path: str) -> bytes:
+def reseal_verified_record(data: bytes, path: str) -> bytes:
     """Append the SHA-256 to a mutated record of verified files."""
-    body = resealed(data, path)
+    body = reseal_file(data, path)
     if hashlib.sha256(body[:-_SHA256_BYTES]).digest() != body[-_SHA256_BYTES:]:
         body += hashlib.sha256(body).digest()
     return body
 
 
-def saved_transaction_resealed(data: bytes, path: str) -> bytes:
+def reseal_saved_transaction(data: bytes, path: str) -> bytes:
     """Return a saved transaction with the checksum of its content, if it can be decoded."""
     try:
         message = definitions._parsed(data, pb.SavedTransaction, path)
@@ -42,4 +42,4 @@ def saved_transaction_resealed(data: bytes, path: str) -> bytes:
         message.checksum = saved._checksum()
     except TrinityLakeError:
         return data
-    return resealed(message.SerializeToString(), path)
+    return reseal_file(message.SerializeToString(), path)

@@ -1,7 +1,7 @@
-"""Decode many variants of valid files in processes with limited memory, and report those that are handled wrongly.
+"""Decode many variants of valid files in processes with limited memory, and report those that are handled incorrectly.
 
 ``python -m tests.fuzz.run DECODER... [--count N] [--seed S] [--seconds T] --folder F`` prints the faults of each
-as JSON. The current input is in ``F/DECODER/current``, so that an input that crashes the process is kept as well.
+decoder as JSON. The current input is in ``F/DECODER/current``, so that an input that crashes the process is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 
 from tests.fuzz.decoders import DECODERS, Decoder, corpus, regressions
-from tests.fuzz.mutations import mutated
+from tests.fuzz.mutations import mutate_file
 from trinitylake_ops.errors import TrinityLakeError
 
 #: Maximum additional memory and CPU time for one file.
@@ -27,14 +27,14 @@ MAX_BYTES = 512 << 20
 MAX_CPU_S = 5.0
 _HARD_CPU_S = 60
 #: Additional address space of the process, so that a decompression bomb ends this process and not the machine.
-_ADDRESSES_BYTES = 2 << 30
-_MOST_FAULTS = 20
-_LONGEST_REASON = 400
+_ADDRESS_SPACE_BYTES = 2 << 30
+_MAX_FAULTS = 20
+_MAX_REASON_CHARS = 400
 
 
 @dataclass(frozen=True)
 class Fault:
-    """The file of an input that a decoder handled wrongly, and what happened."""
+    """The file of an input that a decoder handled incorrectly, and the reason."""
 
     input: str
     reason: str
@@ -56,12 +56,12 @@ def limit_process() -> None:
     text = Path("/proc/self/status").read_text()
     address_bytes = int(text.partition("VmSize:")[2].split()[0]) << 10
     resource.setrlimit(
-        resource.RLIMIT_AS, (address_bytes + _ADDRESSES_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1])
+        resource.RLIMIT_AS, (address_bytes + _ADDRESS_SPACE_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1])
     )
 
 
 def fault_of(decoder: Decoder, data: bytes) -> str | None:
-    """Decode a file. Return what went wrong, or None if it was decoded or rejected with a typed error."""
+    """Decode a file. Return a fault, or None if the file was decoded or rejected with a typed error."""
     begun_s = time.process_time()
     before = peak_bytes()
     reason = None
@@ -76,23 +76,23 @@ def fault_of(decoder: Decoder, data: bytes) -> str | None:
     took_s, growth_bytes = time.process_time() - begun_s, peak_bytes() - before
     if growth_bytes > MAX_BYTES:
         reset_peak()
-        reason = f"it took {growth_bytes >> 20} MiB of memory"
+        reason = f"decoding took {growth_bytes >> 20} MiB of memory"
     elif took_s > MAX_CPU_S:
-        reason = f"it took {took_s:.1f} s"
-    return None if reason is None else reason[:_LONGEST_REASON]
+        reason = f"decoding took {took_s:.1f} s"
+    return None if reason is None else reason[:_MAX_REASON_CHARS]
 
 
 def _lack_of_memory(error: BaseException | None) -> str | None:
     """Return the failed allocation that caused a rejection, if any."""
     while error is not None:
         if isinstance(error, MemoryError):
-            return f"rejected only for lack of memory: {error}"
+            return f"rejected only because of insufficient memory: {error}"
         error = error.__cause__ or error.__context__
     return None
 
 
 def variants(name: str, count: int | None, seed: int) -> Iterator[tuple[str, bytes]]:
-    """Yield (description, bytes) of samples, regressions and then ``count`` variants, or endless variants for None."""
+    """Yield (description, bytes) of samples, regressions and ``count`` variants, or endless variants for None."""
     decoder = DECODERS[name]
     seeds = corpus(name)
     yield from ((f"sample {number}", decoder.reseal(data, decoder.path)) for number, data in enumerate(seeds))
@@ -100,14 +100,17 @@ def variants(name: str, count: int | None, seed: int) -> Iterator[tuple[str, byt
     number = 0
     while count is None or number < count:
         rng = random.Random(f"{name} {seed} {number}")
-        yield f"variant {seed}/{number}", decoder.reseal(mutated(rng.choice(seeds), decoder.change, rng), decoder.path)
+        yield (
+            f"variant {seed}/{number}",
+            decoder.reseal(mutate_file(rng.choice(seeds), decoder.mutate, rng), decoder.path),
+        )
         number += 1
 
 
 def run(
     name: str, count: int | None, seed: int, seconds: float | None, folder: Path, extra_inputs: Sequence[Path] = ()
 ) -> list[Fault]:
-    """Decode variants up to a number or a time, write the inputs of faults into a folder, and return the faults.
+    """Decode ``count`` variants, or variants for a time. Write the inputs of faults to a folder, and return the faults.
 
     The files ``extra_inputs`` are decoded first.
     """
@@ -125,7 +128,7 @@ def run(
             input_path = folder / description.replace(" ", "-").replace("/", "-")
             input_path.write_bytes(data)
             faults[reason[:60]] = Fault(str(input_path), reason)
-        if len(faults) >= _MOST_FAULTS or (end_s is not None and time.monotonic() > end_s):
+        if len(faults) >= _MAX_FAULTS or (end_s is not None and time.monotonic() > end_s):
             break
     return list(faults.values())
 
@@ -135,12 +138,12 @@ def run_forked(name: str, options: argparse.Namespace) -> list[Fault]:
     folder = options.folder / name
     folder.mkdir(parents=True, exist_ok=True)
     faults_path = folder / "faults.json"
-    child = os.fork()
-    if not child:
+    child_pid = os.fork()
+    if not child_pid:
         faults = run(name, options.count, options.seed, options.seconds, folder, options.input)
         faults_path.write_text(json.dumps([asdict(fault) for fault in faults]))
         os._exit(0)
-    _, status = os.waitpid(child, 0)
+    _, status = os.waitpid(child_pid, 0)
     if status:
         exit_code = os.waitstatus_to_exitcode(status)
         return [Fault(str(folder / "current"), f"the process ended with {exit_code}")]

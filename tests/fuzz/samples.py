@@ -1,4 +1,4 @@
-"""Write the corpus: small valid files of every kind, created by this package's own writers.
+"""Write the corpus: small valid files of every kind, created by the writers of this package.
 
 ``python -m tests.fuzz.samples`` replaces ``tests/fuzz/corpus``, which the tests use.
 """
@@ -20,7 +20,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
 from tests.fuzz.decoders import CORPUS, DECODERS, FUZZ_ROOT, ROWS, TABLE_ID, UUID
-from tests.fuzz.reseal import resealed
+from tests.fuzz.reseal import reseal_file
 from tests.inventories import inventory_file, manifest
 from tests.operations.format_v3_tables import puffin, vector_blob
 from trinitylake_ops import Lakehouse, operations
@@ -96,9 +96,9 @@ def _nodes() -> Iterator[tuple[str, str, bytes]]:
     yield "node", "leaf.arrow", encode_node(leaf, order=4, path=_path("node"))
     yield "node", "root.arrow", encode_node(inner, order=5, path=_path("node"))
     yield "node", "unsealed.arrow", encode_node(inner, order=5)
-    many = NodeFile([f"C===ns1 {number:03}" for number in range(60)], ["table"] * 60, [], {}, system)
+    large = NodeFile([f"C===ns1 {number:03}" for number in range(60)], ["table"] * 60, [], {}, system)
     for codec in ("lz4", "zstd"):
-        yield "node", f"{codec}.arrow", encode_node(many, order=64, compression=codec, path=_path("node"))
+        yield "node", f"{codec}.arrow", encode_node(large, order=64, compression=codec, path=_path("node"))
     yield "node", "sealed.arrow", encode_sealed_root(root, 1_700_000_000_001, _path("node"))
     info = {
         "operation": "group",
@@ -129,10 +129,10 @@ def _definitions() -> Iterator[tuple[str, str, bytes]]:
         table_root="s3://b/t/",
         node_compression="zstd",
     )
-    part = Column(id=3, name="e", type=DataType.DECIMAL, properties={"precision": "10", "scale": "2"})
+    element = Column(id=3, name="e", type=DataType.DECIMAL, properties={"precision": "10", "scale": "2"})
     columns = (
         Column(id=1, name="x", type=DataType.INT8),
-        Column(id=2, name="l", type=DataType.LIST, list_element=part),
+        Column(id=2, name="l", type=DataType.LIST, list_element=element),
     )
     table = TableDef(
         id=TABLE_ID,
@@ -228,24 +228,24 @@ def _tables() -> Iterator[tuple[str, str, bytes]]:
     table.append(_rows("a"))
     table.append(_rows("b"))
     table.delete("place == 'a'")
-    shot = table.current_snapshot()
-    assert shot is not None
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
     read = lake.storage.read
     metadata = read(table.metadata_location.removeprefix(_ROOT))
-    # The decoders use another location.
+    # The decoders read the file at another location.
     location = table.location().encode()
     metadata = metadata.replace(location, f"{FUZZ_ROOT}tables/{TABLE_ID}".encode())
     yield _table_sample("table_metadata", "v2.json", metadata)
     yield _table_sample("table_metadata", "v3.json", _as_v3(metadata))
     yield _table_sample("table_metadata_gzip", "v2.gz", gzip.compress(metadata, mtime=0))
-    yield _table_sample("manifest_list", "v2.avro", read(shot.manifest_list.removeprefix(_ROOT)))
-    for number, listed in enumerate(shot.manifests(table.io)):
-        yield _table_sample("manifest", f"v2-{number}.avro", read(listed.manifest_path.removeprefix(_ROOT)))
+    yield _table_sample("manifest_list", "v2.avro", read(snapshot.manifest_list.removeprefix(_ROOT)))
+    for number, entry in enumerate(snapshot.manifests(table.io)):
+        yield _table_sample("manifest", f"v2-{number}.avro", read(entry.manifest_path.removeprefix(_ROOT)))
     operations.verify(lake, incremental=True)
     yield "verified_record", "record.arrow", _read_only_file(lake, "_ops/verified-")[:-32]
     operations.plan_export(lake, "nightly", level="full").execute()
     manifest_file = re.sub(rb"export-[0-9a-f-]{36}", f"export-{UUID}".encode(), _read_only_file(lake, "_ops/export-"))
-    yield "export_manifest", "full.json", resealed(manifest_file, _path("export_manifest"))
+    yield "export_manifest", "full.json", reseal_file(manifest_file, _path("export_manifest"))
     drop_memory_root(_ROOT)
 
 
@@ -259,7 +259,7 @@ def _data() -> Iterator[tuple[str, str, bytes]]:
         with pq.ParquetWriter(sink, table.schema, compression="zstd", write_page_checksum=True) as writer:
             writer.write_table(table)
             writer.add_key_value_metadata(pairs)
-        yield "data_parquet", name, resealed(sink.getvalue().to_pybytes(), path)
+        yield "data_parquet", name, reseal_file(sink.getvalue().to_pybytes(), path)
     orc_fields = [field.with_metadata({"iceberg.id": str(n)}) for n, field in enumerate(ROWS.schema, 1)]
     for codec in ("uncompressed", "zlib", "lz4", "zstd"):
         sink = pa.BufferOutputStream()
@@ -276,8 +276,8 @@ def _table_sample(decoder: str, name: str, data: bytes) -> tuple[str, str, bytes
 def _as_v3(metadata: bytes) -> bytes:
     content = json.loads(metadata)
     content |= {"format-version": 3, "next-row-id": 4}
-    for number, shot in enumerate(content["snapshots"]):
-        shot |= {"first-row-id": 2 * number, "added-rows": 2}
+    for number, snapshot in enumerate(content["snapshots"]):
+        snapshot |= {"first-row-id": 2 * number, "added-rows": 2}
     return json.dumps(content, separators=(",", ":")).encode()
 
 

@@ -1,4 +1,4 @@
-"""Damaged and hostile files of every kind: decoders raise only typed errors, in bounded memory and time.
+"""Fuzzing of decoders with damaged and hostile files: only typed errors are raised, in bounded memory and time.
 
 Each kind is decoded in a separate process, so that a crash or a decompression bomb does not end the tests. The number
 of variants is fixed and CPU time is measured, so that results do not depend on the load of the machine.
@@ -19,15 +19,15 @@ from tests.fuzz.decoders import DECODERS, corpus, regressions
 from tests.fuzz.run import MAX_BYTES
 
 _VARIANTS = 75
-#: These decoders start a process for each variant.
+#: Numbers of variants for decoders that start a process for each variant.
 _FEWER_VARIANTS = {"inventory_orc": 25}
 _SOAK_S = 600
-#: Arrow's default allocator reserves more addresses than it uses.
+#: Arrow's default allocator reserves more address space than it uses.
 _ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "PYTHONFAULTHANDLER": "1"}
 
 
 def run_fuzzer(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a fuzzer until it exits."""
+    """Run a fuzzer module as a process."""
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env={**os.environ, **_ENVIRONMENT},
@@ -49,13 +49,13 @@ def run_decoders(folder: Path, *arguments: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def faults_by_decoder(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The faults of each decoder, found with a fixed number of variants."""
+    """The faults of each decoder for a fixed number of variants, as text."""
     folder = tmp_path_factory.mktemp("fuzz")
     names = [name for name in DECODERS if name not in _FEWER_VARIANTS]
-    texts = run_decoders(folder, *names, "--count", str(_VARIANTS))
+    faults = run_decoders(folder, *names, "--count", str(_VARIANTS))
     for name, count in _FEWER_VARIANTS.items():
-        texts |= run_decoders(folder, name, "--count", str(count))
-    return texts
+        faults |= run_decoders(folder, name, "--count", str(count))
+    return faults
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -71,17 +71,17 @@ def test_samples_are_decoded(name: str) -> None:
         decoder.decode(decoder.reseal(data, decoder.path), decoder.path)
 
 
-def test_every_regression_belongs_to_a_decoder() -> None:
+def test_regressions_belong_to_decoders() -> None:
     folders = {path.name for path in (Path(__file__).parent / "regressions").iterdir()}
     assert folders <= set(DECODERS)
     assert all(regressions(name) for name in folders)
 
 
 def compressed_zeros(wbits: int) -> bytes:
-    """Return compressed zeros beyond a decoder's memory limit. ``wbits`` is zlib's: 31 for gzip, -15 for deflate."""
-    packer = zlib.compressobj(level=1, wbits=wbits)
+    """Return compressed zeros beyond the memory limit. ``wbits`` is that of zlib: 31 for gzip, -15 for deflate."""
+    compressor = zlib.compressobj(level=1, wbits=wbits)
     zeros = bytes(1 << 20)
-    return b"".join(packer.compress(zeros) for _ in range(2 * MAX_BYTES // len(zeros))) + packer.flush()
+    return b"".join(compressor.compress(zeros) for _ in range(2 * MAX_BYTES // len(zeros))) + compressor.flush()
 
 
 def test_decompression_bomb_is_rejected(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_decompression_bomb_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.timeout(12 * _SOAK_S)
 @pytest.mark.parametrize("name", DECODERS)
 def test_variants_are_decoded_or_rejected_for_ten_minutes(name: str, tmp_path: Path) -> None:
-    """Run the structural fuzzer, then the coverage-guided one, for half of the time each. A failure shows the seed."""
+    """Run the structural fuzzer and then the coverage-guided one, each for half of the time. Failures show the seed."""
     seed, half_s = str(int.from_bytes(os.urandom(4))), str(_SOAK_S // 2)
     assert not run_decoders(tmp_path, name, "--seconds", half_s, "--seed", seed)[name], seed
     guided = run_fuzzer("tests.fuzz.guided", name, "--seconds", half_s, "--seed", seed, "--folder", str(tmp_path))
