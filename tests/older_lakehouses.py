@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.format.node_file_variants import NodeFormVariant
+from tests.format.node_file_variants import NodeFileVariant
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.file_names import RootNaming, parse_root_path
 from trinitylake_ops.format.keys import PREVIOUS_ROOT, ROLLBACK_FROM_ROOT
@@ -10,11 +10,11 @@ from trinitylake_ops.format.node_file import decode_node
 from trinitylake_ops.storage import Storage
 
 #: The oldest form of a root without children.
-OLDEST_FORM = NodeFormVariant("value", has_pnode=False, has_null_row=False, txn="string", definition_key="lakehouse")
+OLDEST_FORM = NodeFileVariant("value", has_pnode=False, has_null_row=False, txn="string", definition_key="lakehouse")
 
 
 def copy_in_older_form(
-    lake: Lakehouse, storage: Storage, naming: RootNaming, form: NodeFormVariant = OLDEST_FORM
+    lake: Lakehouse, storage: Storage, naming: RootNaming, form: NodeFileVariant = OLDEST_FORM
 ) -> None:
     """Copy a lakehouse into an empty storage with other root names and, for roots that support it, another form."""
     lake.close()
@@ -26,6 +26,6 @@ def copy_in_older_form(
             for name in (PREVIOUS_ROOT, ROLLBACK_FROM_ROOT):
                 if name in node.system:
                     node.system[name] = naming.path(version - 1)
-            root_form = form if form.supports(node) else NodeFormVariant("value", n_blank=0)
+            root_form = form if form.supports(node) else NodeFileVariant("value", n_blank=0)
             data, path = root_form.encode(node), naming.path(version)
         storage.create(path, data)

@@ -16,18 +16,17 @@ Row = tuple[str | None, str | None, str | None]
 
 
 @dataclass(frozen=True)
-class NodeFormVariant:
-    """One combination of the differences; the defaults are those of this package.
+class NodeFileVariant:
+    """One combination of the differences between writers. The defaults are those of this package.
 
-    ``txn`` is the type of an extra column of that name, ``n_blank`` the number of blank pointer
-    rows. Only a leaf can be written without its pnode column or its row without a key.
+    Only a leaf can be written without the pnode column, or without the row that has no key.
     """
 
     value_column: str = "pvalue"
     has_pnode: bool = True
     has_null_row: bool = True
-    n_blank: int = 2
-    txn: str = ""
+    n_blank: int = 2  # the number of blank pointer rows
+    txn: str = ""  # the type of an additional column ``txn``
     strings: str = "string"
     batch_rows: int = 10_000
     compression: str | None = None
@@ -70,9 +69,9 @@ def arrow_file(
     compression: str | None = None,
     txn: str | None = None,
 ) -> bytes:
-    """Return an Arrow IPC file of these rows, valid or not, limited to the columns."""
+    """Return an Arrow IPC file with the columns of these rows. The rows need not be valid."""
     kinds: dict[str, Any] = {"string": pa.utf8(), "large_string": pa.large_utf8()}
-    arrays = [pa.array([row[place] for row in rows], kinds[strings]) for place in range(len(columns))]
+    arrays = [pa.array([row[position] for row in rows], kinds[strings]) for position in range(len(columns))]
     table = pa.table(arrays, columns)
     if txn is not None:
         ids = pa.array(["txn-1" if txn == "string" else 1] * len(rows), txn)
@@ -83,9 +82,9 @@ def arrow_file(
     return bytes(sink.getvalue())
 
 
-def all_variants() -> Iterator[NodeFormVariant]:
-    """Yield every combination."""
-    for choice in product(
+def all_variants() -> Iterator[NodeFileVariant]:
+    """Yield all combinations."""
+    for values in product(
         ("pvalue", "value"),
         (True, False),
         (True, False),
@@ -96,4 +95,4 @@ def all_variants() -> Iterator[NodeFormVariant]:
         (None, "lz4", "zstd"),
         (LAKEHOUSE_DEF, "lakehouse"),
     ):
-        yield NodeFormVariant(*choice)
+        yield NodeFileVariant(*values)

@@ -34,7 +34,7 @@ locations = st.text(name_chars, min_size=1, max_size=20)
 _uint32 = st.integers(0, 2**32 - 1)
 _uint64 = st.integers(0, 2**64 - 1)
 _maps = st.dictionaries(texts, texts, max_size=3)
-#: Fields 5000 to 5002, unknown to every definition, as a newer writer might add them.
+#: The fields 5000 to 5002, which no definition has, as a newer writer might add them.
 unknown_fields = st.lists(
     st.tuples(st.sampled_from([b"\xc0\xb8\x02", b"\xc8\xb8\x02", b"\xd0\xb8\x02"]), st.integers(0, 127)), max_size=2
 ).map(lambda fields: b"".join(tag + bytes([value]) for tag, value in fields))
@@ -113,15 +113,15 @@ _flat_columns = st.builds(
 )
 columns = st.recursive(
     _flat_columns,
-    lambda parts: st.builds(
+    lambda nested_columns: st.builds(
         Column,
         id=_uint32,
         name=texts,
         type=_enum(DataType),
-        struct_fields=st.lists(parts, max_size=2).map(tuple),
-        map_key=st.none() | parts,
-        map_value=st.none() | parts,
-        list_element=st.none() | parts,
+        struct_fields=st.lists(nested_columns, max_size=2).map(tuple),
+        map_key=st.none() | nested_columns,
+        map_value=st.none() | nested_columns,
+        list_element=st.none() | nested_columns,
         unknown_fields=unknown_fields,
     ),
     max_leaves=4,
@@ -145,7 +145,7 @@ table_defs = st.builds(
 
 @st.composite
 def node_files(draw: st.DrawFn) -> NodeFile:
-    """A node of up to 6 keys, leaf or not, with messages and system rows."""
+    """Generate leaves and inner nodes with up to 6 keys, messages and system rows."""
     entries = sorted(draw(st.dictionaries(keys, locations, max_size=6)).items())
     children = [] if draw(st.booleans()) else [f"child-{position}" for position in range(len(entries) + 1)]
     system = draw(st.dictionaries(texts.filter(bool).map("x".__add__), texts, max_size=2))

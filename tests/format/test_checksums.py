@@ -1,4 +1,4 @@
-"""Checksums cover every bit of a file and its name."""
+"""Checksums, which cover every bit of a file and its name."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def test_file_with_checksum_is_valid() -> None:
     assert check_seals(data, _seals(data), PATH)
 
 
-@given(body=st.binary(max_size=50), at=st.integers(min_value=0), bit=st.integers(0, 7))
-def test_every_flipped_bit_is_detected(body: bytes, at: int, bit: int) -> None:
+@given(body=st.binary(max_size=50), position=st.integers(min_value=0), bit=st.integers(0, 7))
+def test_every_flipped_bit_is_detected(body: bytes, position: int, bit: int) -> None:
     data = bytearray(_file(body))
-    data[at % len(data)] ^= 1 << bit
+    data[position % len(data)] ^= 1 << bit
     with pytest.raises(CorruptFileError):
         check_seals(bytes(data), _seals(bytes(data)), PATH)
 
@@ -49,7 +49,7 @@ def test_checksum_copied_by_another_program_is_ignored() -> None:
     assert not check_seals(data, _seals(data), PATH)
 
 
-def test_single_checksum_is_damage_and_none_is_accepted() -> None:
+def test_file_needs_both_checksums_or_none() -> None:
     data = _file(b"rows")
     assert not check_seals(b"rows", [None, None], PATH)
     with pytest.raises(CorruptFileError):

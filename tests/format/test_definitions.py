@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.format.refusal import refusal
+from tests.format.decoding import corruption_error
 from tests.format.strategies import lakehouse_defs, namespace_defs, table_defs
 from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError
 from trinitylake_ops.format import definitions_pb2 as pb
@@ -35,9 +35,9 @@ UNKNOWN = b"\xc0\xb8\x02\x07"  # field 5000, a number
 @given(lakehouse_defs | namespace_defs | table_defs)
 def test_definition_round_trips(definition: LakehouseDef | NamespaceDef | TableDef) -> None:
     data = definition.to_bytes()
-    again = type(definition).from_bytes(data, PATH)
-    assert again == definition
-    assert again.to_bytes() == data, "the same definition always gives the same bytes"
+    decoded = type(definition).from_bytes(data, PATH)
+    assert decoded == definition
+    assert decoded.to_bytes() == data, "encoding is deterministic"
 
 
 @given(st.permutations(["a", "b", "c"]))
@@ -87,7 +87,7 @@ def test_zero_values_are_not_treated_as_missing() -> None:
 
 @pytest.mark.parametrize("kind", [LakehouseDef, NamespaceDef, TableDef])
 def test_empty_file_is_corrupt(kind: type[LakehouseDef | NamespaceDef | TableDef]) -> None:
-    """It is valid protobuf without checksums, and would decode to default values, for example to no exports."""
+    """Empty bytes are valid protobuf, and would decode to default values, for example to no exports."""
     with pytest.raises(CorruptFileError) as caught:
         kind.from_bytes(b"", PATH)
     assert caught.value.path == PATH
@@ -105,13 +105,13 @@ def test_table_without_type_is_managed() -> None:
 
 def test_unknown_fields_are_preserved_at_every_level() -> None:
     column = Column(id=3, name="part", type=DataType.INT4, unknown_fields=UNKNOWN)
-    kinds = replace(column, id=2, struct_fields=(column,), map_key=column, map_value=column, list_element=column)
+    nested = replace(column, id=2, struct_fields=(column,), map_key=column, map_value=column, list_element=column)
     table = TableDef(
-        id="t", schema=Schema(columns=(replace(kinds, id=1, list_element=kinds),), unknown_fields=UNKNOWN),
+        id="t", schema=Schema(columns=(replace(nested, id=1, list_element=nested),), unknown_fields=UNKNOWN),
         unknown_fields=UNKNOWN,
     )  # fmt: skip
-    read = TableDef.from_bytes(table.to_bytes(), PATH)
-    changed = TableDef.from_bytes(replace(read, properties={"new": "x"}).to_bytes(), PATH)
+    decoded = TableDef.from_bytes(table.to_bytes(), PATH)
+    changed = TableDef.from_bytes(replace(decoded, properties={"new": "x"}).to_bytes(), PATH)
     assert changed == replace(table, properties={"new": "x"})
     assert changed.to_bytes().count(UNKNOWN) == 2 + 4 + 5
     lakehouse = LakehouseDef(
@@ -130,9 +130,9 @@ def test_unknown_fields_are_preserved_at_every_level() -> None:
 @given(st.integers(0, 2**31 - 1))
 def test_unknown_enum_numbers_are_preserved(number: int) -> None:
     definition = LakehouseDef(id="x", isolation_level=IsolationLevel(number))
-    again = LakehouseDef.from_bytes(definition.to_bytes(), PATH)
-    assert again.isolation_level == number
-    assert isinstance(again.isolation_level, IsolationLevel)
+    decoded = LakehouseDef.from_bytes(definition.to_bytes(), PATH)
+    assert decoded.isolation_level == number
+    assert isinstance(decoded.isolation_level, IsolationLevel)
     column = Column(id=1, name="c", type=DataType(number))
     table = TableDef(schema=Schema(columns=(column,)))
     assert TableDef.from_bytes(table.to_bytes(), PATH).schema.columns[0].type == number
@@ -147,7 +147,7 @@ def test_unknown_enum_number_has_a_name_and_can_be_pickled() -> None:
         DataType("nonsense")
 
 
-def test_newer_major_version_is_rejected_naming_both_versions() -> None:
+def test_error_of_newer_major_version_names_both_versions() -> None:
     data = replace(LakehouseDef(id="x"), major_version=MAJOR_VERSION + 7).to_bytes()
     with pytest.raises(CorruptFileError, match=rf"version {MAJOR_VERSION + 7} .* up to {MAJOR_VERSION};") as caught:
         LakehouseDef.from_bytes(data, PATH)
@@ -166,11 +166,11 @@ def test_invalid_bytes_are_corrupt(data: bytes, kind: type[LakehouseDef] | type[
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_raise_only_corrupt_file_error(data: bytes) -> None:
     for kind in (LakehouseDef, NamespaceDef, TableDef):
-        error = refusal(kind.from_bytes, data, PATH)
+        error = corruption_error(kind.from_bytes, data, PATH)
         assert error is None or error.path == PATH
 
 
-def _deep(levels: int) -> Column:
+def _nested_column(levels: int) -> Column:
     column = Column(id=1, name="c", type=DataType.INT4)
     for _ in range(levels):
         column = Column(id=1, name="c", type=DataType.LIST, list_element=column)
@@ -186,21 +186,21 @@ def _deep(levels: int) -> Column:
         TableDef(primary_keys=("x",)),  # type: ignore[arg-type]
         TableDef(id=None, table_format=7),  # type: ignore[arg-type]
         TableDef(schema=Schema(columns=(Column(id=2**32, name="c", type=DataType.INT4),))),
-        TableDef(schema=Schema(columns=(_deep(200),))),
+        TableDef(schema=Schema(columns=(_nested_column(200),))),
         NamespaceDef(id="n", properties={"a": None}),  # type: ignore[dict-item]
         NamespaceDef(id="n", properties=[1]),  # type: ignore[arg-type]
         LakehouseDef(id="x", order="four"),  # type: ignore[arg-type]
         LakehouseDef(id="x", txn_ttl_millis=-1),
     ],
 )
-def test_unencodable_value_is_an_input_error(definition: LakehouseDef | NamespaceDef | TableDef) -> None:
+def test_unencodable_value_is_rejected(definition: LakehouseDef | NamespaceDef | TableDef) -> None:
     with pytest.raises(InvalidDefinitionError, match=rf"^this {type(definition).__name__} cannot be stored: "):
         definition.to_bytes()
 
 
 @pytest.mark.parametrize("levels", [1, 20, 90, 94, 95, 96, 97, 98, 99, 100, 101])
 def test_deepest_encodable_nesting_is_decoded(levels: int) -> None:
-    definition = TableDef(schema=Schema(columns=(_deep(levels),)))
+    definition = TableDef(schema=Schema(columns=(_nested_column(levels),)))
     try:
         data = definition.to_bytes()
     except InvalidDefinitionError:

@@ -1,4 +1,4 @@
-"""Names that may refer to the same file, on file systems that fold case or normalize Unicode."""
+"""Names that may refer to the same file on file systems that fold case or normalize Unicode."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trinitylake_ops.format.checksums import CompactUuidSet, OtherNames, folded,
 from trinitylake_ops.format.file_names import new_node_path, optimize_path
 
 ID = "6fcb514b-b878-4c9d-95b7-8dc3a7ce6fd8"
-Shown = Callable[[str], str]
+Transformation = Callable[[str], str]
 
-#: Transformations of names by file systems.
-SHOWN: list[Shown] = [
+#: How file systems may transform names.
+TRANSFORMATIONS: list[Transformation] = [
     str.lower,
     str.upper,
     lambda name: unicodedata.normalize("NFD", name),
@@ -27,12 +27,12 @@ SHOWN: list[Shown] = [
 ]
 
 
-@given(names, st.sampled_from(SHOWN))
-def test_identity_is_independent_of_case_and_normalization(name: str, shown: Shown) -> None:
+@given(names, st.sampled_from(TRANSFORMATIONS))
+def test_identity_is_independent_of_case_and_normalization(name: str, transform: Transformation) -> None:
     definition = optimize_path(f"table-{name.replace('/', '-')}-ns-{ID}.binpb")
     data = f"tables/t/data/part={name}/00000-0-{ID}.parquet"
     for path in (definition, data):
-        other = shown(path)
+        other = transform(path)
         is_plain = path == folded(path)
         assert folded(other) == path if is_plain else other in OtherNames([path])
 

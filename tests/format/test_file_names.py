@@ -58,18 +58,18 @@ def test_definition_path_length_is_bounded(namespace: str, table: str, limit_byt
         assert [len(segment) for segment in segments[:-1]] == [4, 4, 4]
         assert re.fullmatch(rf"{HASH}(table|namespace)-.*-{UUID4}\.binpb", path, re.DOTALL)
         original = segments[-1].partition("-")[2]
-        assert optimize_path(original) == path, "the original path holds no '/', so it can be hashed again"
+        assert optimize_path(original) == path, "the original path contains no '/', so that it can be hashed again"
 
 
 @given(names)
 def test_path_has_only_safe_characters(name: str) -> None:
     path = new_namespace_path(name, 400)
-    readable = re.fullmatch(rf"{HASH}namespace-(.*)-{UUID4}\.binpb", path, re.DOTALL)
-    assert readable is not None
-    assert len(readable[1]) == len(name), "nothing is cut where there is room"
-    for char, shown in zip(name, readable[1], strict=True):
-        is_kept = char.isascii() and (char.isalnum() or char in "._~=-")
-        assert shown == char if is_kept else shown in "_-"
+    match = re.fullmatch(rf"{HASH}namespace-(.*)-{UUID4}\.binpb", path, re.DOTALL)
+    assert match is not None
+    assert len(match[1]) == len(name), "a name that fits is not truncated"
+    for char, replaced in zip(name, match[1], strict=True):
+        is_safe = char.isascii() and (char.isalnum() or char in "._~=-")
+        assert replaced == char if is_safe else replaced in "_-"
 
 
 def test_readable_part_replaces_special_characters() -> None:
@@ -82,17 +82,17 @@ def test_long_name_is_truncated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "old"), [("größe", "größe"), ("航班 1", "航班_1"), ("a/b²", "a-b²"), ("plain", "plain")]
+    ("table", "old_name"), [("größe", "größe"), ("航班 1", "航班_1"), ("a/b²", "a-b²"), ("plain", "plain")]
 )
-def test_definition_path_under_earlier_name_belongs_to_table(table: str, old: str) -> None:
-    path = optimize_path(f"table-{old}-ns-{uuid.UUID(int=5)}.binpb")
+def test_definition_path_under_earlier_name_belongs_to_table(table: str, old_name: str) -> None:
+    path = optimize_path(f"table-{old_name}-ns-{uuid.UUID(int=5)}.binpb")
     assert is_table_definition_path(path, "ns", table, 200)
     assert is_table_definition_path(new_table_path("ns", table, 200), "ns", table, 200)
     assert not is_table_definition_path(path, "ns", "other", 200)
     assert not is_table_definition_path(path.replace("table-", "table-x"), "ns", table, 200)
 
 
-def test_fresh_paths_are_unique_and_well_formed() -> None:
+def test_new_paths_are_unique_and_well_formed() -> None:
     for make, pattern in [
         (new_node_path, rf"{HASH}node-{UUID4}\.arrow"),
         (new_lakehouse_def_path, rf"_lakehouse_def_{UUID4}\.binpb"),
@@ -104,7 +104,7 @@ def test_fresh_paths_are_unique_and_well_formed() -> None:
         assert all(re.fullmatch(pattern, path) for path in paths)
 
 
-def test_minimum_limit_leaves_one_character_of_name() -> None:
+def test_minimum_limit_keeps_one_character_of_name() -> None:
     limit_bytes = shortest_path_limit_bytes()
     for path in (new_namespace_path("xyz", limit_bytes), new_table_path("n", "xyz", limit_bytes)):
         assert "-x" in path
@@ -122,10 +122,10 @@ def test_root_names_round_trip(naming: RootNaming, version: int) -> None:
     assert root_naming(path) == naming
     assert len(path) == len("_") + naming.digits + len(naming.suffix)
     assert naming.path(version ^ 1)[1] != path[1], "the lowest digit comes first"
-    assert path[1:33] == root_path(version)[1:33], "more digits are zeros at the end"
+    assert path[1:33] == root_path(version)[1:33], "additional digits are zeros at the end"
 
 
-def test_root_naming_schemes_start_with_the_default() -> None:
+def test_default_root_naming_is_first() -> None:
     assert len(set(ROOT_NAMINGS)) == 4
     assert ROOT_NAMINGS[0] == ROOT_NAMING == RootNaming()
     assert {ROOT_NAMING.path(version) == root_path(version) for version in (0, 7, MAX_VERSION)} == {True}
@@ -133,7 +133,7 @@ def test_root_naming_schemes_start_with_the_default() -> None:
 
 @pytest.mark.parametrize("naming", ROOT_NAMINGS, ids=str)
 @pytest.mark.parametrize("version", [-1, MAX_VERSION + 1, 2**64])
-def test_version_out_of_range_has_no_name(naming: RootNaming, version: int) -> None:
+def test_version_out_of_range_is_rejected(naming: RootNaming, version: int) -> None:
     with pytest.raises(VersionNotFoundError, match=str(version)):
         naming.path(version)
 
@@ -197,7 +197,7 @@ def test_other_names_are_not_roots(path: str) -> None:
         (b"1\x00", None),
     ],
 )
-def test_hint_round_trips(data: bytes, version: int | None) -> None:
+def test_hint_is_parsed(data: bytes, version: int | None) -> None:
     assert parse_hint(data) == version
 
 
@@ -214,7 +214,7 @@ def test_table_id_cannot_escape_its_folder(table_id: str) -> None:
     assert table_prefix("abc") == "tables/abc/"
 
 
-def test_paths_of_verification_records() -> None:
+def test_verification_records_are_recognized_by_path() -> None:
     path = new_verified_path()
     assert re.fullmatch(rf"_ops/verified-{UUID4}\.arrow", path)
     assert is_verified_path(path)

@@ -1,4 +1,4 @@
-"""Check FORMAT.md: encode and decode every example, and compare every table of fields with the code."""
+"""FORMAT.md: each example is encoded and decoded, and each table of fields is compared with the code."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def example(name: str) -> Any:
 
 
 def table_after(start: str) -> Rows:
-    """Return the rows of the table after a line. An empty cell is None, ``␣`` a space."""
+    """Return the rows of the table after a line. Empty cells are None, and ``␣`` stands for a space."""
     lines = TEXT[TEXT.index(f"{start}\n") + len(start) :].lstrip("\n").splitlines()
     rows: Rows = []
     for line in lines[2:]:
@@ -106,7 +106,7 @@ def check_roots(roots: dict[str, str]) -> None:
     assert {root: normalize_root_uri(root) for root in roots} == roots
 
 
-def check_refused_locations(locations: list[str]) -> None:
+def check_invalid_locations(locations: list[str]) -> None:
     for location in locations:
         with pytest.raises(InvalidLocationError):
             validate_location(location)
@@ -121,8 +121,10 @@ def check_optimized_paths(paths: dict[str, str]) -> None:
 
 
 def check_readable_names(names: dict[str, str]) -> None:
-    shown = {name: new_namespace_path(name, 250).partition("-namespace-")[2][: -len("-.binpb") - 36] for name in names}
-    assert shown == names
+    readable_names = {
+        name: new_namespace_path(name, 250).partition("-namespace-")[2][: -len("-.binpb") - 36] for name in names
+    }
+    assert readable_names == names
 
 
 def check_root_names(names: dict[str, str]) -> None:
@@ -148,7 +150,7 @@ def check_hints(hints: dict[str, int | None]) -> None:
     assert {hint: parse_hint(hint.encode()) for hint in hints} == hints
 
 
-def check_refused_names(names: list[str]) -> None:
+def check_invalid_names(names: list[str]) -> None:
     for name in names:
         with pytest.raises(InvalidNameError):
             KeyCodec(8, 8).namespace_key(name)
@@ -199,14 +201,14 @@ def check_owner_files(owners: dict[str, str]) -> None:
 
 CHECKS: dict[str, Callable[[Any], None]] = {
     "roots": check_roots,
-    "refused-locations": check_refused_locations,
+    "refused-locations": check_invalid_locations,
     "literal-paths": check_literal_paths,
     "optimized-paths": check_optimized_paths,
     "readable-names": check_readable_names,
     "root-names": check_root_names,
     "other-root-names": check_other_root_names,
     "hints": check_hints,
-    "refused-names": check_refused_names,
+    "refused-names": check_invalid_names,
     "schema-ids": check_schema_ids,
     "node-compressions": check_node_compressions,
     "smallest-limits": check_smallest_limits,
@@ -218,11 +220,11 @@ CHECKS: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_example_matches_the_code(name: str) -> None:
+def test_example_matches_code(name: str) -> None:
     CHECKS[name](example(name))
 
 
-def test_key_examples_match_the_code() -> None:
+def test_key_examples_match_code() -> None:
     rows = table_after("their UTF-8 bytes. In the examples `␣` stands for a space.")
     assert len(rows) == 3
     for namespace_size, table_size, namespace, table, key in rows:
@@ -249,19 +251,19 @@ def arrow_file(rows: Rows, names: Sequence[str] = ("key", "pvalue", "pnode")) ->
 
 
 @pytest.mark.parametrize(("name", "order"), [("root, order 4", 4), ("leaf, order 3", 3)])
-def test_node_example_matches_the_code(name: str, order: int) -> None:
+def test_node_example_matches_code(name: str, order: int) -> None:
     rows = table_after(f"<!-- node: {name} -->")
     node = decode_node(arrow_file(rows), name)
     assert node.is_leaf == name.startswith("leaf")
     assert arrow_rows(encode_node(node, order)) == rows
-    assert encode_node(node, order) == arrow_file(rows), "byte for byte"
+    assert encode_node(node, order) == arrow_file(rows), "the bytes are equal"
     for compression in NODE_COMPRESSIONS:
         assert arrow_rows(encode_node(node, order, compression)) == rows
     codec = KeyCodec(4, 4)
     assert all(codec.decode(key) for key in [*node.keys, *node.buffer])
 
 
-def test_expired_root_example_matches_the_code() -> None:
+def test_sealed_root_example_matches_code() -> None:
     rows = table_after("<!-- node: sealed -->")
     assert decode_node(arrow_file(rows), "sealed").is_sealed
     assert decode_system_rows(arrow_file(rows), "sealed") == {key: value for key, value, _ in rows}
@@ -272,7 +274,7 @@ def test_earlier_layout_example_is_readable() -> None:
     ours = arrow_file(table_after("<!-- node: flat in our form, order 3 -->"))
     node = decode_node(flat, "flat")
     assert node == decode_node(ours, "ours")
-    assert encode_node(node, 3) == ours, "byte for byte"
+    assert encode_node(node, 3) == ours, "the bytes are equal"
     assert (len(node.keys), node.buffer) == (2, {node.keys[1]: None})
     with pytest.raises(CorruptFileError, match="'retention'"):
         decode_node(
@@ -287,7 +289,7 @@ MESSAGES = list(pb.DESCRIPTOR.message_types_by_name.values())
 
 
 @pytest.mark.parametrize("kind", DEFINITIONS)
-def test_definition_example_matches_the_code(kind: str) -> None:
+def test_definition_example_matches_code(kind: str) -> None:
     message = text_format.Parse(BLOCKS["textproto", kind], getattr(pb, kind)())
     data = bytes.fromhex(BLOCKS["hex", kind])
     assert message.SerializeToString(deterministic=True) == data
@@ -296,7 +298,7 @@ def test_definition_example_matches_the_code(kind: str) -> None:
     assert definition.to_bytes() == data
 
 
-def test_definition_example_with_checksums_matches_the_code() -> None:
+def test_definition_example_with_checksums_matches_code() -> None:
     data = bytes.fromhex(BLOCKS["hex", "sealed-NamespaceDef"])
     path = re.findall(r"at `(a/namespace-n.binpb)`", TEXT)[0]
     assert definitions.NamespaceDef(id="n").to_bytes(path) == data
@@ -305,7 +307,7 @@ def test_definition_example_with_checksums_matches_the_code() -> None:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.name)
-def test_field_tables_match_the_code(message: Any) -> None:
+def test_field_tables_match_code(message: Any) -> None:
     rows = table_after(f"### {message.name}")
     seals = {(f.number, f.name) for f in pb.Seals.DESCRIPTOR.fields}
     fields = [f for f in message.fields if message.name == "Seals" or (f.number, f.name) not in seals]
@@ -313,21 +315,23 @@ def test_field_tables_match_the_code(message: Any) -> None:
     if message.name != "Seals":
         kind = getattr(definitions, message.name)
         assert [name for _, name, _ in rows] == [name for name in kind.__dataclass_fields__ if name != "unknown_fields"]
-        assert (len(fields) < len(message.fields)) == hasattr(kind, "to_bytes"), "every file has seals"
-    for (_, name, described), spec in zip(rows, fields, strict=True):
-        assert described is not None
-        if default := re.match(r"optional (?:uint32|uint64|enum) \[(\w+)\]", described):
+        assert (len(fields) < len(message.fields)) == hasattr(kind, "to_bytes"), (
+            "only messages with a separate file have checksums"
+        )
+    for (_, name, description), spec in zip(rows, fields, strict=True):
+        assert description is not None
+        if default := re.match(r"optional (?:uint32|uint64|enum) \[(\w+)\]", description):
             value = getattr(LakehouseDef(id=""), name or "")
             assert default[1] == (value.name if hasattr(value, "name") else str(value))
         is_map = spec.message_type is not None and spec.message_type.GetOptions().map_entry
-        assert described.startswith("optional ") == (spec.has_presence and spec.message_type is None)
-        assert described.startswith("repeated ") == (spec.is_repeated and not is_map)
-        assert described.startswith("map<") == is_map
+        assert description.startswith("optional ") == (spec.has_presence and spec.message_type is None)
+        assert description.startswith("repeated ") == (spec.is_repeated and not is_map)
+        assert description.startswith("map<") == is_map
         if spec.enum_type is not None and spec.enum_type.name != "DataType":
-            assert re.findall(r"([A-Z]{3,}) (\d)", described) == [
+            assert re.findall(r"([A-Z]{3,}) (\d)", description) == [
                 (value.name, str(value.number)) for value in spec.enum_type.values
             ]
         elif spec.message_type is None:
-            plain = re.sub(r"^(optional|repeated) ", "", described)
-            scalar = {13: "uint32", 4: "uint64", 9: "string", 8: "bool", 12: "bytes", 14: "enum"}[spec.type]
-            assert plain.startswith(scalar)
+            type_name = re.sub(r"^(optional|repeated) ", "", description)
+            expected_type = {13: "uint32", 4: "uint64", 9: "string", 8: "bool", 12: "bytes", 14: "enum"}[spec.type]
+            assert type_name.startswith(expected_type)

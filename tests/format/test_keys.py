@@ -1,4 +1,4 @@
-"""Keys of objects."""
+"""Object keys: encoding, decoding and order."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_keys_sort_by_padded_utf8_names(pairs: list[tuple[str, str]]) -> None:
 
 
 @given(names, names, names)
-def test_namespace_prefix_matches_only_its_tables(namespace: str, other: str, table: str) -> None:
-    key = CODEC.table_key(other, table)
-    assert key.startswith(CODEC.tables_prefix(namespace)) == (namespace == other)
+def test_namespace_prefix_matches_only_its_tables(namespace: str, additional_name: str, table: str) -> None:
+    key = CODEC.table_key(additional_name, table)
+    assert key.startswith(CODEC.tables_prefix(namespace)) == (namespace == additional_name)
 
 
 @given(names, st.sampled_from([*map(chr, range(0x21)), "\x7f", "\ud800", "\udfff"]), st.data())
@@ -97,24 +97,24 @@ def _column(keys: list[str], kind: pa.DataType, chunk_rows: int) -> pa.ChunkedAr
 
 
 @pytest.mark.parametrize("kind", [pa.utf8(), pa.large_utf8()], ids=str)
-@pytest.mark.parametrize("together", [40, 10_000])
-@pytest.mark.parametrize("other", ["plain", "naïve", "t" * SIZE])
+@pytest.mark.parametrize("batch_size", [40, 10_000])
+@pytest.mark.parametrize("additional_name", ["plain", "naïve", "t" * SIZE])
 def test_batch_decoding_equals_single_decoding(
-    kind: pa.DataType, together: int, other: str, monkeypatch: pytest.MonkeyPatch
+    kind: pa.DataType, batch_size: int, additional_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys_module, "_DECODED_TOGETHER", together)
-    names = [f"t{number:0{number % 20 + 3}}" for number in range(100)] + [other]
+    monkeypatch.setattr(keys_module, "_DECODED_TOGETHER", batch_size)
+    names = [f"t{number:0{number % 20 + 3}}" for number in range(100)] + [additional_name]
     keys = [CODEC.table_key("ns", name) for name in names]
-    found = CODEC.table_names(_column(keys, kind, 7))
-    assert isinstance(found, pa.StringArray | pa.LargeStringArray)
-    assert found.to_pylist() == names
+    decoded = CODEC.table_names(_column(keys, kind, 7))
+    assert isinstance(decoded, pa.StringArray | pa.LargeStringArray)
+    assert decoded.to_pylist() == names
     assert CODEC.table_names(_column([], kind, 7)).to_pylist() == []
 
 
-@pytest.mark.parametrize("bad", ["a b", "a\t", "", "a\x7f", " a"])
-def test_invalid_key_in_batch_is_corrupt(bad: str) -> None:
+@pytest.mark.parametrize("invalid_name", ["a b", "a\t", "", "a\x7f", " a"])
+def test_invalid_key_in_batch_is_corrupt(invalid_name: str) -> None:
     keys = [CODEC.table_key("ns", f"t{number}") for number in range(100)]
-    keys.insert(50, CODEC.tables_prefix("ns") + bad.ljust(SIZE))
+    keys.insert(50, CODEC.tables_prefix("ns") + invalid_name.ljust(SIZE))
     with pytest.raises(CorruptFileError):
         CODEC.table_names(_column(keys, pa.utf8(), 7))
 

@@ -1,4 +1,4 @@
-"""Limits of lakehouse settings and schemas."""
+"""Limits of lakehouse settings, and the validation of schemas."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ DEFAULT = LakehouseDef(id="x")
 
 def test_default_limits_are_consistent() -> None:
     assert validate_lakehouse_def(DEFAULT) is DEFAULT
-    assert 51_840 < smallest_node_file_limit_bytes(DEFAULT) < 70_000, "the spec's formula gives 51,840"
+    assert 51_840 < smallest_node_file_limit_bytes(DEFAULT) < 70_000, "the formula of the specification gives 51,840"
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "smallest"),
+    ("name", "value", "minimum"),
     [
         ("order", 2, 3),
         ("namespace_name_max_size_bytes", 0, 1),
@@ -37,11 +37,11 @@ def test_default_limits_are_consistent() -> None:
         ("txn_ttl_millis", 0, 1),
     ],
 )
-def test_too_small_setting_is_rejected_naming_the_minimum(name: str, value: int, smallest: int) -> None:
-    with pytest.raises(InvalidDefinitionError, match=rf"^{name} is {value}; it must be at least {smallest}$"):
+def test_error_of_too_small_setting_names_minimum(name: str, value: int, minimum: int) -> None:
+    with pytest.raises(InvalidDefinitionError, match=rf"^{name} is {value}; it must be at least {minimum}$"):
         validate_lakehouse_def(replace(DEFAULT, **{name: value}))
-    works = replace(DEFAULT, **{name: smallest})
-    assert validate_lakehouse_def(works) == works
+    accepted = replace(DEFAULT, **{name: minimum})
+    assert validate_lakehouse_def(accepted) == accepted
 
 
 def test_too_large_order_or_newer_format_is_rejected() -> None:
@@ -70,7 +70,7 @@ def test_too_large_order_or_newer_format_is_rejected() -> None:
         "node_file_max_size_bytes",
     ],
 )
-def test_settings_of_keys_and_nodes_cannot_change(name: str) -> None:
+def test_settings_that_affect_keys_and_nodes_cannot_change(name: str) -> None:
     changed = replace(DEFAULT, **{name: "y" if name == "id" else getattr(DEFAULT, name) + 1})
     with pytest.raises(InvalidDefinitionError, match=rf"^{name} is fixed"):
         validate_changed_settings(DEFAULT, changed)
@@ -87,11 +87,11 @@ def test_other_settings_can_change_within_limits() -> None:
 def test_supported_node_compression_is_accepted(name: str) -> None:
     changed = replace(DEFAULT, node_compression=name)
     assert validate_lakehouse_def(changed) is changed
-    assert validate_changed_settings(replace(DEFAULT, node_compression="of others"), changed) is changed
+    assert validate_changed_settings(replace(DEFAULT, node_compression="of-another-program"), changed) is changed
 
 
 @pytest.mark.parametrize("name", ["none", "LZ4", "gzip", " "])
-def test_unsupported_node_compression_is_rejected_naming_supported_ones(name: str) -> None:
+def test_error_of_unsupported_node_compression_names_supported_codecs(name: str) -> None:
     changed = replace(DEFAULT, node_compression=name)
     for validate in (validate_lakehouse_def, lambda after: validate_changed_settings(DEFAULT, after)):
         with pytest.raises(InvalidDefinitionError, match=f"^node_compression is '{name}', .*'lz4' or 'zstd'"):
@@ -103,8 +103,8 @@ def _table(*columns: Column, **keys: tuple[int, ...]) -> TableDef:
 
 
 def _struct(*names: str) -> Column:
-    parts = tuple(Column(id=10 + number, name=name, type=DataType.INT4) for number, name in enumerate(names))
-    return Column(id=9, name="", type=DataType.STRUCT, struct_fields=parts)
+    fields = tuple(Column(id=10 + number, name=name, type=DataType.INT4) for number, name in enumerate(names))
+    return Column(id=9, name="", type=DataType.STRUCT, struct_fields=fields)
 
 
 A, B = Column(id=1, name="a", type=DataType.INT4), Column(id=2, name="b", type=DataType.INT8)

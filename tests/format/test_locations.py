@@ -1,4 +1,4 @@
-"""Paths, URIs and roots."""
+"""Locations: paths, URIs and roots."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ def test_hadoop_uri_forms_are_recognized_under_root(root: str, uri: str, locatio
 
 
 @pytest.mark.parametrize("path", ["a%20b", "a#b", "a?b=c", "a*b", "a[b]", "a b", "...", "..a", "a..", "~", "C:\\x"])
-def test_characters_within_a_segment_are_literal(path: str) -> None:
+def test_characters_of_segment_are_literal(path: str) -> None:
     assert validate_path(path) == path
     assert to_uri(ROOT, path) == ROOT + path
 
 
 @pytest.mark.parametrize("path", ["", "/", "/a", "a/", "a//b", ".", "..", "a/.", "../a", "a/../b", "./a", "a\0b"])
-def test_invalid_path_is_rejected_by_name(path: str) -> None:
+def test_error_of_invalid_path_names_it(path: str) -> None:
     with pytest.raises(InvalidLocationError) as caught:
         validate_path(path)
     assert caught.value.path == path
 
 
 @pytest.mark.parametrize("uri", ["s3://b", "s3://b/", "s3://b/a", "s3://b/a/", "file:///a/b", "hdfs://host:9000/x"])
-def test_qualified_uri_is_unchanged(uri: str) -> None:
+def test_valid_uri_is_unchanged(uri: str) -> None:
     assert validate_location(uri) == uri
 
 
@@ -99,7 +99,7 @@ def test_invalid_uri_is_rejected(uri: str) -> None:
         "1s3://b",
     ],
 )
-def test_invalid_root_is_rejected_by_name(root: str) -> None:
+def test_error_of_invalid_root_quotes_it(root: str) -> None:
     with pytest.raises(InvalidLocationError) as caught:
         normalize_root_uri(root)
     assert repr(root) in str(caught.value)
@@ -125,7 +125,7 @@ def test_top_level_of_storage_is_a_valid_root() -> None:
         "abfss://a-secret-that-is-far-too-long-for-a-container-but-has-its-letters-x@account.x/",
     ],
 )
-def test_root_with_credentials_is_rejected_without_quoting_it(root: str) -> None:
+def test_error_of_root_with_credentials_does_not_quote_it(root: str) -> None:
     with pytest.raises(InvalidLocationError) as caught:
         normalize_root_uri(root)
     assert "cret" not in f"{caught.value!r} {vars(caught.value)}"
@@ -134,5 +134,5 @@ def test_root_with_credentials_is_rejected_without_quoting_it(root: str) -> None
 @pytest.mark.parametrize(
     "root", ["s3://bucket/a:b@c/", "file:///a:b@c/", "hdfs://host:8020/a@b/", "abfs://box@account.host/a/", AZURE_ROOT]
 )
-def test_colon_or_at_sign_in_path_is_not_a_credential(root: str) -> None:
+def test_colon_and_at_sign_in_path_are_allowed(root: str) -> None:
     assert normalize_root_uri(root) == root

@@ -1,4 +1,4 @@
-"""Compressed node files: equal nodes in no more bytes, with bounded memory for damaged files."""
+"""Compressed node files: they decode to equal nodes, are not larger, and damaged ones take bounded memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.format.refusal import refusal
+from tests.format.decoding import corruption_error
 from tests.format.strategies import node_files
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, InvalidDefinitionError
 from trinitylake_ops.format import arrow_ipc, node_file
@@ -42,7 +42,7 @@ NODE = NodeFile(
 codecs = pytest.mark.parametrize("codec", CODECS)
 
 
-def test_codecs_are_those_of_arrow() -> None:
+def test_codecs_of_arrow_are_supported() -> None:
     assert set(CODECS) == {"lz4", "zstd"}
 
 
@@ -57,7 +57,9 @@ def test_compressed_node_round_trips_and_is_not_larger(node: NodeFile, n_spare: 
     children_bytes = sum(len(child.encode()) for child in node.children)
     limit_bytes = encoded_size_bytes(order, node.keys, node.values, children_bytes, node.buffer, node.system)
     assert len(data) <= limit_bytes
-    assert decompressed_bytes(data) or data == encode_node(node, order), "uncompressed where that is not larger"
+    assert decompressed_bytes(data) or data == encode_node(node, order), (
+        "the file is uncompressed if compression saves nothing"
+    )
 
 
 @codecs
@@ -93,23 +95,23 @@ def test_truncated_compressed_file_is_corrupt(codec: str) -> None:
     data = encode_node(NODE, ORDER, codec)
     for size_bytes in range(len(data)):
         for decode in (decode_node, decode_system_rows):
-            error = refusal(decode, data[:size_bytes], PATH)
+            error = corruption_error(decode, data[:size_bytes], PATH)
             assert error is not None
             assert error.path == PATH
 
 
 @codecs
-def test_flipped_bit_gives_another_node_or_corrupt_file_error(codec: str) -> None:
+def test_flipped_bit_gives_different_node_or_corrupt_file_error(codec: str) -> None:
     data = encode_node(NODE, ORDER, codec)
     rng = random.Random(7)
-    n_refused = 0
+    n_rejected = 0
     for index in range(len(data)):
         damaged = bytearray(data)
         damaged[index] ^= 1 << rng.randrange(8)
-        error = refusal(decode_node, bytes(damaged), PATH)
+        error = corruption_error(decode_node, bytes(damaged), PATH)
         assert error is None or error.path == PATH
-        n_refused += error is not None
-    assert n_refused > len(data) / 3
+        n_rejected += error is not None
+    assert n_rejected > len(data) / 3
 
 
 @settings(max_examples=200, deadline=None)
@@ -118,32 +120,32 @@ def test_damaged_bytes_raise_only_corrupt_file_error(data: st.DataObject, codec:
     damaged = bytearray(encode_node(NODE, ORDER, codec))
     for _ in range(data.draw(st.integers(1, 8))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    error = refusal(decode_node, bytes(damaged), PATH)
+    error = corruption_error(decode_node, bytes(damaged), PATH)
     assert error is None or error.path == PATH
 
 
-# False sizes
+# Incorrect declared sizes
 
 
 def _declared_size_offsets(data: bytes) -> Iterator[int]:
     """Yield the offsets of the declared sizes of compressed buffers that are as long as all keys."""
     text_bytes = len("".join(NODE.keys)) + len("".join(NODE.buffer)) + len("created_at_millis") + len("n_keys")
-    claim = struct.pack("<q", text_bytes)
-    place = data.find(claim)
-    while place >= 0:
-        counted = bytearray(data)
-        struct.pack_into("<q", counted, place, text_bytes + 1)
-        if decompressed_bytes(bytes(counted)) == decompressed_bytes(data) + 1:  # not in the middle of a buffer
-            yield place
-        place = data.find(claim, place + 1)
+    declared_size = struct.pack("<q", text_bytes)
+    offset = data.find(declared_size)
+    while offset >= 0:
+        changed = bytearray(data)
+        struct.pack_into("<q", changed, offset, text_bytes + 1)
+        if decompressed_bytes(bytes(changed)) == decompressed_bytes(data) + 1:  # not in the middle of a buffer
+            yield offset
+        offset = data.find(declared_size, offset + 1)
 
 
 @codecs
-@pytest.mark.parametrize("claimed_bytes", [MAX_DECOMPRESSED_BYTES + 1, 2**40, 2**62])
-def test_excessive_declared_size_is_rejected_before_allocation(codec: str, claimed_bytes: int) -> None:
+@pytest.mark.parametrize("declared_bytes", [MAX_DECOMPRESSED_BYTES + 1, 2**40, 2**62])
+def test_excessive_declared_size_is_rejected_before_allocation(codec: str, declared_bytes: int) -> None:
     data = bytearray(encode_node(NODE, ORDER, codec))
-    (place,) = _declared_size_offsets(bytes(data))
-    struct.pack_into("<q", data, place, claimed_bytes)
+    (offset,) = _declared_size_offsets(bytes(data))
+    struct.pack_into("<q", data, offset, declared_bytes)
     for decode in (decode_node, decode_system_rows):
         with pytest.raises(CorruptFileError, match="268435456") as caught:
             decode(bytes(data), PATH)
@@ -151,11 +153,11 @@ def test_excessive_declared_size_is_rejected_before_allocation(codec: str, claim
 
 
 @codecs
-@pytest.mark.parametrize("claimed_bytes", [-(2**63), -5, -1, 0, 7, 2_000, 1_000_000])
-def test_false_declared_size_is_rejected(codec: str, claimed_bytes: int) -> None:
+@pytest.mark.parametrize("declared_bytes", [-(2**63), -5, -1, 0, 7, 2_000, 1_000_000])
+def test_false_declared_size_is_rejected(codec: str, declared_bytes: int) -> None:
     data = bytearray(encode_node(NODE, ORDER, codec))
-    (place,) = _declared_size_offsets(bytes(data))
-    struct.pack_into("<q", data, place, claimed_bytes)
+    (offset,) = _declared_size_offsets(bytes(data))
+    struct.pack_into("<q", data, offset, declared_bytes)
     with pytest.raises(CorruptFileError):
         decode_node(bytes(data), PATH)
 
@@ -195,7 +197,7 @@ def test_size_limit_applies_to_all_batches_together(codec: str) -> None:
     assert decompressed_bytes(_file(batch, 0, compression=codec)) == 0
 
 
-def test_compression_marker_of_early_arrow_is_recognized() -> None:
+def test_compression_marker_of_early_arrow_versions_is_recognized() -> None:
     batch = pa.record_batch({"key": ["\xff" * 100], "pvalue": ["v"], "pnode": ["c"]})
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
@@ -227,7 +229,7 @@ def test_excessive_ipc_metadata_is_rejected(codec: str, field: str, reason: str)
     assert data.count(before) == 1
     with pytest.raises(ValueError, match=reason):
         decompressed_bytes(data.replace(before, after))
-    assert refusal(decode_node, data.replace(before, after), PATH)
+    assert corruption_error(decode_node, data.replace(before, after), PATH)
 
 
 # Memory
@@ -243,12 +245,15 @@ def test_cache_counts_decompressed_size(codec: str) -> None:
         decoded = decode_node(data, PATH)
         assert decoded.file_size_bytes == len(data)
         assert 800_000 < decoded.memory_bytes < 810_000
-        for cache_bytes, is_kept in ((8_000_000, True), (1_000_000, False)):  # up to an eighth each
+        for cache_bytes, is_cached in (
+            (8_000_000, True),
+            (1_000_000, False),
+        ):  # a node is cached if it takes at most an eighth of the cache
             storage.create(PATH, data)
             store = NodeStore(storage, cache_bytes)
             assert store.load(PATH) == node
             storage.delete(PATH)
-            if is_kept:
+            if is_cached:
                 assert store.load(PATH) == node
             else:
                 with pytest.raises(FileMissingError):

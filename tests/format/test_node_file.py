@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.format.refusal import refusal
+from tests.format.decoding import corruption_error
 from tests.format.strategies import node_files
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError
 from trinitylake_ops.format.arrow_ipc import SCHEMA, read_own_batch, write_file
@@ -97,7 +97,7 @@ def test_too_many_keys_cannot_be_encoded() -> None:
         encode_node(NODE, 2)
 
 
-# Files of other writers
+# Files of other programs
 
 
 @pytest.mark.parametrize("kind", [pa.utf8(), pa.large_utf8()], ids=str)
@@ -120,14 +120,14 @@ def test_fewer_pointer_rows_than_order_are_decoded(n_blank: int) -> None:
     assert decode_node(arrow_file([*SYSTEM, *POINTERS[: 3 + n_blank], *BUFFER]), PATH) == NODE
 
 
-def test_unknown_system_keys_are_preserved_and_lakehouse_is_an_alias() -> None:
+def test_unknown_system_keys_are_preserved_and_lakehouse_alias_is_accepted() -> None:
     rows: list[Row] = [("future", "x", None), ("lakehouse", "def", None), ("", "empty", None), *SYSTEM]
     node = decode_node(arrow_file([*rows, *POINTERS]), PATH)
     assert node.system == {"future": "x", "lakehouse_def": "def", "": "empty", "created_at_millis": "5"}
     assert decode_node(encode_node(node, 4), PATH) == node
 
 
-def test_newest_message_of_a_key_applies() -> None:
+def test_newest_message_of_key_applies() -> None:
     rows: list[Row] = [("a", "1", None), ("b", "1", None), ("a", None, None), ("b", "2", None), ("a", "3", None)]
     node = decode_node(arrow_file([*SYSTEM, *POINTERS, *rows]), PATH)
     assert list(node.buffer.items()) == [("b", "2"), ("a", "3")]
@@ -161,10 +161,10 @@ def test_sealed_root_is_decoded() -> None:
 @given(st.lists(st.tuples(*[st.none() | st.text(max_size=3)] * 3), min_size=1), st.sampled_from([PATH, ""]))
 def test_validity_matches_arrow(rows: list[Row], path: str) -> None:
     batch = pa.record_batch([pa.array(column, pa.utf8()) for column in _columns(rows)], schema=SCHEMA)
-    own = read_own_batch(write_file(batch, "", path), PATH)
-    assert own is not None
-    assert own[0].equals(batch)
-    assert own[1] == tuple(
+    batch_and_validity = read_own_batch(write_file(batch, "", path), PATH)
+    assert batch_and_validity is not None
+    assert batch_and_validity[0].equals(batch)
+    assert batch_and_validity[1] == tuple(
         sum(1 << row for row, text in enumerate(column) if text is not None) for column in _columns(rows)
     )
 
@@ -178,31 +178,31 @@ def test_batch_decoding_equals_single_decoding(nodes: list[NodeFile]) -> None:
 # Rejected files
 
 
-def _without(name: str) -> list[Row]:
+def _system_without(name: str) -> list[Row]:
     return [row for row in SYSTEM if row[0] != name]
 
 
-def _with(name: str, value: str | None) -> list[Row]:
-    return [(key, value if key == name else old, None) for key, old, _ in SYSTEM]
+def _system_with(name: str, value: str | None) -> list[Row]:
+    return [(key, value if key == name else default, None) for key, default, _ in SYSTEM]
 
 
 MALFORMED: dict[str, list[Row]] = {
     "no rows": [],
     "no pointer rows": [*SYSTEM],
     "no system rows": [*POINTERS],
-    "no time": [*_without("created_at_millis"), *POINTERS],
-    "time is no number": [*_with("created_at_millis", "now"), *POINTERS],
-    "time is negative": [*_with("created_at_millis", "-5"), *POINTERS],
-    "time is in other digits": [*_with("created_at_millis", "٥"), *POINTERS],
-    "time is beyond all calendars": [*_with("created_at_millis", "9" * 20), *POINTERS],
-    "time has too many digits": [*_with("created_at_millis", "9" * 5000), *POINTERS],
-    "no n_keys": [*_without("n_keys"), *POINTERS],
-    "n_keys is no number": [*_with("n_keys", "2.0"), *POINTERS],
-    "n_keys has too many digits": [*_with("n_keys", "9" * 5000), *POINTERS],
-    "n_keys too small": [*_with("n_keys", "1"), *POINTERS],
-    "n_keys too small in a leaf": [*_with("n_keys", "1"), *LEAF_POINTERS],
-    "n_keys too large": [*_with("n_keys", "3"), *POINTERS],
-    "n_keys beyond the file": [*_with("n_keys", "99"), *POINTERS],
+    "no time": [*_system_without("created_at_millis"), *POINTERS],
+    "time is not a number": [*_system_with("created_at_millis", "now"), *POINTERS],
+    "time is negative": [*_system_with("created_at_millis", "-5"), *POINTERS],
+    "time has non-ASCII digits": [*_system_with("created_at_millis", "٥"), *POINTERS],
+    "time is out of range": [*_system_with("created_at_millis", "9" * 20), *POINTERS],
+    "time has too many digits": [*_system_with("created_at_millis", "9" * 5000), *POINTERS],
+    "no n_keys": [*_system_without("n_keys"), *POINTERS],
+    "n_keys is not a number": [*_system_with("n_keys", "2.0"), *POINTERS],
+    "n_keys has too many digits": [*_system_with("n_keys", "9" * 5000), *POINTERS],
+    "n_keys too small": [*_system_with("n_keys", "1"), *POINTERS],
+    "n_keys too small in a leaf": [*_system_with("n_keys", "1"), *LEAF_POINTERS],
+    "n_keys too large": [*_system_with("n_keys", "3"), *POINTERS],
+    "n_keys beyond the file": [*_system_with("n_keys", "99"), *POINTERS],
     "system row without value": [*SYSTEM, ("x", None, None), *POINTERS],
     "system row with child": [*SYSTEM, ("x", "y", "z"), *POINTERS],
     "no row without a key": [*SYSTEM, *POINTERS[1:3]],
@@ -241,7 +241,7 @@ MALFORMED: dict[str, list[Row]] = {
 
 
 @pytest.mark.parametrize("rows", MALFORMED.values(), ids=MALFORMED.keys())
-def test_malformed_rows_are_rejected_naming_the_file(rows: list[Row]) -> None:
+def test_error_of_malformed_rows_names_file(rows: list[Row]) -> None:
     with pytest.raises(CorruptFileError) as caught:
         decode_node(arrow_file(rows), PATH)
     assert caught.value.path == PATH
@@ -252,17 +252,23 @@ def test_malformed_rows_are_rejected_naming_the_file(rows: list[Row]) -> None:
 
 @pytest.mark.parametrize("rows", MALFORMED.values(), ids=MALFORMED.keys())
 def test_only_malformed_node_in_batch_is_rejected(rows: list[Row]) -> None:
-    bad = "0000/0000/0000/00000001-bad.arrow"
-    whole = (encode_node(NODE, 4), PATH)
+    malformed_path = "0000/0000/0000/00000001-bad.arrow"
+    valid_file = (encode_node(NODE, 4), PATH)
     with pytest.raises(CorruptFileError) as caught:
-        decode_node(arrow_file(rows), bad)
-    first, found, last = decode_nodes([whole, (arrow_file(rows), bad), whole])
+        decode_node(arrow_file(rows), malformed_path)
+    first, error, last = decode_nodes([valid_file, (arrow_file(rows), malformed_path), valid_file])
     assert first == last == NODE
-    assert isinstance(found, CorruptFileError)
-    assert (found.path, str(found)) == (bad, str(caught.value))
+    assert isinstance(error, CorruptFileError)
+    assert (error.path, str(error)) == (malformed_path, str(caught.value))
 
 
-SYSTEM_FAULTS = ["no pointer rows", "no time", "time is no number", "time has too many digits", "system row with child"]
+SYSTEM_FAULTS = [
+    "no pointer rows",
+    "no time",
+    "time is not a number",
+    "time has too many digits",
+    "system row with child",
+]
 
 
 @pytest.mark.parametrize("fault", SYSTEM_FAULTS)
@@ -310,32 +316,32 @@ def test_truncated_file_is_corrupt() -> None:
                 decode(data[:size_bytes], PATH)
 
 
-def test_flipped_bit_gives_another_node_or_corrupt_file_error() -> None:
+def test_flipped_bit_gives_different_node_or_corrupt_file_error() -> None:
     data = encode_node(NODE, 4)
     rng = random.Random(7)
-    n_refused = 0
+    n_rejected = 0
     for index in range(len(data)):
         damaged = bytearray(data)
         damaged[index] ^= 1 << rng.randrange(8)
         for decode in (decode_node, decode_system_rows):
-            error = refusal(decode, bytes(damaged), PATH)
+            error = corruption_error(decode, bytes(damaged), PATH)
             assert error is None or error.path == PATH
-            n_refused += error is not None
-    assert n_refused > len(data) / 2
+            n_rejected += error is not None
+    assert n_rejected > len(data) / 2
 
 
 @pytest.mark.parametrize("kind", [0, 3, 8, 255])
 def test_first_message_must_be_a_schema(kind: int) -> None:
-    """Arrow interprets any message as a schema without checks, and most of them crash the process."""
+    """Arrow interprets the first message as a schema without a check, and most other messages crash the process."""
     data = encode_node(NODE, 4)
     end = 16 + int.from_bytes(data[12:16], "little")
-    places = [index for index in range(16, end) if kind_of_first_message(data, index, kind) != "schema"]
-    assert places
-    for place, index in itertools.product(places, range(16, end)):
+    offsets = [index for index in range(16, end) if kind_of_first_message(data, index, kind) != "schema"]
+    assert offsets
+    for offset, index in itertools.product(offsets, range(16, end)):
         for value in (1, 128):
             damaged = bytearray(data)
-            damaged[place], damaged[index] = kind, value
-            error = refusal(decode_node, bytes(damaged), PATH)
+            damaged[offset], damaged[index] = kind, value
+            error = corruption_error(decode_node, bytes(damaged), PATH)
             assert error is None or error.path == PATH
 
 
@@ -354,7 +360,7 @@ def test_damaged_bytes_raise_only_corrupt_file_error(data: st.DataObject) -> Non
     damaged = bytearray(encode_node(NODE, 4))
     for _ in range(data.draw(st.integers(1, 8))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    error = refusal(decode_node, bytes(damaged), PATH)
+    error = corruption_error(decode_node, bytes(damaged), PATH)
     assert error is None or error.path == PATH
 
 
@@ -363,8 +369,8 @@ def test_damaged_bytes_raise_only_corrupt_file_error(data: st.DataObject) -> Non
 
 def test_commit_info_round_trips_up_to_inclusive_limit() -> None:
     info = {"message": "", "n": 1}
-    room_bytes = MAX_COMMIT_INFO_BYTES - len(encode_commit_info(info).encode())
-    info["message"] = "x" * room_bytes
+    remaining_bytes = MAX_COMMIT_INFO_BYTES - len(encode_commit_info(info).encode())
+    info["message"] = "x" * remaining_bytes
     assert len(encode_commit_info(info)) == MAX_COMMIT_INFO_BYTES
     assert decode_commit_info({"commit_info": encode_commit_info(info)}) == info
     info["message"] += "x"
@@ -378,12 +384,12 @@ def test_commit_info_limit_is_in_utf8_bytes() -> None:
 
 
 @pytest.mark.parametrize("value", ["\ud800", object(), {1: 2, "a": 3}], ids=["surrogate", "object", "mixed keys"])
-def test_commit_info_that_is_not_json_is_an_input_error(value: object) -> None:
+def test_commit_info_that_is_not_json_is_rejected(value: object) -> None:
     with pytest.raises(InvalidInputError):
         encode_commit_info({"properties": value})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "null", '"x"', "\x00"])
-def test_commit_info_of_other_writers_is_tolerated(text: str) -> None:
+def test_invalid_commit_info_of_other_programs_is_ignored(text: str) -> None:
     assert decode_commit_info({"commit_info": text}) == {}
     assert decode_commit_info({}) == {}

@@ -1,4 +1,4 @@
-"""Node files in all variants that other writers produce decode to the same nodes."""
+"""Node files in all variants that other programs write: they decode to the same nodes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.format.node_file_variants import NodeFormVariant, Row, all_variants, arrow_file
+from tests.format.node_file_variants import NodeFileVariant, Row, all_variants, arrow_file
 from tests.format.strategies import locations, node_files
 from trinitylake_ops.errors import CorruptFileError
 from trinitylake_ops.format.keys import SYSTEM_KEYS, encode_schema_id, has_schema_id
 from trinitylake_ops.format.node_file import NodeFile, decode_node, decode_system_rows, encode_node
 
 PATH = "0000/0000/0000/00000000-node.ipc"
-FORMS = list(all_variants())
-FLAT = NodeFormVariant("value", has_pnode=False, has_null_row=False)
+VARIANTS = list(all_variants())
+FLAT = NodeFileVariant("value", has_pnode=False, has_null_row=False)
 LEAF = NodeFile(["B===a", "C===ab"], ["v1", "v2"], [], {}, {"created_at_millis": "5", "lakehouse_def": "def"})
 known_system = st.fixed_dictionaries(
     {}, optional={"lakehouse_def": locations, "previous_root": locations, "commit_id": locations}
@@ -26,52 +26,55 @@ known_system = st.fixed_dictionaries(
 
 
 def test_variants_include_all_combinations() -> None:
-    assert len(FORMS) == len(set(FORMS)) == 2**7 * 3**2
-    assert NodeFormVariant() in FORMS
+    assert len(VARIANTS) == len(set(VARIANTS)) == 2**7 * 3**2
+    assert NodeFileVariant() in VARIANTS
 
 
 @settings(deadline=None)
-@given(node_files(), known_system, st.lists(st.sampled_from(FORMS), min_size=20, max_size=20))
-def test_any_node_decodes_equally_in_every_variant(
-    node: NodeFile, roots: dict[str, str], forms: list[NodeFormVariant]
+@given(node_files(), known_system, st.lists(st.sampled_from(VARIANTS), min_size=20, max_size=20))
+def test_random_node_decodes_equally_in_every_variant(
+    node: NodeFile, roots: dict[str, str], variants: list[NodeFileVariant]
 ) -> None:
     node.system.update(roots)
     assert decode_node(encode_node(node, len(node.keys) + 3), PATH) == node
-    assert_the_same_node(node, forms)
+    check_variants(node, variants)
 
 
 def test_leaf_and_inner_node_decode_equally_in_every_variant() -> None:
     inner = replace(LEAF, children=["c0", "c1", "c2"], system={**LEAF.system, "future": "kept"})
     for node in (LEAF, replace(LEAF, buffer={"C===b": "v", "B===a": None}), NodeFile(system=LEAF.system)):
-        assert assert_the_same_node(node, FORMS) == len(FORMS)
-    assert assert_the_same_node(inner, FORMS) == len(FORMS) / 4
+        assert check_variants(node, VARIANTS) == len(VARIANTS)
+    assert check_variants(inner, VARIANTS) == len(VARIANTS) / 4
 
 
-def assert_the_same_node(node: NodeFile, forms: list[NodeFormVariant]) -> int:
-    """Encode the node in all variants that support it and decode it. Return the number of variants."""
-    told_apart = replace(node, system={name: node.system[name] for name in node.system if name in SYSTEM_KEYS})
-    able = [form for form in forms if form.supports(node)]
-    for form in able:
-        expected = node if form.has_null_row else told_apart
-        data = form.encode(expected)
+def check_variants(node: NodeFile, variants: list[NodeFileVariant]) -> int:
+    """Encode and decode a node in all variants that support it, and return the number of variants."""
+    without_unknown_rows = replace(
+        node, system={name: node.system[name] for name in node.system if name in SYSTEM_KEYS}
+    )
+    supporting = [variant for variant in variants if variant.supports(node)]
+    for variant in supporting:
+        expected = node if variant.has_null_row else without_unknown_rows
+        data = variant.encode(expected)
         decoded = decode_node(data, PATH)
-        assert decoded == expected, form
-        assert list(decoded.buffer.items()) == list(node.buffer.items()), form
-        assert decoded.is_flat == (not form.has_null_row), form
-        assert decode_system_rows(data, PATH) == {**expected.system, "n_keys": str(len(node.keys))}, form
-    return len(able)
+        assert decoded == expected, variant
+        assert list(decoded.buffer.items()) == list(node.buffer.items()), variant
+        assert decoded.is_flat == (not variant.has_null_row), variant
+        assert decode_system_rows(data, PATH) == {**expected.system, "n_keys": str(len(node.keys))}, variant
+    return len(supporting)
 
 
-VARIANTS = [NodeFormVariant(), FLAT, replace(FLAT, has_pnode=True)]
+EXAMPLE_VARIANTS = [NodeFileVariant(), FLAT, replace(FLAT, has_pnode=True)]
 
 
-@pytest.mark.parametrize("form", VARIANTS, ids=["current", "flat", "pnode"])
-def test_leaf_with_any_number_of_keys_decodes(form: NodeFormVariant) -> None:
+@pytest.mark.parametrize("variant", EXAMPLE_VARIANTS, ids=["current", "flat", "pnode"])
+def test_leaf_with_any_number_of_keys_decodes(variant: NodeFileVariant) -> None:
     keys = [f"C==={number:04}" for number in range(1000)]
     node = NodeFile(keys, ["v"] * 1000, [], {"C===9999": None}, {"created_at_millis": "5"})
-    assert decode_node(form.encode(node), PATH) == node
+    assert decode_node(variant.encode(node), PATH) == node
 
-    # Without a row without a key, object keys can be distinguished from unknown system rows only by their form.
+
+# Flat files have no row without a key. There, only their form distinguishes object keys from unknown system rows.
 
 
 SYSTEM: list[Row] = [("created_at_millis", "5", None), ("n_keys", "2", None)]
@@ -79,12 +82,12 @@ KEYS: list[Row] = [("B===a", "v1", None), ("C===ab", "v2", None)]
 MESSAGES: list[Row] = [("C===b", "v3", None), ("B===a", None, None)]
 
 
-def decoded(*rows: Row, columns: tuple[str, ...] = ("key", "value", "pnode")) -> NodeFile:
+def decode(*rows: Row, columns: tuple[str, ...] = ("key", "value", "pnode")) -> NodeFile:
     return decode_node(arrow_file(list(rows), list(columns)), PATH)
 
 
 def test_rows_after_known_system_rows_are_keys_and_messages() -> None:
-    node = decoded(*SYSTEM, *KEYS, *MESSAGES)
+    node = decode(*SYSTEM, *KEYS, *MESSAGES)
     assert (node.keys, node.values, node.children) == (["B===a", "C===ab"], ["v1", "v2"], [])
     assert list(node.buffer.items()) == [("C===b", "v3"), ("B===a", None)]
     assert node.system == {"created_at_millis": "5"}
@@ -97,11 +100,11 @@ def test_unknown_system_row_in_flat_file_is_rejected(name: str, position: int) -
         rows = [SYSTEM[0], ("n_keys", n_keys, None), *KEYS]
         rows.insert(position, (name, "x", None))
         with pytest.raises(CorruptFileError):
-            decoded(*rows)
+            decode(*rows)
 
 
 def test_unknown_object_type_in_flat_file_is_preserved() -> None:
-    node = decoded(*SYSTEM, *KEYS, ("D===view", "v", None), ("BAB=view", "w", None))
+    node = decode(*SYSTEM, *KEYS, ("D===view", "v", None), ("BAB=view", "w", None))
     assert node.buffer == {"D===view": "v", "BAB=view": "w"}
 
 
@@ -114,7 +117,7 @@ def test_object_keys_are_recognized_by_schema_id(schema_id: int) -> None:
 
 MALFORMED: dict[str, list[Row]] = {
     "fewer rows than n_keys": [*SYSTEM, KEYS[0]],
-    "no rows but the system's": SYSTEM,
+    "system rows only": SYSTEM,
     "keys do not ascend": [*SYSTEM, *KEYS[::-1]],
     "key without value": [*SYSTEM, KEYS[0], ("C===ab", None, None)],
     "child of a key": [*SYSTEM, KEYS[0], ("C===ab", "v2", "child")],
@@ -129,7 +132,7 @@ MALFORMED: dict[str, list[Row]] = {
     "no rows": [],
     "key that starts with a space": [*SYSTEM, (" B===a", "v1", None), KEYS[1]],
     "message that starts with a space": [*SYSTEM, *KEYS, (" B===a", "v1", None)],
-    # The row without a key is not the first of the pointers: the rows before it would be system rows.
+    # If the row without a key is not the first pointer row, the rows before it are system rows.
     "blank rows after the keys": [*SYSTEM, *KEYS, (None, None, None), (None, None, None)],
     "blank rows between keys and messages": [*SYSTEM, *KEYS, (None, None, None), *MESSAGES],
     "messages that look like the keys": [*SYSTEM, *KEYS, (None, None, None), *KEYS],
@@ -137,9 +140,9 @@ MALFORMED: dict[str, list[Row]] = {
 
 
 @pytest.mark.parametrize("rows", MALFORMED.values(), ids=MALFORMED.keys())
-def test_malformed_flat_file_is_rejected_naming_the_file(rows: list[Row]) -> None:
+def test_error_of_malformed_flat_file_names_it(rows: list[Row]) -> None:
     with pytest.raises(CorruptFileError) as caught:
-        decoded(*rows)
+        decode(*rows)
     assert caught.value.path == PATH
     assert len(str(caught.value).splitlines()) == 1
 
@@ -147,7 +150,7 @@ def test_malformed_flat_file_is_rejected_naming_the_file(rows: list[Row]) -> Non
 def test_system_rows_in_any_order_are_decoded() -> None:
     known: list[Row] = [*SYSTEM, ("lakehouse", "def", None), ("previous_root", "_0.ipc", None)]
     for rows in permutations(known):
-        node = decoded(*rows, *KEYS)
+        node = decode(*rows, *KEYS)
         assert node.keys == ["B===a", "C===ab"]
         assert node.system == {"created_at_millis": "5", "lakehouse_def": "def", "previous_root": "_0.ipc"}
 
@@ -157,7 +160,7 @@ def test_inner_node_requires_child_column_and_row() -> None:
     rows: list[Row] = [("created_at_millis", "5", None), ("n_keys", "2", None), *zip("ab", "vw", "cd", strict=True)]
     assert not FLAT.supports(inner)
     with pytest.raises(CorruptFileError):
-        decoded(*rows)
+        decode(*rows)
 
 
 # Sealed roots
@@ -169,7 +172,7 @@ SEALED: list[Row] = [("created_at_millis", "5", None), ("n_keys", "0", None), ("
 @pytest.mark.parametrize("columns", [("key", "value"), ("key", "pvalue"), ("key", "value", "pnode")], ids=str)
 def test_sealed_root_with_any_system_rows_decodes_in_every_variant(columns: tuple[str, ...]) -> None:
     for rows in permutations([*SEALED, ("members", "[]", None)]):
-        node = decoded(*rows, columns=columns)
+        node = decode(*rows, columns=columns)
         assert node.is_sealed
         assert not node.is_flat
         assert node.system == {"created_at_millis": "5", "sealed_at_millis": "9", "members": "[]"}
@@ -189,7 +192,7 @@ def test_sealed_root_with_any_system_rows_decodes_in_every_variant(columns: tupl
 )
 def test_sealed_root_with_other_rows_is_rejected(rows: list[Row]) -> None:
     with pytest.raises(CorruptFileError):
-        decoded(*rows)
+        decode(*rows)
 
 
 # Columns
@@ -226,5 +229,5 @@ def test_transaction_column_is_ignored_at_any_position() -> None:
 )
 def test_unknown_columns_are_rejected(columns: tuple[str, ...]) -> None:
     with pytest.raises(CorruptFileError) as caught:
-        decoded(*SYSTEM, *KEYS, columns=columns)
+        decode(*SYSTEM, *KEYS, columns=columns)
     assert caught.value.path == PATH

@@ -1,4 +1,4 @@
-"""Arrow files that refer to the same bytes many times are rejected before they cost memory."""
+"""Arrow files that refer to the same bytes repeatedly are rejected before they take memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PATH = "node"
 
 
 def _file(n_batches: int, text_bytes: int = 100_000) -> bytearray:
-    """Return a file of one large batch and many tiny ones, which make room for blocks in the footer."""
+    """Return a file with one large batch and many tiny batches, which have blocks in the footer."""
     schema = pa.schema([("key", pa.utf8()), ("pvalue", pa.utf8()), ("pnode", pa.utf8())])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
@@ -32,11 +32,11 @@ def _file(n_batches: int, text_bytes: int = 100_000) -> bytearray:
 def _blocks(data: bytes, n_batches: int) -> int:
     """Return the offset of the blocks in the footer."""
     start = len(data) - 10 - struct.unpack("<i", data[-10:-6])[0]
-    for place in range(start + 4, len(data) - _BLOCK_BYTES * n_batches):
-        is_vector = struct.unpack_from("<I", data, place - 4)[0] == n_batches
-        if is_vector and 0 < struct.unpack_from("<q", data, place)[0] < len(data):
-            return place
-    raise AssertionError("no blocks")
+    for offset in range(start + 4, len(data) - _BLOCK_BYTES * n_batches):
+        is_vector = struct.unpack_from("<I", data, offset - 4)[0] == n_batches
+        if is_vector and 0 < struct.unpack_from("<q", data, offset)[0] < len(data):
+            return offset
+    raise AssertionError("the footer contains no blocks")
 
 
 @pytest.mark.parametrize("decode", [decode_node, decode_system_rows])
@@ -52,9 +52,9 @@ def test_repeated_block_is_rejected_immediately(decode: object) -> None:
     tracemalloc.start()
     with pytest.raises(CorruptFileError):
         decode(bytes(data), _PATH)
-    most_bytes = tracemalloc.get_traced_memory()[1]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most_bytes + pa.total_allocated_bytes() - allocated_bytes < 10 * len(data)
+    assert peak_bytes + pa.total_allocated_bytes() - allocated_bytes < 10 * len(data)
     assert time.process_time() - started < 5
 
 
@@ -73,10 +73,10 @@ def test_overlapping_blocks_are_rejected(change: object, reason: str) -> None:
     data = _file(3)
     first = _blocks(data, 3)
     for number in range(3):
-        place = first + _BLOCK_BYTES * number
-        block = struct.unpack_from("<qi4xq", data, place)
+        offset = first + _BLOCK_BYTES * number
+        block = struct.unpack_from("<qi4xq", data, offset)
         if block[2] > 1_000:
-            struct.pack_into("<qi4xq", data, place, *change(*block))
+            struct.pack_into("<qi4xq", data, offset, *change(*block))
     with pytest.raises(ValueError, match=reason):
         check_body(bytes(data))
 
@@ -96,10 +96,10 @@ def test_overlapping_buffers_are_rejected() -> None:
 
 
 def test_ignored_column_is_not_decoded() -> None:
-    """Columns of any type, such as dictionaries, nested lists and views, could take more memory than the file."""
+    """Columns of other types, such as dictionaries, nested lists and views, could take more memory than the file."""
     texts = pa.array(["created_at_millis", "n_keys"]), pa.array(["5", "0"])
-    strange = pa.array([[["x"]], None], pa.list_(pa.list_(pa.dictionary(pa.int32(), pa.utf8()))))
-    table = pa.table({"key": texts[0], "pvalue": texts[1], "txn": strange})
+    nested = pa.array([[["x"]], None], pa.list_(pa.list_(pa.dictionary(pa.int32(), pa.utf8()))))
+    table = pa.table({"key": texts[0], "pvalue": texts[1], "txn": nested})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)

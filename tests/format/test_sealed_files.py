@@ -1,4 +1,4 @@
-"""Checksums of nodes, definitions and JSON files: damage is detected, and files of other writers are accepted."""
+"""Checksums of nodes, definitions and JSON files: damage is detected, and files of other programs are accepted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DEFINITION_PATH = new_namespace_path("n", 200)
 JSON_PATH = new_plan_path()
 
 #: A file of each kind, its path, and its decoder.
-FORMS: dict[str, tuple[bytes, str, Callable[[bytes, str], object]]] = {
+SAMPLES: dict[str, tuple[bytes, str, Callable[[bytes, str], object]]] = {
     "node": (encode_node(NODE, 3, "", PATH), PATH, decode_node),
     "lz4": (encode_node(replace(NODE, values=["v" * 500, "w"]), 3, "lz4", PATH), PATH, decode_node),
     "system rows": (encode_node(NODE, 3, "", PATH), PATH, decode_system_rows),
@@ -47,17 +47,17 @@ FORMS: dict[str, tuple[bytes, str, Callable[[bytes, str], object]]] = {
     "definition": (DEFINITION.to_bytes(DEFINITION_PATH), DEFINITION_PATH, NamespaceDef.from_bytes),
     "json": (encode_sealed_json({"a": 1, "b": ["é"]}, JSON_PATH), JSON_PATH, decode_sealed_json),
 }
-forms = pytest.mark.parametrize("form", FORMS)
+samples = pytest.mark.parametrize("kind", SAMPLES)
 
 
-@forms
-def test_every_flipped_bit_and_truncation_is_detected(form: str) -> None:
-    data, path, decode = FORMS[form]
+@samples
+def test_every_flipped_bit_and_truncation_is_detected(kind: str) -> None:
+    data, path, decode = SAMPLES[kind]
     decode(data, path)
     assert check_file(data, path)
-    for place in range(len(data)):
+    for position in range(len(data)):
         damaged = bytearray(data)
-        damaged[place] ^= 1 << random.Random(place).randrange(8)
+        damaged[position] ^= 1 << random.Random(position).randrange(8)
         with pytest.raises(CorruptFileError):
             decode(bytes(damaged), path)
         with pytest.raises(CorruptFileError):
@@ -67,33 +67,33 @@ def test_every_flipped_bit_and_truncation_is_detected(form: str) -> None:
             decode(data[:size_bytes], path)
 
 
-@forms
-def test_swapped_file_is_rejected(form: str) -> None:
-    data, path, decode = FORMS[form]
+@samples
+def test_swapped_file_is_rejected(kind: str) -> None:
+    data, path, decode = SAMPLES[kind]
     letter = path[-8]
     other = {"0": "1", "1": "0"}.get(letter, "0")
-    place = f"{path[:-8]}{other}{path[-7:]}"
+    other_path = f"{path[:-8]}{other}{path[-7:]}"
     with pytest.raises(CorruptFileError):
-        decode(data, place)
+        decode(data, other_path)
     decode(data, f"memory://elsewhere/{path}")
 
 
-NAMES_OF_NOTHING = ["x", "node", "root", "a/b.arrow", "/srv/copies/node.arrow", "s3://b/x.json", "n.binpb"]
+OTHER_PATHS = ["x", "node", "root", "a/b.arrow", "/srv/copies/node.arrow", "s3://b/x.json", "n.binpb"]
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "sealed root"])
-@pytest.mark.parametrize("path", NAMES_OF_NOTHING)
-def test_file_under_other_name_is_accepted(form: str, path: str) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in SAMPLES if kind != "sealed root"])
+@pytest.mark.parametrize("path", OTHER_PATHS)
+def test_file_under_other_name_is_accepted(kind: str, path: str) -> None:
     """Callers and other programs may use any name for a valid file."""
-    data, own_path, decode = FORMS[form]
-    assert decode(data, path) == decode(data, own_path)
-    if path.endswith(own_path[-6:]):
-        assert check_file(data, path), "it has a checksum, which was compared"
+    data, original_path, decode = SAMPLES[kind]
+    assert decode(data, path) == decode(data, original_path)
+    if path.endswith(original_path[-6:]):
+        assert check_file(data, path), "the file has a valid checksum"
 
 
 @pytest.mark.parametrize("compression", ["", "lz4"])
 def test_copied_root_is_valid_only_as_later_version_or_export(compression: str) -> None:
-    """Programs that know only the published format copy roots, and such files are valid."""
+    """Programs that implement only the published format copy roots, and these files are valid."""
     node = replace(NODE, values=["v" * 500, "w"])
     data = encode_node(node, 3, compression, root_path(5))
     for path in (root_path(6), root_path(99), new_export_root_path(), "exports/monthly", f"s3://b/{root_path(7)}"):
@@ -115,14 +115,14 @@ def test_checksum_without_version_raises_only_typed_errors(digits: str) -> None:
 
 
 def test_node_decodes_equally_with_and_without_checksums() -> None:
-    assert decode_node(encode_node(NODE, 3), PATH) == decode_node(FORMS["node"][0], PATH) == NODE
+    assert decode_node(encode_node(NODE, 3), PATH) == decode_node(SAMPLES["node"][0], PATH) == NODE
     assert not check_file(encode_node(NODE, 3), PATH)
-    table = pa.ipc.open_file(FORMS["node"][0]).read_all()
-    assert table.equals(pa.ipc.open_file(encode_node(NODE, 3)).read_all()), "for other readers, too"
+    table = pa.ipc.open_file(SAMPLES["node"][0]).read_all()
+    assert table.equals(pa.ipc.open_file(encode_node(NODE, 3)).read_all()), "other programs read the same rows"
 
 
 def test_metadata_copied_by_another_program_is_ignored() -> None:
-    table = pa.ipc.open_file(FORMS["node"][0]).read_all()
+    table = pa.ipc.open_file(SAMPLES["node"][0]).read_all()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.slice(0, 2))
@@ -132,14 +132,14 @@ def test_metadata_copied_by_another_program_is_ignored() -> None:
     assert decode_node(data, OTHER) == NODE
 
 
-def test_copied_checksum_fields_are_ignored_and_dropped_on_next_write() -> None:
-    data = FORMS["definition"][0].replace(b"n\x12", b"m\x12")
+def test_copied_checksum_fields_are_ignored_and_removed_on_next_write() -> None:
+    data = SAMPLES["definition"][0].replace(b"n\x12", b"m\x12")
     path = new_namespace_path("m", 200)
-    found = NamespaceDef.from_bytes(data, path)
-    assert found == replace(DEFINITION, id="m")
-    assert found.unknown_fields == b""
-    assert b"seal" not in found.to_bytes()
-    assert found.to_bytes(path).count(path.rpartition("/")[2].encode()) == 2
+    decoded = NamespaceDef.from_bytes(data, path)
+    assert decoded == replace(DEFINITION, id="m")
+    assert decoded.unknown_fields == b""
+    assert b"seal" not in decoded.to_bytes()
+    assert decoded.to_bytes(path).count(path.rpartition("/")[2].encode()) == 2
 
 
 @pytest.mark.parametrize("kind", [LakehouseDef, NamespaceDef, TableDef])
@@ -148,19 +148,21 @@ def test_copied_definition_gets_new_checksums(kind: type[LakehouseDef | Namespac
     source, target = new_namespace_path("n", 200), new_namespace_path("longer", 200)
     copy = reseal(definition.to_bytes(source), source, target)
     assert copy == definition.to_bytes(target)
-    assert reseal(definition.to_bytes(), source, target) == definition.to_bytes(), "those of others stay as they are"
+    assert reseal(definition.to_bytes(), source, target) == definition.to_bytes(), (
+        "a definition without checksums is copied unchanged"
+    )
 
 
 def test_lakehouse_with_small_size_limit_has_nodes_without_checksums() -> None:
-    """For example one that was created when the minimum limit left no room for checksums."""
+    """Such a lakehouse may have been created when the minimum limit left no room for checksums."""
     definition = LakehouseDef(id="x", order=4, namespace_name_max_size_bytes=8, table_name_max_size_bytes=8)
     smallest_bytes = smallest_node_file_limit_bytes(definition)
     old = TreeLimits.of(replace(definition, node_file_max_size_bytes=smallest_bytes - seal_room_bytes()))
     assert old.rows_max_size_bytes == old.node_file_max_size_bytes
     new = TreeLimits.of(replace(definition, node_file_max_size_bytes=smallest_bytes))
-    assert new.rows_max_size_bytes == old.rows_max_size_bytes, "what a root needs fits both"
+    assert new.rows_max_size_bytes == old.rows_max_size_bytes, "both fit the largest possible root"
     size_bytes = len(encode_node(NODE, 3))
-    tight = TreeLimits(3, size_bytes)
-    assert tight.encoded(NODE, PATH) == encode_node(NODE, 3)
-    roomy = TreeLimits(3, size_bytes + seal_room_bytes())
-    assert check_file(roomy.encoded(NODE, root_path(1)), root_path(1))
+    tight_limits = TreeLimits(3, size_bytes)
+    assert tight_limits.encoded(NODE, PATH) == encode_node(NODE, 3)
+    large_limits = TreeLimits(3, size_bytes + seal_room_bytes())
+    assert check_file(large_limits.encoded(NODE, root_path(1)), root_path(1))

@@ -1,4 +1,4 @@
-"""Test vectors of the format: every entry of every group."""
+"""The test vectors of the format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text forms of version sets behave like sets, and sealed roots are encoded as specified."""
+"""Version ranges, which behave like sets, and the encoding of sealed roots."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 
 __all__ = ["lakes"]
 
-few = st.sets(st.integers(0, 30) | st.integers(MAX_VERSION - 3, MAX_VERSION))
+version_sets = st.sets(st.integers(0, 30) | st.integers(MAX_VERSION - 3, MAX_VERSION))
 CANONICAL = re.compile(r"(\d+(-\d+)?(,\d+(-\d+)?)*)?")
 
 
-@given(few)
+@given(version_sets)
 def test_version_ranges_round_trip(versions: set[int]) -> None:
     ranges = VersionRanges.of(versions)
     text = str(ranges)
@@ -39,7 +39,7 @@ def test_version_ranges_round_trip(versions: set[int]) -> None:
     assert ends == sorted(ends)
 
 
-@given(few, few)
+@given(version_sets, version_sets)
 def test_union_and_difference_match_sets(left: set[int], right: set[int]) -> None:
     assert VersionRanges.of(left) | VersionRanges.of(right) == VersionRanges.of(left | right)
     assert VersionRanges.of(left) - VersionRanges.of(right) == VersionRanges.of(left - right)
@@ -47,15 +47,15 @@ def test_union_and_difference_match_sets(left: set[int], right: set[int]) -> Non
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=8))
 def test_unordered_and_overlapping_ranges_are_normalized(parts: list[tuple[int, int]]) -> None:
-    text = ",".join(f"{first}-{first + more}" for first, more in parts)
-    expected = {version for first, more in parts for version in range(first, first + more + 1)}
+    text = ",".join(f"{first}-{first + n_more}" for first, n_more in parts)
+    expected = {version for first, n_more in parts for version in range(first, first + n_more + 1)}
     assert set(VersionRanges.parse(text)) == expected
 
 
 def test_wide_ranges_are_not_expanded() -> None:
-    everything = VersionRanges.parse(f"0-{MAX_VERSION}")
-    assert len(everything) == MAX_VERSION + 1
-    assert str(everything - VersionRanges.of([7])) == f"0-6,8-{MAX_VERSION}"
+    all_versions = VersionRanges.parse(f"0-{MAX_VERSION}")
+    assert len(all_versions) == MAX_VERSION + 1
+    assert str(all_versions - VersionRanges.of([7])) == f"0-6,8-{MAX_VERSION}"
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,15 @@ def test_sealed_root_has_specified_bytes() -> None:
     assert {**decode_node(encode_sealed_root(node.system, 5), "_root").system, "sealed_at_millis": ""} == {
         **node.system,
         "sealed_at_millis": "",
-    }, "sealing twice loses nothing"
+    }, "sealing again changes only the time"
 
 
-def test_oldest_root_of_other_writer_is_sealed_without_info() -> None:
+def test_first_root_of_other_program_is_sealed_without_info() -> None:
     node = decode_node(encode_sealed_root({"created_at_millis": "5", "n_keys": "0", "lakehouse_def": "d"}, 6), "_root")
     assert node.system == {"created_at_millis": "5", "sealed_at_millis": "6"}
 
 
-def test_sealed_root_is_an_expired_version(lakes: Lakes) -> None:
+def test_version_with_sealed_root_is_expired(lakes: Lakes) -> None:
     lake = lakes.memory()
     version = create(lake, "ns")
     create(lake, "other")

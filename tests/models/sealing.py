@@ -1,10 +1,10 @@
-"""Explicit-state model of how old roots may go: create-if-absent versions, a hint, and responses that get lost.
+"""Explicit-state model of the removal of old roots, with create-if-absent versions, a hint and lost responses.
 
-Every reachable state is visited. What a design breaks comes out as the names of violations:
+The model visits every reachable state. A design may have these violations:
 
-- V1: a writer was told that it committed a version that is another's, or void
-- V2: one transaction is in two versions
-- V3: a reader, with any hint there ever was, finds another version than the latest
+- V1: a writer's commit of a version is acknowledged, but the version does not exist or belongs to another writer.
+- V2: a transaction is in two versions.
+- V3: a reader with any hint that ever existed finds a version other than the latest.
 """
 
 from __future__ import annotations
@@ -15,72 +15,78 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 LAST_VERSION = 4
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 
-#: How the roots of expired versions go: deleted in any order; deleted below a recorded boundary; sealed, keeping
-#: their commit id; or sealed and then deleted.
-Design = Literal["delete", "boundary", "seal", "seal, then drop"]
-Finder = Literal["foreign", "cooperating"]  # whether the recorded boundary is known
-Root = tuple[Literal["live", "sealed"], str] | None  # and the commit id
-ACKNOWLEDGED_VOID = "V1 acknowledged a version that is void or another's"
-COMMITTED_TWICE = "V2 one transaction committed twice"
-STALE_READ = "V3 a stale or missing version was found"
+#: How the roots of expired versions are removed: deleted in any order, deleted below a recorded boundary, sealed, which
+#: keeps their commit id, or sealed and then deleted.
+Design = Literal["delete", "boundary", "seal", "seal, then delete"]
+#: A program that ignores the recorded boundary, or one that respects it.
+Program = Literal["foreign", "cooperating"]
+Root = tuple[Literal["live", "sealed"], str] | None  # its state and commit id
+FALSE_ACKNOWLEDGEMENT = "V1 acknowledged a version that does not exist or belongs to another writer"
+COMMITTED_TWICE = "V2 a transaction was committed twice"
+STALE_READ = "V3 a reader found a stale or missing version"
 
 
 @dataclass(frozen=True)
 class Writer:
-    """A writer of one transaction; lossy when the response to its create may get lost."""
+    """A writer with one transaction."""
 
-    finder: Finder
+    program: Program
+    #: Whether the response to its create may be lost.
     is_lossy: bool = False
 
 
 class _Progress(NamedTuple):
-    """Where a writer is: about to find its base, to create a version, to create it again, to look, or done."""
+    """The next step of a writer: find its base, create a version, create it again, check the result, or none."""
 
-    step: Literal["find", "create", "create again", "look", "done"] = "find"
+    step: Literal["find", "create", "retry create", "check", "done"] = "find"
     version: int = 0
     attempt: int = 0
 
 
 class _State(NamedTuple):
-    """``roots`` by version; ``boundary`` below which they may go; ``history``: who was first at each version."""
+    """A state of the storage and of the writers."""
 
+    #: The roots by version.
     roots: tuple[Root, ...]
+    #: The version below which roots may be removed.
     boundary: int
+    #: The commit id of the first root of each version.
     history: tuple[tuple[int, str], ...]
     writers: tuple[_Progress, ...]
-    n_background: int
+    n_other_commits: int
 
 
-def violations(design: Design, writers: tuple[Writer, ...], reader: Finder) -> tuple[int, set[str]]:
-    """Visit all states of a design; returns how many there are, and what it breaks."""
+def find_violations(design: Design, writers: tuple[Writer, ...], reader: Program) -> tuple[int, set[str]]:
+    """Visit all states of a design. Return their number and the violations."""
     roots: tuple[Root, ...] = (("live", "first"), *[None] * LAST_VERSION)
     start = _State(roots, 0, ((0, "first"),), tuple(_Progress() for _ in writers), 0)
-    seen, waiting, broken = {start}, deque([start]), set[str]()
-    while waiting:
-        state = waiting.popleft()
+    visited, pending, violations = {start}, deque([start]), set[str]()
+    while pending:
+        state = pending.popleft()
         latest = max(version for version, _ in state.history)
-        if any(version != latest for version in _found(reader, state)):
-            broken.add(STALE_READ)
-        for after in _steps(design, writers, state, latest, broken):
-            if after not in seen:
-                seen.add(after)
-                waiting.append(after)
-    return len(seen), broken
+        if any(version != latest for version in _possible_latest(reader, state)):
+            violations.add(STALE_READ)
+        for successor in _steps(design, writers, state, latest, violations):
+            if successor not in visited:
+                visited.add(successor)
+                pending.append(successor)
+    return len(visited), violations
 
 
-def _found(finder: Finder, state: _State) -> set[int]:
-    """Return the versions that may be taken for the latest: with any hint there ever was, a wrong one or none."""
+def _possible_latest(program: Program, state: _State) -> set[int]:
+    """Return the versions that a program may find as the latest, with any hint that ever existed or none."""
     hints = [None, *(version for version, _ in state.history)]
-    if finder == "foreign":
-        return {_walk(state.roots, hint or 0) for hint in hints}
-    # A hint that leads is ignored, because the root it names is absent.
-    leading = {_walk(state.roots, state.boundary) for root in state.roots if root is None}
-    return leading | {_walk(state.roots, max(hint or 0, state.boundary)) for hint in hints}
+    if program == "foreign":
+        return {_last_before_gap(state.roots, hint or 0) for hint in hints}
+    # A hint beyond the latest version is ignored, because its root does not exist.
+    without_hint = {_last_before_gap(state.roots, state.boundary) for root in state.roots if root is None}
+    return without_hint | {_last_before_gap(state.roots, max(hint or 0, state.boundary)) for hint in hints}
 
 
-def _walk(roots: tuple[Root, ...], start: int) -> int:
+def _last_before_gap(roots: tuple[Root, ...], start: int) -> int:
+    """Return the last version of the consecutive roots from ``start``."""
     version = start
     while version <= LAST_VERSION and roots[version] is not None:
         version += 1
@@ -88,26 +94,26 @@ def _walk(roots: tuple[Root, ...], start: int) -> int:
 
 
 def _steps(
-    design: Design, writers: tuple[Writer, ...], state: _State, latest: int, broken: set[str]
+    design: Design, writers: tuple[Writer, ...], state: _State, latest: int, violations: set[str]
 ) -> Iterator[_State]:
-    """Yield the states that one step of anybody leads to."""
-    if latest < LAST_VERSION and state.roots[latest + 1] is None:  # somebody else commits
-        other = f"other {state.n_background}"
+    """Yield the states after one step of any writer or of the cleanup."""
+    if latest < LAST_VERSION and state.roots[latest + 1] is None:  # another writer commits
+        other = f"other {state.n_other_commits}"
         yield state._replace(
-            roots=_with(state.roots, latest + 1, ("live", other)),
-            history=_noted(state.history, latest + 1, other),
-            n_background=state.n_background + 1,
+            roots=_with_root(state.roots, latest + 1, ("live", other)),
+            history=_with_commit(state.history, latest + 1, other),
+            n_other_commits=state.n_other_commits + 1,
         )
     yield from _clean_up_steps(design, state, latest)
     for number, writer in enumerate(writers):
-        yield from _writer_steps(design, writer, number, state, broken)
+        yield from _writer_steps(design, writer, number, state, violations)
 
 
 def _clean_up_steps(design: Design, state: _State, latest: int) -> Iterator[_State]:
     if design == "delete":
         for version in range(latest):
             if state.roots[version] is not None:
-                yield state._replace(roots=_with(state.roots, version, None))
+                yield state._replace(roots=_with_root(state.roots, version, None))
         return
     for boundary in range(state.boundary + 1, latest + 1):
         yield state._replace(boundary=boundary)
@@ -116,59 +122,59 @@ def _clean_up_steps(design: Design, state: _State, latest: int) -> Iterator[_Sta
         if root is None:
             continue
         if design == "boundary":
-            yield state._replace(roots=_with(state.roots, version, None))
+            yield state._replace(roots=_with_root(state.roots, version, None))
         elif root[0] == "live":
-            yield state._replace(roots=_with(state.roots, version, ("sealed", root[1])))
-        elif design == "seal, then drop":
-            yield state._replace(roots=_with(state.roots, version, None))
+            yield state._replace(roots=_with_root(state.roots, version, ("sealed", root[1])))
+        elif design == "seal, then delete":
+            yield state._replace(roots=_with_root(state.roots, version, None))
 
 
-def _writer_steps(design: Design, writer: Writer, number: int, state: _State, broken: set[str]) -> Iterator[_State]:
+def _writer_steps(design: Design, writer: Writer, number: int, state: _State, violations: set[str]) -> Iterator[_State]:
     progress, own_id = state.writers[number], f"writer {number}"
-    again = _Progress("find", 0, progress.attempt)
+    restarted = _Progress("find", 0, progress.attempt)
 
-    def going_on(progress: _Progress, state: _State = state) -> _State:
+    def advance(progress: _Progress, state: _State = state) -> _State:
         writers = (*state.writers[:number], progress, *state.writers[number + 1 :])
         return state._replace(writers=writers)
 
-    if progress.step == "find" and progress.attempt < ATTEMPTS:
-        for base in _found(writer.finder, state):
+    if progress.step == "find" and progress.attempt < MAX_ATTEMPTS:
+        for base in _possible_latest(writer.program, state):
             if base < LAST_VERSION:
-                yield going_on(_Progress("create", base + 1, progress.attempt + 1))
-    elif progress.step in ("create", "create again"):
-        root, look = state.roots[progress.version], progress._replace(step="look")
+                yield advance(_Progress("create", base + 1, progress.attempt + 1))
+    elif progress.step in ("create", "retry create"):
+        root, check = state.roots[progress.version], progress._replace(step="check")
         if root is None:
-            created = _created(state, progress.version, own_id, broken)
-            yield going_on(look, created)
+            created = _created(state, progress.version, own_id, violations)
+            yield advance(check, created)
             if writer.is_lossy and progress.step == "create":
-                yield going_on(progress._replace(step="create again"), created)
+                yield advance(progress._replace(step="retry create"), created)
         else:
-            yield going_on(look if writer.finder == "cooperating" and root[1] == own_id else again)
-    elif progress.step == "look":
-        is_committed = _takes_for_committed(design, writer, state, progress.version, own_id)
+            yield advance(check if writer.program == "cooperating" and root[1] == own_id else restarted)
+    elif progress.step == "check":
+        is_committed = _is_acknowledged(design, writer, state, progress.version, own_id)
         if is_committed and dict(state.history).get(progress.version) != own_id:
-            broken.add(ACKNOWLEDGED_VOID)
-        yield going_on(progress._replace(step="done") if is_committed else again)
+            violations.add(FALSE_ACKNOWLEDGEMENT)
+        yield advance(progress._replace(step="done") if is_committed else restarted)
 
 
-def _created(state: _State, version: int, own_id: str, broken: set[str]) -> _State:
-    history = _noted(state.history, version, own_id)
+def _created(state: _State, version: int, own_id: str, violations: set[str]) -> _State:
+    history = _with_commit(state.history, version, own_id)
     if [owner for _, owner in history].count(own_id) > 1:
-        broken.add(COMMITTED_TWICE)
-    return state._replace(roots=_with(state.roots, version, ("live", own_id)), history=history)
+        violations.add(COMMITTED_TWICE)
+    return state._replace(roots=_with_root(state.roots, version, ("live", own_id)), history=history)
 
 
-def _takes_for_committed(design: Design, writer: Writer, state: _State, version: int, own_id: str) -> bool:
-    if writer.finder == "foreign" or design == "delete" or version >= state.boundary:
+def _is_acknowledged(design: Design, writer: Writer, state: _State, version: int, own_id: str) -> bool:
+    if writer.program == "foreign" or design == "delete" or version >= state.boundary:
         return True
     root = state.roots[version]
     return design != "boundary" and root is not None and root[1] == own_id
 
 
-def _with(roots: tuple[Root, ...], version: int, root: Root) -> tuple[Root, ...]:
+def _with_root(roots: tuple[Root, ...], version: int, root: Root) -> tuple[Root, ...]:
     return (*roots[:version], root, *roots[version + 1 :])
 
 
-def _noted(history: tuple[tuple[int, str], ...], version: int, owner: str) -> tuple[tuple[int, str], ...]:
-    known = dict(history)
-    return history if version in known else tuple(sorted({**known, version: owner}.items()))
+def _with_commit(history: tuple[tuple[int, str], ...], version: int, owner: str) -> tuple[tuple[int, str], ...]:
+    ids = dict(history)
+    return history if version in ids else tuple(sorted({**ids, version: owner}.items()))

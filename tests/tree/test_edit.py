@@ -1,4 +1,4 @@
-"""Changes of trees: splits, merges, buffered messages and size limits."""
+"""Tree edits: splits, merges, buffered messages and size limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.tree.trees import ROOMY, Tree, filled, keys
+from tests.tree.trees import LARGE_FILE_BYTES, Tree, filled_tree, keys
 from trinitylake_ops.format.node_file import NodeFile, encode_node, text_bytes
 from trinitylake_ops.tree.edit import apply_messages
 from trinitylake_ops.tree.node import DirtyNode, TreeLimits, split_evenly
@@ -19,15 +19,15 @@ Fill = Callable[..., Tree]
 
 @pytest.fixture
 def fill() -> Iterator[Fill]:
-    """Return ``filled``. After the test, check the tree once more and close its storage."""
-    made: list[Tree] = []
+    """The function ``filled_tree``. After the test, its trees are checked again and closed."""
+    trees: list[Tree] = []
 
     def make(order: int, n_keys: int, *, buffer_target_bytes: int = 0) -> Tree:
-        made.append(filled(order, n_keys, buffer_target_bytes=buffer_target_bytes))
-        return made[-1]
+        trees.append(filled_tree(order, n_keys, buffer_target_bytes=buffer_target_bytes))
+        return trees[-1]
 
     yield make
-    for tree in made:
+    for tree in trees:
         tree.check()
         tree.close()
 
@@ -41,7 +41,7 @@ def test_tree_grows_and_shrinks_key_by_key(fill: Fill, order: int) -> None:
     for name in names:
         tree.apply({name: "v"})
         heights.append(tree.height())
-    assert heights == sorted(heights), "the tree only grows while keys are added"
+    assert heights == sorted(heights), "adding keys never reduces the height"
     assert heights[-1] >= 1
     for name in names:
         tree.apply({name: None})
@@ -55,7 +55,7 @@ def test_each_inner_key_can_be_deleted(fill: Fill, order: int) -> None:
         key = tree.root.keys[len(tree.root.keys) // 2]
         tree.apply({key: None})
         assert get(tree.store(), tree.root, key) is None
-    assert len(tree.model) < order, "what is left fits the root"
+    assert len(tree.model) < order, "the remaining keys fit into the root"
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -67,7 +67,7 @@ def test_all_inner_keys_can_be_deleted_at_once(fill: Fill, order: int) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_deleting_all_keys_leaves_an_empty_leaf(fill: Fill, order: int) -> None:
+def test_deleting_all_keys_leaves_empty_leaf(fill: Fill, order: int) -> None:
     tree = fill(order, 200)
     assert tree.height() >= 1
     tree.apply(dict.fromkeys(keys(*range(200))))
@@ -83,7 +83,7 @@ def test_root_without_keys_is_replaced_by_its_child(fill: Fill) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_node_splits_into_many(fill: Fill, order: int) -> None:
+def test_node_splits_into_many_nodes(fill: Fill, order: int) -> None:
     tree = fill(order, 1)
     tree.apply(dict.fromkeys(keys(*range(500)), "v"))
     assert len(tree.nodes()) > 500 / order
@@ -118,14 +118,14 @@ def test_split_creates_fewest_parts_of_similar_size(order: int) -> None:
 def test_split_assigns_messages_to_their_parts() -> None:
     names = keys(*range(0, 70, 10))
     buffer = dict.fromkeys(keys(*(number for number in range(70) if number % 10)))
-    own = {names[1]: None, names[4]: None}
-    split = split_evenly(DirtyNode(names, names, ["c"] * 8, buffer | own), 4)
+    deletions = {names[1]: None, names[4]: None}
+    split = split_evenly(DirtyNode(names, names, ["c"] * 8, buffer | deletions), 4)
     parts, middle = split.parts, split.keys
-    assert split.messages == {key: None for key in own if key in middle}
+    assert split.messages == {key: None for key in deletions if key in middle}
     bounds = ["", *middle, "z"]
     for part, lower, upper in zip(parts, bounds, bounds[1:], strict=False):
         assert isinstance(part, DirtyNode)
-        assert list(part.buffer) == [key for key in buffer | own if lower < key < upper]
+        assert list(part.buffer) == [key for key in buffer | deletions if lower < key < upper]
 
 
 # Messages
@@ -136,12 +136,12 @@ def test_messages_in_root_buffer_override_lower_levels(fill: Fill) -> None:
     inner, leaf = tree.root.keys[0], keys(0)[0]
     tree.apply({leaf: "new", keys(1)[0]: None, inner: "changed", "k9999": "added"})
     assert tree.written == {}, "no other node is rewritten"
-    assert set(tree.root.buffer) == {leaf, keys(1)[0], "k9999"}, "a new value of an own key is set in its row"
+    assert set(tree.root.buffer) == {leaf, keys(1)[0], "k9999"}, "the value of a key of the root is changed in its row"
     assert tree.root.values[0] == "changed"
     tree.apply({leaf: None, keys(1)[0]: "back", inner: None})
     assert tree.written == {}
     assert list(tree.root.buffer) == ["k9999", leaf, keys(1)[0], inner], "the newest message comes last"
-    assert get(tree.store(), tree.root, inner) is None, "the deletion of an own key shadows its row"
+    assert get(tree.store(), tree.root, inner) is None, "the deletion of a key of the root shadows its row"
     tree.apply({inner: "again"})
     assert inner not in tree.root.buffer
     assert get(tree.store(), tree.root, inner) == "again"
@@ -159,48 +159,48 @@ def test_single_key_change_rewrites_one_path(fill: Fill, order: int, target_byte
         tree.apply({keys(rng.randrange(200))[0]: f"{step:020}"})
         written.append(len(tree.written))
         inner_bytes += [text_bytes(node.buffer) + text_bytes(node.buffer.values()) for node in tree.nodes()[1:]]
-    assert 0 < max(written) <= height, "a node of each level below the root, in a tree that keeps its keys"
+    assert 0 < max(written) <= height, "at most one node per level below the root"
     assert 0 in written
     message_bytes = 25
-    assert 0 < max(inner_bytes) <= 2 * target_bytes + message_bytes, "a buffer below the root is bounded, too"
+    assert 0 < max(inner_bytes) <= 2 * target_bytes + message_bytes, "buffers below the root are bounded"
 
 
 def test_deletions_of_inner_keys_stay_buffered_on_split(fill: Fill) -> None:
     tree = fill(8, 400, buffer_target_bytes=10**6)
-    own = list(tree.root.keys)
-    assert len(own) >= 5
-    for key in own:
+    root_keys = list(tree.root.keys)
+    assert len(root_keys) >= 5
+    for key in root_keys:
         tree.apply({key: None})
         assert tree.written == {}
-    height, number, most_written = tree.height(), 0, 0
-    tree.limits = TreeLimits(8, ROOMY, 150)
+    height, number, max_written = tree.height(), 0, 0
+    tree.limits = TreeLimits(8, LARGE_FILE_BYTES, 150)
     while tree.height() == height:
         tree.apply({f"k0001-{number:05}": "v"})
-        most_written = max(most_written, len(tree.written))
+        max_written = max(max_written, len(tree.written))
         number += 1
-    assert most_written <= 4 * height, "a path, the nodes that split next to it, and the merged halves of one inner key"
+    assert max_written <= 4 * height, "a path, split nodes next to it, and the merged nodes of one inner key"
 
 
-def test_overfull_buffer_of_other_writer_accepts_a_message(fill: Fill) -> None:
+def test_overfull_buffer_of_other_program_accepts_message(fill: Fill) -> None:
     tree = fill(4, 120, buffer_target_bytes=10**6)
     tree.apply(dict.fromkeys(keys(*range(0, 120, 2)), "w" * 30))
-    tree.limits = TreeLimits(4, ROOMY, 10**3)
+    tree.limits = TreeLimits(4, LARGE_FILE_BYTES, 10**3)
     for number in range(1, 120, 4):
-        waiting = len(tree.root.buffer)
+        n_buffered = len(tree.root.buffer)
         tree.apply({keys(number)[0]: "u"})
-        assert tree.written == {} or len(tree.root.buffer) <= waiting
+        assert tree.written == {} or len(tree.root.buffer) <= n_buffered
 
 
 def test_upper_messages_override_lower_messages(fill: Fill) -> None:
     tree = fill(4, 100, buffer_target_bytes=100)
     rng = random.Random(5)
-    seen_inner_message = False
+    has_inner_message = False
     for step in range(120):
         name = keys(rng.randrange(100))[0]
         tree.apply({name: None if step % 3 == 0 else f"v{step}"})
-        seen_inner_message |= any(node.buffer for node in tree.nodes()[1:])
+        has_inner_message |= any(node.buffer for node in tree.nodes()[1:])
         assert get(tree.store(), tree.root, name) == tree.model.get(name)
-    assert seen_inner_message
+    assert has_inner_message
 
 
 def test_deleting_missing_key_changes_nothing(fill: Fill) -> None:
@@ -249,7 +249,7 @@ def test_size_limit_includes_system_rows_of_root() -> None:
     tree.close()
 
 
-def test_messages_in_leaf_of_other_writer_are_applied() -> None:
+def test_messages_in_leaf_of_other_program_are_applied() -> None:
     leaf = NodeFile(["a", "b", "c"], ["1", "2", "3"], [], {"b": None, "d": "4"}, {"created_at_millis": "1"})
     tree = Tree(5)
     tree.root, tree.model = leaf, {"a": "1", "c": "3", "d": "4"}
@@ -260,13 +260,13 @@ def test_messages_in_leaf_of_other_writer_are_applied() -> None:
     tree.close()
 
 
-def test_minimum_number_of_keys_of_a_node() -> None:
-    fewest = {order: TreeLimits(order, ROOMY).min_keys for order in (3, 4, 5, 6, 7, 128)}
-    assert fewest == {3: 1, 4: 1, 5: 2, 6: 2, 7: 3, 128: 63}
+def test_minimum_number_of_keys_per_node() -> None:
+    min_keys_by_order = {order: TreeLimits(order, LARGE_FILE_BYTES).min_keys for order in (3, 4, 5, 6, 7, 128)}
+    assert min_keys_by_order == {3: 1, 4: 1, 5: 2, 6: 2, 7: 3, 128: 63}
 
 
 def test_size_limit_applies_to_merged_nodes_with_full_buffers() -> None:
-    """A sequence, found by search, in which the messages of two neighbors do not fit into one file."""
+    """In this sequence, which was found by a search, the messages of two neighbors do not fit into one file."""
     rng = random.Random(72)
     tree = Tree(3, node_file_max_size_bytes=2_300, buffer_target_bytes=10**6)
     tree.apply(dict.fromkeys(keys(*range(40)), "v"))

@@ -1,4 +1,4 @@
-"""The forecast of a tree's shape, compared with measured trees."""
+"""Forecasts of the shape of a tree, compared with measured trees."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_forecast_matches_measured_tree(n_tables: int) -> None:
 
 
 def test_forecast_matches_measured_tree_with_full_inner_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two levels below the root, with buffers of 16 messages."""
+    """The tree has two levels below the root, and buffers of 16 messages."""
     target_bytes = 5_000
     monkeypatch.setattr(node, "DEFAULT_BUFFER_TARGET_BYTES", target_bytes)
     meter = MeteredStorage(MemoryStorage(ROOT))
@@ -85,7 +85,7 @@ def test_forecast_height_grows_with_objects() -> None:
     assert forecast_tree(LakehouseDef(id=""), 0).nodes == 1
 
 
-def test_flushes_to_few_children_move_more_messages() -> None:
+def test_flushes_move_more_messages_to_fewer_children() -> None:
     assert mean_flush_messages(100, 1) == 101
     assert 1 <= mean_flush_messages(0, 50) < 2
     assert mean_flush_messages(164, 8) > mean_flush_messages(164, 80) > 1

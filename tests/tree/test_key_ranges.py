@@ -1,4 +1,4 @@
-"""Key ranges are disjoint, cover all keys, and are read without nodes outside them."""
+"""Key ranges, which are disjoint, cover all keys, and are read without nodes outside them."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tree.trees import Tree, filled
+from tests.tree.trees import Tree, filled_tree
 from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.tree.search import KeyRange, NodesInRange, scan, split
 from trinitylake_ops.tree.shape import walk
@@ -16,10 +16,10 @@ ORDER = 5
 
 @pytest.fixture(scope="module")
 def tree() -> Tree:
-    """300 keys, at least three levels below the root, and buffered messages."""
-    made = filled(ORDER, 300)
-    assert made.height() >= 3
-    return made
+    """A tree with 300 keys and at least three levels below the root."""
+    tree = filled_tree(ORDER, 300)
+    assert tree.height() >= 3
+    return tree
 
 
 bounds = st.one_of(st.none(), st.integers(-1, 301).map(lambda number: f"k{number:04}"), st.just("zz"))
@@ -39,56 +39,56 @@ def test_ranges_are_disjoint_and_cover_all_keys(
     within = KeyRange(lower, upper)
     ranges = split(tree.store(), tree.root, ORDER, within, objects_per_range)
     assert (ranges[0].lower, ranges[-1].upper) == (lower, upper)
-    assert all(one.upper == other.lower for one, other in pairwise(ranges))
-    inner = [one.upper for one in ranges[:-1]]
+    assert all(lower_range.upper == upper_range.lower for lower_range, upper_range in pairwise(ranges))
+    inner = [key_range.upper for key_range in ranges[:-1]]
     assert inner == sorted(set(inner), key=str)
     assert all(bound in tree.model for bound in inner)
 
 
-def test_ranges_have_about_the_requested_size(tree: Tree) -> None:
-    for wanted in (10, 30, 100):
-        ranges = split(tree.store(), tree.root, ORDER, KeyRange(), wanted)
-        sizes = [sum(key in one for key in tree.model) for one in ranges]
-        assert 300 / wanted / 3 <= len(sizes) <= 300 / wanted * 3
-        assert max(sizes) <= wanted * 3
+def test_ranges_have_approximately_requested_size(tree: Tree) -> None:
+    for objects_per_range in (10, 30, 100):
+        ranges = split(tree.store(), tree.root, ORDER, KeyRange(), objects_per_range)
+        sizes = [sum(key in key_range for key in tree.model) for key_range in ranges]
+        assert 300 / objects_per_range / 3 <= len(sizes) <= 300 / objects_per_range * 3
+        assert max(sizes) <= objects_per_range * 3
     assert split(tree.store(), tree.root, ORDER, KeyRange(), 10_000) == [KeyRange()]
 
 
 def test_splitting_reads_upper_levels_only(tree: Tree) -> None:
     before = tree.storage.snapshot()
     split(tree.store(), tree.root, ORDER, KeyRange(), 1)
-    spent = tree.storage.snapshot() - before
+    requests = tree.storage.snapshot() - before
     n_inner = sum(not node.is_leaf for node in tree.nodes())
-    assert spent.total == n_inner - 1 + 1, "all inner nodes but the root, and one leaf"
+    assert requests.total == n_inner - 1 + 1, "all inner nodes except the root, and one leaf"
 
 
 def test_single_key_range_is_not_split(tree: Tree) -> None:
     before = tree.storage.snapshot()
-    one = KeyRange.only("k0007")
-    assert split(tree.store(), tree.root, ORDER, one, 1) == [one]
-    assert "k0007" in one
-    assert "k0007x" not in one
+    single = KeyRange.only("k0007")
+    assert split(tree.store(), tree.root, ORDER, single, 1) == [single]
+    assert "k0007" in single
+    assert "k0007x" not in single
     assert (tree.storage.snapshot() - before).total == 0
 
 
-def test_every_node_belongs_to_one_range(tree: Tree) -> None:
-    seen: list[str] = []
+def test_each_node_belongs_to_one_range(tree: Tree) -> None:
+    locations: list[str] = []
     for keys in split(tree.store(), tree.root, ORDER, KeyRange(), 20):
-        visited = walk(NodesInRange(tree.store(), keys), keys.part_of(tree.root), "root")
-        seen += [one.location for one in visited if one.lower is not None or keys.lower is None]
-    every = {visited.location for visited in walk(tree.store(), tree.root, "root")}
-    assert sorted(seen) == sorted(every)
+        nodes = walk(NodesInRange(tree.store(), keys), keys.part_of(tree.root), "root")
+        locations += [visited.location for visited in nodes if visited.lower is not None or keys.lower is None]
+    all_locations = {visited.location for visited in walk(tree.store(), tree.root, "root")}
+    assert sorted(locations) == sorted(all_locations)
 
 
 def test_diff_of_range_reads_only_its_nodes(tree: Tree) -> None:
-    changed = filled(ORDER, 300)
+    changed = filled_tree(ORDER, 300)
     changed.apply({f"k{number:04}": f"other-{number}" for number in range(0, 300, 2)})
     keys = KeyRange("k0010", "k0020")
     changed.storage.create_many({path: data for path, data in _files(tree).items() if not changed.storage.exists(path)})
     before = changed.storage.snapshot()
     nodes = NodesInRange(changed.store(), keys)
-    found = diff_trees(nodes, keys.part_of(tree.root), keys.part_of(changed.root))
-    assert [one.key for one in found] == [f"k{number:04}" for number in range(10, 20, 2)]
+    key_changes = diff_trees(nodes, keys.part_of(tree.root), keys.part_of(changed.root))
+    assert [change.key for change in key_changes] == [f"k{number:04}" for number in range(10, 20, 2)]
     assert (changed.storage.snapshot() - before).total < len(changed.nodes()) / 4
 
 

@@ -1,4 +1,4 @@
-"""Trees in memory for tests, with the dict that each should equal."""
+"""Trees in memory, each with a dict as a model of its expected content."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trinitylake_ops.tree.store import NodeStore
 
 _numbers = itertools.count()
 SYSTEM = {"created_at_millis": "1"}
-ROOMY = 10**6
+LARGE_FILE_BYTES = 10**6
 
 
 class Tree:
-    """A tree whose node files are in a metered memory storage. ``model`` is the dict that it should equal."""
+    """A tree whose node files are in a metered memory storage. ``model`` is its expected content."""
 
-    def __init__(self, order: int, *, node_file_max_size_bytes: int = ROOMY, buffer_target_bytes: int = 0):
+    def __init__(self, order: int, *, node_file_max_size_bytes: int = LARGE_FILE_BYTES, buffer_target_bytes: int = 0):
         self.limits = TreeLimits(order, node_file_max_size_bytes, buffer_target_bytes)
         self.storage = MeteredStorage(MemoryStorage(f"memory://tree-{next(_numbers)}/"))
         self.root = NodeFile(system=dict(SYSTEM))
@@ -33,7 +33,7 @@ class Tree:
         drop_memory_root(self.storage.root)
 
     def store(self) -> NodeStore:
-        """Return a reader with an empty cache."""
+        """Return a node store with an empty cache."""
         return NodeStore(self.storage)
 
     def apply(self, messages: Mapping[str, str | None]) -> None:
@@ -81,9 +81,9 @@ def keys(*numbers: int) -> list[str]:
     return [f"k{number:04d}" for number in numbers]
 
 
-def filled(order: int, n_keys: int, *, buffer_target_bytes: int = 0) -> Tree:
-    """Return a tree of ``n_keys`` keys without buffered messages."""
+def filled_tree(order: int, n_keys: int, *, buffer_target_bytes: int = 0) -> Tree:
+    """Return a tree with ``n_keys`` keys and without buffered messages."""
     tree = Tree(order)
     tree.apply(dict.fromkeys(keys(*range(n_keys)), "v"))
-    tree.limits = TreeLimits(order, ROOMY, buffer_target_bytes)
+    tree.limits = TreeLimits(order, LARGE_FILE_BYTES, buffer_target_bytes)
     return tree
