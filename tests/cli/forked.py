@@ -1,4 +1,4 @@
-"""Run the command line in processes forked from the test process, without starting Python or importing modules."""
+"""Run the command line in processes that are forked from the test process, so that no Python process starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Result(NamedTuple):
 
 
 def run(*arguments: object, **environment: str) -> Result:
-    """Run a command in a forked process, like a new process but without its start and its imports."""
+    """Run a command in a forked process, which need not start Python and import modules."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         sys.stdout.flush()
         pid = os.fork()
@@ -51,9 +51,9 @@ def _run_and_exit(arguments: list[str], environment: dict[str, str], out: int, e
         sys.argv = ["trinitylake", *arguments]
         clear_process_caches()
         main()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else code
-    except BaseException:  # noqa: BLE001 - a child must never run on into pytest
+    except SystemExit as exit_error:
+        code = exit_error.code if isinstance(exit_error.code, int) else code
+    except BaseException:  # noqa: BLE001 - the child must never continue in pytest
         traceback.print_exc()
     finally:
         os._exit(code)

@@ -1,4 +1,4 @@
-"""Test conflicts of clones on the command line: one line that names the choices, exit code 3, and no change."""
+"""Conflicts of clones on the command line: one line with the choices, exit code 3, and no change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parent() -> Iterator[Lakehouse]:
 
 
 @pytest.mark.parametrize("conflict", CONFLICTS, ids=lambda conflict: conflict.__name__)
-def test_conflict_is_one_line_and_changes_nothing(cli: Cli, parent: Lakehouse, conflict: Conflict) -> None:
+def test_error_of_conflict_is_one_line_and_nothing_changes(cli: Cli, parent: Lakehouse, conflict: Conflict) -> None:
     assert cli("clone", CLONE, "--name", "feature").code == 0
     clone = Lakehouse.open(CLONE)
     name = conflict(parent, clone)
@@ -55,14 +55,14 @@ def test_conflict_is_one_line_and_changes_nothing(cli: Cli, parent: Lakehouse, c
     assert_error(cli("export", "feature"), 3, "'feature'")
     assert (files(parent), files(clone)) == before
     assert cli("promote", "feature", "--theirs", name, "--yes").code == 0
-    assert cli("promote", "feature", "--theirs", name, "--yes").code == 0, "a repeated call succeeds"
+    assert cli("promote", "feature", "--theirs", name, "--yes").code == 0, "the command can be repeated"
 
 
 @pytest.mark.parametrize("command", ["promote", "refresh"])
 @pytest.mark.parametrize("name", ["nope", "ns.nope", "nope.", ".", "a.b.c"])
-def test_choice_for_an_unknown_object_is_rejected(cli: Cli, parent: Lakehouse, command: str, name: str) -> None:
+def test_choice_for_unknown_object_is_rejected(cli: Cli, parent: Lakehouse, command: str, name: str) -> None:
     assert cli("clone", CLONE, "--name", "feature").code == 0
     for option in ("--ours", "--theirs"):
         assert_error(cli(command, "feature", option, name), 2, repr(name))
-    for known in ("n1", "n1.a"):
-        assert cli(command, "feature", "--ours", known).code == 0
+    for existing in ("n1", "n1.a"):
+        assert cli(command, "feature", "--ours", existing).code == 0

@@ -1,4 +1,4 @@
-"""Test every command in this process: its text and JSON output, and its exit code."""
+"""Every command, called in the test process: text output, JSON output and exit code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Result(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
+def restore_logging() -> Iterator[None]:
     """Restore the logging configuration, which the command line changes for its process."""
     logger = logging.getLogger()
     handlers, level = logger.handlers[:], logger.level
@@ -54,7 +54,7 @@ def logging_as_it_was() -> Iterator[None]:
 
 
 class Cli:
-    """Calls the command line in this process."""
+    """Calls the command line in the test process."""
 
     def __init__(self, capture: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch):
         self._capture = capture
@@ -64,10 +64,10 @@ class Cli:
         root_option = [] if root is None else ["--root", root]
         self._patch.setattr(sys, "argv", ["trinitylake", *root_option, *map(str, arguments)])
         self._capture.readouterr()
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_error:
             main()
-        assert isinstance(ended.value.code, int)
-        return Result(ended.value.code, *self._capture.readouterr())
+        assert isinstance(exit_error.value.code, int)
+        return Result(exit_error.value.code, *self._capture.readouterr())
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def lake() -> Iterator[Lakehouse]:
-    """A lakehouse at version 2 with a namespace of two tables, one of which was changed."""
+    """A lakehouse at version 2 with a namespace and two tables. One of them was altered."""
     lakehouse = Lakehouse.create(ROOT)
     create(lakehouse, "ns", "t", "u")
     with lakehouse.transaction(message="change", run_id="run-1") as txn:
@@ -88,7 +88,7 @@ def lake() -> Iterator[Lakehouse]:
 
 
 def assert_error(result: Result, code: int, *parts: str) -> None:
-    """Assert one line on standard error, nothing on standard output."""
+    """Assert that a command printed one error line to standard error, and nothing to standard output."""
     assert (result.code, result.out) == (code, ""), result
     assert result.err.startswith(("Error: ", '{"error": '))
     assert result.err.count("\n") == 1
@@ -96,44 +96,23 @@ def assert_error(result: Result, code: int, *parts: str) -> None:
         assert part in result.err
 
 
-def test_commands_are_the_documented_ones() -> None:
-    fixed = (
-        "init log ls show diff create-namespace drop-namespace rollback export exports drop-export repair-hint verify"
-    )
-    freeing = "trim expire undelete purge orphans reconcile repair"
-    more = [
-        "compact",
-        "compact-tables",
-        "tree",
-        "resolve-commit",
-        "register-table",
-        "relocate",
-        "restore",
-        "verify-export",
-        "prune-exports",
-        "clone",
-        "clones",
-        "serve",
-        "drop-clone",
-        "compare",
-        "promote",
-        "refresh",
-        "completion",
-        "status",
-        "head",
-        "count",
-        "policy",
-    ]
-    assert sorted([*fixed.split(), *freeing.split(), *more]) == COMMANDS
+def test_command_names() -> None:
+    assert set(COMMANDS) == {
+        "clone", "clones", "compact", "compact-tables", "compare", "completion", "count", "create-namespace", "diff",
+        "drop-clone", "drop-export", "drop-namespace", "expire", "export", "exports", "head", "init", "log", "ls",
+        "orphans", "policy", "promote", "prune-exports", "purge", "reconcile", "refresh", "register-table", "relocate", "repair",
+        "repair-hint", "resolve-commit", "restore", "rollback", "serve", "show", "status", "tree", "trim", "undelete",
+        "verify", "verify-export",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_shows_an_example_and_offers_json(cli: Cli, command: str, flag: str) -> None:
+def test_help_shows_example_and_json_option(cli: Cli, command: str, flag: str) -> None:
     result = cli(command, flag, root=None)
     assert (result.code, result.err) == (0, "")
     assert f"Example: trinitylake {'--root /data/lake ' if command == 'init' else ''}{command}" in result.out
-    assert "--json" in result.out or command in ("serve", "completion")  # served by HTTP, and printed for a shell
+    assert "--json" in result.out or command in ("serve", "completion")  # they print no records
 
 
 def test_general_help_lists_commands_and_exit_codes(cli: Cli) -> None:
@@ -167,16 +146,16 @@ def test_init(cli: Cli, lakes: Lakes) -> None:
     forecast = explained["forecast"]
     assert [entry["objects"] for entry in forecast] == [10**exponent for exponent in range(3, 10)]
     assert [entry["height"] for entry in forecast] == sorted(entry["height"] for entry in forecast)
-    plain = cli("init", root=f"{root}7").out
-    assert plain.startswith(f"Created a lakehouse at file://{root}7/\n")
-    assert len(plain.splitlines()) == 2, "what a new user needs"
+    default_output = cli("init", root=f"{root}7").out
+    assert default_output.startswith(f"Created a lakehouse at file://{root}7/\n")
+    assert len(default_output.splitlines()) == 2, "only what a new user needs"
     text = cli("init", "--isolation-level", "serializable", "--explain", root=f"{root}2")
     assert f"Created a lakehouse at file://{root}2/" in text.out
     assert "serializable" in text.out
     assert "1,000,000,000" in text.out
     assert re.search("node_compression +none", text.out)
-    packed = cli("init", "--node-compression", "zstd", "--json", root=f"{root}4").json
-    assert packed["definition"]["node_compression"] == "zstd"
+    compressed = cli("init", "--node-compression", "zstd", "--json", root=f"{root}4").json
+    assert compressed["definition"]["node_compression"] == "zstd"
     assert re.search("node_compression +zstd", cli("show", root=f"{root}4").out)
     assert cli("init", "--node-compression", "none", "--json", root=f"{root}5").json["definition"] | {
         "id": ""
@@ -184,9 +163,9 @@ def test_init(cli: Cli, lakes: Lakes) -> None:
     assert_error(cli("init", "--node-compression", "gzip", root=f"{root}3"), 2, "lz4")
     assert_error(cli("init", root=root), 3, "a lakehouse already exists")
     assert_error(cli("init", "--order", 2, root=f"{root}3"), 2, "order")
-    # With such settings no commit would succeed, or no space would ever be reclaimed.
-    for absurd in (1, 59_999, 10**12, 10**30):
-        assert_error(cli("init", "--txn-ttl-millis", absurd, root=f"{root}3"), 2, "60000<=x<=315360000000")
+    # With these settings no commit would succeed, or no space would ever be reclaimed.
+    for extreme in (1, 59_999, 10**12, 10**30):
+        assert_error(cli("init", "--txn-ttl-millis", extreme, root=f"{root}3"), 2, "60000<=x<=315360000000")
     for invalid in ("novalue", "=value"):
         assert_error(cli("init", "--property", invalid, root=f"{root}3"), 2, "--property takes NAME=VALUE")
     assert_error(cli("init", "--property", "a=1", "--property", "a=2", root=f"{root}3"), 2, "--property has two values")
@@ -214,7 +193,7 @@ def test_log(cli: Cli, lake: Lakehouse) -> None:
     assert_error(cli("log", "--limit", 0), 2, "--limit")
 
 
-def test_log_names_clients_of_a_server(cli: Cli, lake: Lakehouse) -> None:
+def test_log_shows_clients_of_server(cli: Cli, lake: Lakehouse) -> None:
     with lake.transaction(properties={"principal": "etl"}) as txn:
         txn.create_namespace("made")
     (line,) = (line for line in cli("log").out.splitlines() if "etl (by the server)" in line)
@@ -226,7 +205,7 @@ def test_log_stat(cli: Cli, lake: Lakehouse) -> None:
     version = cli("log", "--limit", 1, "--json").json[0]
     assert version["counts"] == {"set": 1, "deleted": 0}
     assert version["cost"]["attempts"] == 1
-    assert version["cost"]["requests"] == 3, "a definition, the root, the hint"
+    assert version["cost"]["requests"] == 3, "a definition, the root and the hint"
     assert version["root_bytes"] == lake.storage.stat(lake.snapshot().location).size_bytes
     lines = cli("log", "--stat").out.splitlines()
     header = next(line for line in lines if "attempts" in line)
@@ -234,7 +213,7 @@ def test_log_stat(cli: Cli, lake: Lakehouse) -> None:
     assert any("alter-table" in line and " kB" in line for line in lines)
 
 
-def test_log_shows_each_transaction_of_a_group(cli: Cli, lake: Lakehouse) -> None:
+def test_log_shows_each_transaction_of_group(cli: Cli, lake: Lakehouse) -> None:
     commit_together(lake, [lambda txn: txn.create_table("ns", "p", table()), lambda txn: txn.drop_table("ns", "t")])
     (version,) = cli("log", "--limit", 1, "--json").json
     assert (version["operation"], version["counts"]) == ("group", {"set": 1, "deleted": 1})
@@ -277,7 +256,7 @@ def test_show(cli: Cli, lake: Lakehouse) -> None:
     assert_error(cli("show", "ns.nowhere"), 4, "ns.nowhere")
 
 
-def test_show_formats_records_for_people(cli: Cli, lake: Lakehouse) -> None:
+def test_show_formats_records_as_text(cli: Cli, lake: Lakehouse) -> None:
     operations.plan_export(lake, "kept", "minimal").execute()
     lake.alter_definition(retention_rules=RetentionRules(keep_last=5), properties={"owner": "sales"})
     output = " ".join(cli("show").out.split())
@@ -289,15 +268,17 @@ def test_show_formats_records_for_people(cli: Cli, lake: Lakehouse) -> None:
 
 
 def test_show_resolves_names_with_dots(cli: Cli, lake: Lakehouse) -> None:
-    long = "n" * 80
+    long_name = "n" * 80
     with lake.transaction() as txn:
-        for namespace in ("a.b", long):
+        for namespace in ("a.b", long_name):
             txn.create_namespace(namespace)
         txn.create_table("a.b", "c.d", table())
-        txn.create_table(long, "t" * 80, table())
+        txn.create_table(long_name, "t" * 80, table())
     assert cli("show", "a.b", "--json").json["namespace"] == "a.b"
     assert cli("show", "a.b.c.d", "--json").json["table"] == "c.d"
-    assert cli("show", f"{long}.{'t' * 80}", "--json").json["namespace"] == long, "too long for a namespace"
+    assert cli("show", f"{long_name}.{'t' * 80}", "--json").json["namespace"] == long_name, (
+        "the full name is too long for a namespace"
+    )
 
 
 def test_diff(cli: Cli, lake: Lakehouse) -> None:
@@ -317,8 +298,8 @@ def test_diff_and_log_show_rows(cli: Cli, lake: Lakehouse) -> None:
     (change,) = cli("diff", first, last, "--stat", "--json").json["objects"]
     assert (change["kind"], change["before"]["rows"], change["after"]["rows"]) == ("changed", 3, 6)
     assert (change["delta"]["rows_added"], change["delta"]["rows_removed"], change["delta"]["files_added"]) == (3, 0, 1)
-    (back,) = cli("diff", last, first, "--stat", "--json").json["objects"]
-    assert (back["delta"]["rows_added"], back["delta"]["rows_removed"]) == (0, 3)
+    (reverse,) = cli("diff", last, first, "--stat", "--json").json["objects"]
+    assert (reverse["delta"]["rows_added"], reverse["delta"]["rows_removed"]) == (0, 3)
     line = next(line for line in cli("diff", first, last, "--stat").out.splitlines() if "ns.real" in line)
     assert line.split()[:5] == ["changed", "ns.real", "+3", "-0", "6"]
     logged = cli("log", "--stat", "--json").json
@@ -354,7 +335,7 @@ def test_invalid_names_are_rejected(cli: Cli, lake: Lakehouse, name: str) -> Non
 
 
 def assert_planned(cli: Cli, lake: Lakehouse, *arguments: object) -> dict[str, Any]:
-    """Assert that a command without approval prints its plan and changes nothing; returns the plan."""
+    """Assert that a command without approval prints its plan and changes nothing. Return the plan."""
     before = content(lake)
     result = cli(*arguments, "--json")
     plan: dict[str, Any] = result.json
@@ -363,8 +344,8 @@ def assert_planned(cli: Cli, lake: Lakehouse, *arguments: object) -> dict[str, A
     text = cli(*arguments)
     assert (text.code, plan["digest"] in text.err) == (0, True)
     assert "\n" in text.out
-    for stale in ("", "nonsense", plan["digest"].replace("-", "-0")):
-        assert_error(cli(*arguments, "--apply", stale), 3, "review the new plan")
+    for other_digest in ("", "nonsense", plan["digest"].replace("-", "-0")):
+        assert_error(cli(*arguments, "--apply", other_digest), 3, "review the new plan")
     assert content(lake) == before
     return plan
 
@@ -385,7 +366,7 @@ def assert_planned(cli: Cli, lake: Lakehouse, *arguments: object) -> dict[str, A
     ],
     ids=lambda command: command[0],
 )
-def test_empty_plans_print_the_same_notice(cli: Cli, command: tuple[str, ...]) -> None:
+def test_empty_plans_print_same_message(cli: Cli, command: tuple[str, ...]) -> None:
     lake = Lakehouse.create(ROOT)
     try:
         create(lake, "ns", "t")
@@ -403,7 +384,7 @@ def test_empty_plans_print_the_same_notice(cli: Cli, command: tuple[str, ...]) -
 
 
 @pytest.mark.parametrize("command", ["ls", "show", "tree", "head", "count", "rollback", "clone"])
-def test_help_names_the_time_zone_of_a_timestamp(cli: Cli, command: str) -> None:
+def test_help_of_timestamp_names_time_zone(cli: Cli, command: str) -> None:
     assert re.search(r"--timestamp TIME\s[^-]*UTC", cli(command, "-h", root=None).out)
 
 
@@ -490,7 +471,7 @@ def test_exports(cli: Cli, lake: Lakehouse) -> None:
     plan = cli("drop-export", "first", "--json").json
     assert (plan["export"]["name"], plan["other_exports"], plan["loses_files"]) == ("first", [], False)
     assert "version 1 can expire" in cli("drop-export", "first").out
-    assert len(cli("exports", "--json").json) == 2, "a plan drops nothing"
+    assert len(cli("exports", "--json").json) == 2, "a plan does not drop the export"
     dropped = cli("drop-export", "first", "--apply", plan["digest"], "--json").json
     assert dropped == {"version": 7, "name": "first"}
     assert_error(cli("drop-export", "second", "--apply", plan["digest"]), 3, "review the new plan")
@@ -505,7 +486,7 @@ def test_exports(cli: Cli, lake: Lakehouse) -> None:
         assert_error(cli("export", "x", "--retain-for", duration), 2)
     cli("export", "whole", "--level", "full", "--retain-for", "30d")
     (export,) = (export for export in cli("exports", "--json").json if export["name"] == "whole")
-    assert export["retain_until"] is not None, "its files are deleted after this time"
+    assert export["retain_until"] is not None, "the files of the export are deleted after this time"
 
 
 def test_exports_of_other_levels(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
@@ -633,7 +614,7 @@ def test_prune_exports(cli: Cli, lake: Lakehouse) -> None:
     assert "Keep the last N versions." in " ".join(cli("expire", "--help").out.split())
 
 
-def test_export_recorded_by_another_program_is_listed(cli: Cli, lake: Lakehouse) -> None:
+def test_export_of_another_program_is_listed(cli: Cli, lake: Lakehouse) -> None:
     record = ExportRecord(
         name="odd", version=1, level=ExportLevel(7), root_location=root_path(1), retain_until_millis=2**62
     )
@@ -719,7 +700,7 @@ def test_verify(cli: Cli, lake: Lakehouse) -> None:
     lake.storage.write(HINT_PATH, b"0")
     warned = cli("verify", "--json")
     assert (warned.code, [f["severity"] for f in warned.json["findings"]]) == (0, ["warning"])
-    lake.storage.write(root_path(1), b"no arrow")
+    lake.storage.write(root_path(1), b"not an Arrow file")
     result = cli("verify", "--json")
     assert (result.code, result.err) == (1, "")
     assert {(f["code"], f["path"]) for f in result.json["findings"]} >= {("root-corrupt", root_path(1))}
@@ -742,8 +723,8 @@ def test_verify_with_record_and_limits(cli: Cli, lake: Lakehouse) -> None:
 
 
 def test_repair(cli: Cli, lake: Lakehouse) -> None:
-    nothing = cli("repair")
-    assert (nothing.code, nothing.err) == (0, "Nothing to do.\n")
+    unneeded = cli("repair")
+    assert (unneeded.code, unneeded.err) == (0, "Nothing to do.\n")
     lake.close()
     lake.storage.write(HINT_PATH, b"0")
     plan = cli("repair", "--json")
@@ -753,19 +734,19 @@ def test_repair(cli: Cli, lake: Lakehouse) -> None:
     applied = cli("repair", "--apply", plan.json["digest"], "--json")
     assert (applied.code, applied.json["version"]) == (0, 2)
     assert lake.storage.read(HINT_PATH) == b"2"
-    lake.storage.write(root_path(1), b"no arrow")
-    for as_json in ((), ("--json",)):
-        unrepaired = cli("repair", *as_json)
+    lake.storage.write(root_path(1), b"not an Arrow file")
+    for options in ((), ("--json",)):
+        unrepaired = cli("repair", *options)
         message = "1 error remains that repair cannot fix; the remaining findings say what you can do\n"
-        assert (unrepaired.code, unrepaired.err) == (1, message), "a plan without steps still fails"
+        assert (unrepaired.code, unrepaired.err) == (1, message), "a plan without steps fails if errors remain"
     unrepaired = cli("repair", "--to-last-good", "--yes")
     assert (unrepaired.code, unrepaired.err) == (1, "")
     assert root_path(1) in unrepaired.out
     assert "restore the file from a backup" in unrepaired.out
 
 
-@pytest.mark.parametrize("damage", [b"no arrow", b"", None])
-def test_damaged_roots_are_one_line(cli: Cli, lake: Lakehouse, damage: bytes | None) -> None:
+@pytest.mark.parametrize("damage", [b"not an Arrow file", b"", None])
+def test_error_of_damaged_root_is_one_line(cli: Cli, lake: Lakehouse, damage: bytes | None) -> None:
     path = root_path(2)
     lake.storage.write(path, lake.storage.read(path)[:300] if damage is None else damage)
     before = content(lake)
@@ -793,35 +774,35 @@ def test_damaged_roots_are_one_line(cli: Cli, lake: Lakehouse, damage: bytes | N
         (["--storage-option", "nonsense=1", "ls"], ROOT, 2),
     ],
 )
-def test_invalid_calls_are_one_line(cli: Cli, arguments: list[str], root: str | None, code: int) -> None:
+def test_error_of_invalid_call_is_one_line(cli: Cli, arguments: list[str], root: str | None, code: int) -> None:
     assert_error(cli(*arguments, root=root), code)
     assert_error(cli(*arguments, "--json", root=root), code)
     assert json.loads(cli(*arguments, "--json", root=root).err)["error"]["code"]
 
 
 def test_warning_is_shown_after_success(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hint that cannot be written does not fail a commit, and its warning is not shown next to an error."""
+    """A hint that cannot be written does not fail the commit. If the commit fails, the warning is not shown."""
 
-    def refuse(self: MemoryStorage, path: str, data: bytes) -> None:
+    def reject(self: MemoryStorage, path: str, data: bytes) -> None:
         raise StoragePermissionError("not allowed", path=path)
 
     lake.close()
-    monkeypatch.setattr(MemoryStorage, "write", refuse)
+    monkeypatch.setattr(MemoryStorage, "write", reject)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     result = cli("create-namespace", "x", "--json")
     assert result.json["version"] == 3
     assert result.err.startswith("WARNING: version 3 is committed")
     assert result.err.count("\n") == 1
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    monkeypatch.setattr(MemoryStorage, "create", refuse)
-    monkeypatch.setattr(MemoryStorage, "delete", lambda self, path: refuse(self, path, b""))
+    monkeypatch.setattr(MemoryStorage, "create", reject)
+    monkeypatch.setattr(MemoryStorage, "delete", lambda self, path: reject(self, path, b""))
     assert_error(cli("create-namespace", "y"), 5, "not allowed")
 
 
-def test_root_is_read_from_the_environment(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_is_read_from_environment(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITYLAKE_ROOT", ROOT)
     assert cli("ls", "--json", root=None).json == ["ns"]
-    assert_error(cli("ls", root="memory://other"), 4), "the option wins"
+    assert_error(cli("ls", root="memory://other"), 4), "the option has precedence"
 
 
 def test_names_are_shown_in_full_and_escaped(cli: Cli, lake: Lakehouse) -> None:
@@ -862,7 +843,7 @@ def test_register_table(cli: Cli, lake: Lakehouse, lakes: Lakes) -> None:
         assert cli("register-table", *arguments).code == 2, arguments
 
 
-def test_register_table_registers_a_whole_catalog(cli: Cli, lake: Lakehouse, lakes: Lakes) -> None:
+def test_register_table_registers_whole_catalog(cli: Cli, lake: Lakehouse, lakes: Lakes) -> None:
     other = lakes.local("other")
     append_rows(other, "shop.orders")
     append_rows(other, "hr.staff")
@@ -900,23 +881,23 @@ def test_ambiguous_or_ignored_options_are_rejected(cli: Cli, lake: Lakehouse, ar
     assert lake.latest_version() == before
 
 
-def test_errors_about_a_name_do_not_name_another_option(cli: Cli, lake: Lakehouse) -> None:
+def test_error_about_name_does_not_mention_another_option(cli: Cli, lake: Lakehouse) -> None:
     result = cli("clone", "memory://clone/", "--name", 77)
     assert_error(result, 2, "'77'")
     assert "--export" not in result.err
 
 
-def test_watched_status_prints_one_json_document_per_line(
+def test_status_with_watch_prints_one_json_document_per_line(
     cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Stopped(KeyboardInterrupt):
+    class StopWatching(KeyboardInterrupt):
         pass
 
     waits = iter([None])
 
     def sleep(_seconds: float) -> None:
-        if next(waits, Stopped) is Stopped:
-            raise Stopped
+        if next(waits, StopWatching) is StopWatching:
+            raise StopWatching
 
     monkeypatch.setattr("trinitylake_ops.cli.status.time.sleep", sleep)
     result = cli("status", "--watch", 1, "--json")

@@ -1,4 +1,4 @@
-"""Shell completion: the scripts for shells, and the completions."""
+"""Shell completion: the scripts for the shells, and the completions of commands and options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_program(*arguments: str, **variables: str) -> str:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_completion_script_calls_the_program(shell: str) -> None:
+def test_completion_script_calls_program(shell: str) -> None:
     script = run_program("completion", shell)
     assert f"_TRINITYLAKE_COMPLETE={shell}_complete" in script
     variables = {"COMP_WORDS": "trinitylake roll", "COMP_CWORD": "roll" if shell == "fish" else "1"}
@@ -32,7 +32,7 @@ def test_completion_script_calls_the_program(shell: str) -> None:
 
 
 def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
-    """Complete words as bash does, with the function that the script defines."""
+    """The test completes words as bash does, with the function that the script defines."""
     program = tmp_path / "trinitylake"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m trinitylake_ops.cli "$@"\n')
     program.chmod(0o755)
@@ -51,8 +51,8 @@ complete_at trinitylake completion ""; echo "${COMPREPLY[@]}"
 def test_command_names_complete_without_importing_commands() -> None:
     code = (
         "import sys\nfrom trinitylake_ops.cli.app import trinitylake\n"
-        "found = trinitylake.shell_complete(trinitylake.make_context('x', [], resilient_parsing=True), '')\n"
-        "print(len(found), [name for name in sys.modules if name in ('pyarrow', 'rich')])"
+        "completions = trinitylake.shell_complete(trinitylake.make_context('x', [], resilient_parsing=True), '')\n"
+        "print(len(completions), [name for name in sys.modules if name in ('pyarrow', 'rich')])"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output == f"{len(trinitylake.commands)} []\n"

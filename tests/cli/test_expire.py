@@ -1,4 +1,4 @@
-"""The commands that reclaim space, on a local lakehouse with a controlled clock."""
+"""The commands that reclaim space, on a local lakehouse with a manual clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_commands import Cli, Result, assert_error, assert_planned, logging_as_it_was
+from tests.cli.test_commands import Cli, Result, assert_error, assert_planned, restore_logging
 from tests.lakes import Lakes, lakes, listed
 from tests.local_clock import HOUR_MS, LocalClock
 from tests.operations.changes import alter, content, create, node_bytes, node_columns, overwrite_rows
@@ -24,9 +24,9 @@ from trinitylake_ops.storage import LocalStorage
 
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
-__all__ = ["lakes", "logging_as_it_was"]
+__all__ = ["lakes", "restore_logging"]
 
-DESTRUCTIVE = ("expire", "purge", "orphans", "trim")
+DELETING_COMMANDS = ("expire", "purge", "orphans", "trim")
 
 
 class Run(Cli):
@@ -54,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> LocalClock:
 
 @pytest.fixture
 def lake(lakes: Lakes, clock: LocalClock) -> Lakehouse:
-    """A lakehouse with versions 0 to 4, one hour after the last of them, that keeps versions for half an hour."""
+    """A lakehouse with versions 0 to 4, one hour after the last version. It keeps versions for half an hour."""
     lakehouse = lakes.local(maximum_version_age_millis=HOUR_MS // 2, minimum_versions_to_keep=1, txn_ttl_millis=60_000)
     create(lakehouse, "ns", "t", "u")
     for _ in range(3):
@@ -69,8 +69,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lak
     return Run(capsys, monkeypatch, lake.root)
 
 
-def expired(run: Run, clock: LocalClock) -> None:
-    """Expire all versions but the latest, and let their grace period pass."""
+def expire_all(run: Run, clock: LocalClock) -> None:
+    """Expire all versions except the latest, and advance the clock beyond their grace period."""
     run.apply("expire")
     clock.forward()
 
@@ -80,7 +80,7 @@ def states(run: Run) -> dict[int, str]:
 
 
 def test_empty_plans_print_one_line(run: Run) -> None:
-    """``expire`` prints why nothing expires, and no row for each version."""
+    """Expire prints the reason why no version expires, without a row for each version."""
     for command in (("expire", "--max-age", "30d"), ("expire", "--max-age", "30d", "--yes"), ("compact",)):
         result = run(*command)
         assert (result.code, len(result.out.splitlines())) == (0, 1), command
@@ -98,16 +98,16 @@ def test_expire_undelete_and_purge(run: Run, lake: Lakehouse, clock: LocalClock)
     report = run("expire", "--apply", plan["digest"], "--json").json
     assert (report["version"], report["versions"], report["spared"]) == (5, "0-3", "")
     assert report["files"] == sum(plan["files"].values()) > 0
-    assert "0 of 2 versions expire" in run("expire", "--apply", plan["digest"]).out, "it is done"
+    assert "0 of 2 versions expire" in run("expire", "--apply", plan["digest"]).out, "the versions have expired"
     assert_error(run("show", "--version", 2), 4, "undelete")
 
-    back = run("undelete", "2-3", "--json")
-    assert (back.code, back.json) == (0, {"version": 6, "versions": "2-3"})
+    undeleted = run("undelete", "2-3", "--json")
+    assert (undeleted.code, undeleted.json) == (0, {"version": 6, "versions": "2-3"})
     assert run("show", "--version", 2, "--json").json["namespaces"] == ["ns"]
     assert {version: lake.storage.read(root_path(version)) for version in range(5)} == before
-    waiting = run("purge")
-    assert (waiting.code, waiting.err) == (0, "Nothing to do.\n")
-    assert "purge of 0 versions" in waiting.out
+    early_purge = run("purge")
+    assert (early_purge.code, early_purge.err) == (0, "Nothing to do.\n")
+    assert "purge of 0 versions" in early_purge.out
 
     clock.forward()
     plan = assert_planned(run, lake, "purge")
@@ -137,7 +137,7 @@ def test_trim_expire_purge_and_orphans_reclaim_table_files(run: Run, lake: Lakeh
     report = run.apply("expire")
     table_id = lake.snapshot().table("ns", "a").id
     lake.storage.create(f"tables/{table_id}/data/left-behind.parquet", b"x" * 999)
-    lake.storage.create("a-file-of-others.txt", b"keep me")
+    lake.storage.create("another-program.txt", b"keep me")
     clock.forward()
     assert run.apply("purge")["bytes"] == report["bytes"]
     clock.forward()
@@ -149,20 +149,20 @@ def test_trim_expire_purge_and_orphans_reclaim_table_files(run: Run, lake: Lakeh
     assert run("orphans").err == "Nothing to do.\n"
     assert run("orphans", "--yes").err == "Nothing to do.\n"
     paths = listed(lake.storage)
-    assert "a-file-of-others.txt" in paths
+    assert "another-program.txt" in paths
     assert len([path for path in paths if path.endswith(".parquet")]) == 2, "the data of the latest version"
     assert run("verify").code == 0
     assert catalog_at(lake).load_table("ns.a").scan().to_arrow() == rows
 
 
-def test_digest_of_an_older_plan_is_rejected(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
+def test_digest_of_older_plan_is_rejected(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
     overwrite_rows(lake, "ns.a")
     clock.forward()
     trim, expire = (run(command, "--json").json["digest"] for command in ("trim", "expire"))
     overwrite_rows(lake, "ns.a")
     clock.forward()
     assert_error(run("trim", "--apply", trim), 3, trim, "review the new plan")
-    expired(run, clock)
+    expire_all(run, clock)
     purge = run("purge", "--json").json["digest"]
     assert run.apply("purge")["failures"] == {}
     before = content(lake)
@@ -172,21 +172,21 @@ def test_digest_of_an_older_plan_is_rejected(run: Run, lake: Lakehouse, clock: L
     assert content(lake) == before
 
 
-def test_digest_covers_effects_and_not_options(run: Run) -> None:
+def test_digest_covers_effects_instead_of_options(run: Run) -> None:
     plan = run("expire", "--json").json
     assert_error(run("expire", "--keep-last", 4, "--apply", plan["digest"]), 3, "out of date")
     report = run("expire", "--max-age", "30m", "--apply", plan["digest"], "--json").json
     assert (report["versions"], report["version"]) == (plan["versions"], 5)
 
 
-def test_rules_on_the_command_line_replace_settings_for_one_run(run: Run, lake: Lakehouse) -> None:
+def test_rules_on_command_line_replace_settings_for_one_run(run: Run, lake: Lakehouse) -> None:
     assert run("expire", "--json").json["versions"] == "0-3"
     assert run("expire", "--keep-last", 3, "--json").json["versions"] == "0-1"
     assert run("expire", "--min-versions", 4, "--json").json["versions"] == "0"
     assert run("expire", "--max-age", "2h").err == "Nothing to do.\n"
     for period in ("hourly", "daily", "weekly", "monthly"):
         plan = run("expire", f"--keep-{period}", 1, "--max-age", "1m", "--json").json
-        assert plan["versions"] == "0-3", "the newest of the period is the latest"
+        assert plan["versions"] == "0-3", "the newest version of the period is the latest version"
     digest = run("expire", "--keep-last", 2, "--json").json["digest"]
     assert_error(run("expire", "--apply", digest), 3, "review the new plan")
     assert_error(run("expire", "--keep-last", 1, "--apply", digest), 3)
@@ -222,12 +222,12 @@ def test_empty_policy_is_rejected(run: Run, lake: Lakehouse) -> None:
 )
 def test_invalid_arguments_are_rejected(run: Run, lake: Lakehouse, arguments: list[str]) -> None:
     before = content(lake)
-    for more in ([], ["--json"]):
-        assert_error(run(*arguments, *more), 2)
+    for options in ([], ["--json"]):
+        assert_error(run(*arguments, *options), 2)
     assert content(lake) == before
 
 
-def test_trim_of_a_missing_table_fails(run: Run) -> None:
+def test_trim_of_missing_table_fails(run: Run) -> None:
     assert_error(run("trim", "ns.nowhere"), 4, "ns.nowhere")
 
 
@@ -235,7 +235,7 @@ def test_trim_lists_unreadable_tables(run: Run, lake: Lakehouse, clock: LocalClo
     overwrite_rows(lake, "ns.a", "ns.b")
     clock.forward()
     path = lake.snapshot().table("ns", "b").format_properties["metadata_location"].removeprefix(lake.root)
-    lake.storage.write(path, b"no JSON")
+    lake.storage.write(path, b"not JSON")
     assert run("trim", "--json").json["unreadable"] == ["ns.b"]
     result = run("trim", "--yes", "--json")
     assert (result.code, result.json["tables"]) == (0, ["ns.a"])
@@ -243,7 +243,7 @@ def test_trim_lists_unreadable_tables(run: Run, lake: Lakehouse, clock: LocalClo
 
 
 def start_purge(run: Run) -> tuple[int, Result]:
-    """Purge with about the smallest budget of requests with which it can plan. Return the budget and the result."""
+    """Purge with approximately the smallest budget that suffices for the plan. Return the budget and the result."""
     for budget in count(10, 3):
         result = run("purge", "--max-requests", budget, "--yes", "--json")
         if not result.err:
@@ -256,32 +256,32 @@ def test_undelete_rejects_versions_that_cannot_be_restored(
 ) -> None:
     assert_error(run("undelete", "3"), 2, "not expired")
     assert_error(run("undelete", "2-4294967295"), 2, "not expired")
-    expired(run, clock)
+    expire_all(run, clock)
     assert_error(run("undelete", "3-4"), 2, "versions 4 are not expired")
     assert run("undelete", 3).out == "Brought back 3: version 6\n"
     assert_error(run("undelete", "3"), 2, "not expired")
     monkeypatch.setattr(LocalStorage, "delete_batch_size", 1)
-    _, begun = start_purge(run)
-    assert begun.code == 1
+    _, started = start_purge(run)
+    assert started.code == 1
     assert_error(run("undelete", "1"), 4, "their purge has begun")
     assert run("purge", "--yes").code == 0
     assert_error(run("undelete", "0-2", "--json"), 4, "their purge has begun")
 
 
 def test_only_one_operation_deletes_at_a_time(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
-    expired(run, clock)
+    expire_all(run, clock)
     with lease(lake.storage, "purge"):
         assert_error(run("purge", "--yes"), 3, "purge is running; wait until it ends")
         assert_error(run("reconcile"), 3, "purge is running")
-        assert run("purge", "--json").json["versions"] == "0-3", "looking is allowed"
+        assert run("purge", "--json").json["versions"] == "0-3", "planning is allowed"
     assert run("purge", "--yes").code == 0
 
 
-def test_purge_with_a_budget_continues_until_complete(
+def test_purge_with_budget_continues_until_complete(
     run: Run, clock: LocalClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalStorage, "delete_batch_size", 1)
-    expired(run, clock)
+    expire_all(run, clock)
     planned = run("purge", "--json").json["files"]
     assert planned > 1
     assert_error(run("purge", "--max-requests", 1, "--yes"), 1, "the budget of 1 requests is spent while planning")
@@ -305,19 +305,19 @@ def test_files_that_cannot_be_deleted_are_reported(
     clock.forward()
     run.apply("trim")
     clock.forward()
-    expired(run, clock)
+    expire_all(run, clock)
     table_id = lake.snapshot().table("ns", "a").id
     lake.storage.create(f"tables/{table_id}/data/left-behind.parquet", b"x")
     planned = run("purge", "--json").json["files"]
     delete = LocalStorage.delete
 
-    def refuse(storage: LocalStorage, path: str) -> None:
+    def reject(storage: LocalStorage, path: str) -> None:
         if path.startswith("tables/"):
             raise StoragePermissionError("not allowed", path=path)
         delete(storage, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalStorage, "delete", refuse)
+        patch.setattr(LocalStorage, "delete", reject)
         result = run("purge", "--yes", "--json")
         assert (result.code, result.json["version"], result.json["stopped"]) == (1, None, None)
         failures = result.json["failures"]
@@ -327,25 +327,25 @@ def test_files_that_cannot_be_deleted_are_reported(
         assert (text.code, text.err) == (1, "")
         assert "Purge not finished, run it again" in text.out
         assert f"{next(iter(failures))}: not allowed" in text.out
-    assert run.apply("purge")["files"] == len(failures), "the rest, once it is allowed"
+    assert run.apply("purge")["files"] == len(failures), "the remaining files are deleted once this is allowed"
     clock.forward()
     with monkeypatch.context() as patch:
-        patch.setattr(LocalStorage, "delete", refuse)
+        patch.setattr(LocalStorage, "delete", reject)
         result = run("orphans", "--yes", "--json")
         assert (result.code, list(result.json["failures"])) == (1, [f"tables/{table_id}/data/left-behind.parquet"])
     assert run("orphans", "--yes").code == 0
 
 
-def test_storage_that_rejects_all_requests_is_one_line(
+def test_error_of_rejected_requests_is_one_line(
     run: Run, lake: Lakehouse, clock: LocalClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expired(run, clock)
+    expire_all(run, clock)
 
-    def refuse(storage: LocalStorage, path: str, data: bytes) -> None:
+    def reject(storage: LocalStorage, path: str, data: bytes) -> None:
         raise StoragePermissionError("not allowed", path=path)
 
     before = content(lake)
-    monkeypatch.setattr(LocalStorage, "create", refuse)
+    monkeypatch.setattr(LocalStorage, "create", reject)
     for arguments in (["purge", "--yes"], ["undelete", "1"], ["reconcile"]):
         monkeypatch.setattr(logging.getLogger(), "handlers", [])
         assert_error(run(*arguments), 5, "not allowed")
@@ -354,19 +354,19 @@ def test_storage_that_rejects_all_requests_is_one_line(
 
 def test_damaged_root_blocks_all_deletions(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
     overwrite_rows(lake, "ns.a")
-    expired(run, clock)
+    expire_all(run, clock)
     path = root_path(lake.latest_version() - 1)
     original = lake.storage.read(path)
     lake.storage.write(path, original[:100])
     before = content(lake)
-    for command in DESTRUCTIVE:
+    for command in DELETING_COMMANDS:
         assert_error(run(command, "--yes"), 5, path)
     assert content(lake) == before
     lake.storage.write(path, original)
 
 
-def test_reconcile_after_a_foreign_rollback(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
-    expired(run, clock)
+def test_reconcile_after_foreign_rollback(run: Run, lake: Lakehouse, clock: LocalClock) -> None:
+    expire_all(run, clock)
     older = lake.snapshot()
     operations.plan_export(lake, "kept").execute()
     overwrite_rows(lake, "ns.a")
@@ -382,18 +382,18 @@ def test_reconcile_after_a_foreign_rollback(run: Run, lake: Lakehouse, clock: Lo
     lake.storage.create(root_path(latest.version + 1), node_bytes(foreign))
     clock.forward()
     assert run("exports", "--json").json == []
-    for command in DESTRUCTIVE:
+    for command in DELETING_COMMANDS:
         assert_error(run(command), 3, "trinitylake reconcile")
     report = run("reconcile", "--json").json
     assert (report["steps"], report["restored_exports"]) == ([latest.version + 1], ["kept"])
     assert run("reconcile").out == "Nothing to reconcile\n"
     assert [export["name"] for export in run("exports", "--json").json] == ["kept"]
     assert run("purge", "--yes", "--json").json["versions"] == "0-3"
-    assert [run(command).code for command in DESTRUCTIVE] == [0] * 4
+    assert [run(command).code for command in DELETING_COMMANDS] == [0] * 4
 
 
 def test_progress_is_shown_on_terminals_only(run: Run, clock: LocalClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    expired(run, clock)
+    expire_all(run, clock)
     assert run("purge", "--json").err.count("\n") == 1
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(type(sys.stderr), "isatty", lambda _stream: True)
@@ -402,9 +402,9 @@ def test_progress_is_shown_on_terminals_only(run: Run, clock: LocalClock, monkey
     assert json.loads(result.out)["failures"] == {}
 
 
-def test_help_explains_the_order_of_reclaiming(run: Run) -> None:
-    for command in (*DESTRUCTIVE, "undelete"):
+def test_help_lists_steps_of_reclaiming_in_order(run: Run) -> None:
+    for command in (*DELETING_COMMANDS, "undelete"):
         out = run(command, "-h").out
-        places = [out.index(f"\n    {step} ") for step in ("trim", "expire", "purge", "orphans")]
-        assert places == sorted(places)
+        positions = [out.index(f"\n    {step} ") for step in ("trim", "expire", "purge", "orphans")]
+        assert positions == sorted(positions)
     assert "never deletes" in " ".join(run("purge", "-h").out.split())

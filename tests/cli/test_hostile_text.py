@@ -1,4 +1,4 @@
-"""Test that hostile text in a lakehouse controls no terminal and breaks neither JSON nor HTML reports."""
+"""Hostile text in a lakehouse: it cannot control the terminal, and JSON output and HTML reports stay valid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_commands import Cli, cli, logging_as_it_was
+from tests.cli.test_commands import Cli, cli, restore_logging
 from tests.operations.changes import append_rows
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import StoragePermissionError
@@ -22,13 +22,13 @@ from trinitylake_ops.format.keys import COMMIT_INFO
 from trinitylake_ops.format.node_file import decode_node, encode_node
 from trinitylake_ops.storage import LocalStorage
 
-__all__ = ["cli", "logging_as_it_was"]
+__all__ = ["cli", "restore_logging"]
 
-#: Clearing the screen, setting a title, a C1 control, a forged line, and right-to-left text.
+#: Sequences that clear the screen and set a title, a C1 control character, a forged line and right-to-left text.
 HOSTILE = "\x1b[2J\x1b]0;pwned\x07\x9b31m\rError: none\nDone\u202egpj.exe\u2028\u200b"
-#: The part of it that names may contain.
+#: Hostile text with characters that are allowed in names.
 NAME = "evil\x9b31m\u202egpj\u200b"
-#: The part of it that file names may contain.
+#: Hostile text with characters that are allowed in file names.
 FILE = "evil\x1b[2J\x9b\nx\u202e"
 
 
@@ -41,8 +41,8 @@ def root(tmp_path: Path) -> str:
     with lake.transaction(message=HOSTILE, run_id=HOSTILE, properties={HOSTILE: HOSTILE}, operation=HOSTILE) as txn:
         txn.create_namespace(NAME, {HOSTILE: HOSTILE})
         txn.create_table(NAME, NAME, TableDef(properties={HOSTILE: HOSTILE}, format_properties={HOSTILE: HOSTILE}))
-        lost = {METADATA_LOCATION: f"tables/{FILE}/metadata/1.json".replace("\n", "")}
-        txn.create_table(NAME, "lost", TableDef(format_properties=lost, id="lost"))
+        lost_format = {METADATA_LOCATION: f"tables/{FILE}/metadata/1.json".replace("\n", "")}
+        txn.create_table(NAME, "lost", TableDef(format_properties=lost_format, id="lost"))
     operations.plan_export(lake, NAME).execute()
     with lake.transaction() as txn:
         txn.drop_table(NAME, "lost")
@@ -55,7 +55,7 @@ def root(tmp_path: Path) -> str:
 
 
 def _forge(lake: Lakehouse) -> None:
-    """Write records and a committer with values that this package never writes."""
+    """Write records and commit info with values that this package never writes."""
     with lake.transaction() as txn:
         definition = txn.base.definition
         export = ExportRecord(name=HOSTILE, version=1, level=ExportLevel.MINIMAL, target_uri="", root_location=FILE)
@@ -143,7 +143,7 @@ COMMANDS: tuple[tuple[object, ...], ...] = (
     ("drop-namespace", NAME, "--yes"),
 )
 _WITH_JSON = [command for command in COMMANDS if "--yes" not in command]
-_WITH_PAGE = (("log",), ("verify",), ("expire",))
+_WITH_HTML = (("log",), ("verify",), ("expire",))
 
 
 def _id(command: tuple[object, ...]) -> str:
@@ -167,14 +167,14 @@ def test_hostile_text_keeps_json_valid(cli: Cli, root: str, command: tuple[objec
         json.loads(result.out)
 
 
-@pytest.mark.parametrize("command", _WITH_PAGE, ids=_id)
+@pytest.mark.parametrize("command", _WITH_HTML, ids=_id)
 def test_html_reports_contain_no_control_characters(
     cli: Cli, root: str, command: tuple[object, ...], tmp_path: Path
 ) -> None:
-    page = tmp_path / "page.html"
-    result = cli(*command, "--html", page, root=root)
+    report = tmp_path / "page.html"
+    result = cli(*command, "--html", report, root=root)
     assert is_harmless(result.out) and is_harmless(result.err), result
-    assert is_harmless(page.read_text())
+    assert is_harmless(report.read_text())
 
 
 def test_html_report_path_is_escaped(cli: Cli, root: str, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_html_report_path_is_escaped(cli: Cli, root: str, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("fixed_requests_of_test")
 def test_warnings_are_one_escaped_line_each(cli: Cli, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log lines about errors, also from libraries."""
+    """These are log lines about errors of this package and of libraries."""
 
     def write_best_effort(storage: LocalStorage, path: str, data: bytes) -> None:
         warnings.warn(f"{HOSTILE}{'x' * 5_000}", stacklevel=1)
@@ -193,7 +193,7 @@ def test_warnings_are_one_escaped_line_each(cli: Cli, root: str, monkeypatch: py
         try:
             raise ValueError(f"{HOSTILE}{'z' * 5_000}")
         except ValueError:
-            logging.getLogger("library").warning("it went on", exc_info=True)
+            logging.getLogger("library").warning("continuing after an error", exc_info=True)
         raise StoragePermissionError(f"{HOSTILE}{'a/' * 2_500}", path=f"{HOSTILE}{'b/' * 2_500}")
 
     monkeypatch.setattr(LocalStorage, "write_best_effort", write_best_effort)

@@ -1,4 +1,4 @@
-"""HTML reports of commands are written in addition to the output, completely or not at all."""
+"""HTML reports of commands: they are written in addition to the output, completely or not at all."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_commands import ROOT, Cli, assert_error, cli, lake, logging_as_it_was
+from tests.cli.test_commands import ROOT, Cli, assert_error, cli, lake, restore_logging
 from tests.local_clock import LocalClock
 from tests.operations.changes import alter, create
 from tests.operations.html_pages import parse_page
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.file_names import HINT_PATH
 
-__all__ = ["cli", "lake", "logging_as_it_was"]
+__all__ = ["cli", "lake", "restore_logging"]
 
 COMMANDS = ("log", "expire", "verify")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("form", [(), ("--json",)], ids=["table", "json"])
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["table", "json"])
 def test_html_report_is_written_in_addition_to_output(
-    cli: Cli, lake: Lakehouse, tmp_path: Path, command: str, form: tuple[str, ...]
+    cli: Cli, lake: Lakehouse, tmp_path: Path, command: str, options: tuple[str, ...]
 ) -> None:
     path = tmp_path / "page.html"
-    plain = cli(command, *form)
-    result = cli(command, *form, "--html", path)
+    plain = cli(command, *options)
+    result = cli(command, *options, "--html", path)
     assert result.code == plain.code == 0
-    if form:
+    if options:
         first, second = (json.loads(printed.out) for printed in (plain, result))
         assert (type(first), len(first)) == (type(second), len(second))
     assert f"Page: {path}\n" in result.err
@@ -37,7 +37,7 @@ def test_html_report_is_written_in_addition_to_output(
     assert [file.name for file in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_html_report_of_findings_with_exit_code_1(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+def test_html_report_is_written_with_exit_code_1(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     lake.close()
     lake.storage.write(HINT_PATH, b"1")
     lake.storage.write(lake.files.roots.path(1), b"garbage")
@@ -47,13 +47,13 @@ def test_html_report_of_findings_with_exit_code_1(cli: Cli, lake: Lakehouse, tmp
     assert page.headline == "1 error and 1 warning; 3 versions, of which 1 unreadable; the latest is 2"
 
 
-def test_html_report_of_a_limited_log(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+def test_html_report_of_limited_log(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     assert cli("log", "--limit", 2, "--stat", "--html", path).code == 0
     assert parse_page(path.read_text()).headline == "The newest 2 versions; the latest is 2"
 
 
-def test_html_report_of_an_executed_expiration(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_html_report_of_executed_expiration(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = LocalClock(monkeypatch)
     root = str(tmp_path / "lake")
     lakehouse = Lakehouse.create(root, {"fsync": "false"}, minimum_versions_to_keep=1)
@@ -70,7 +70,7 @@ def test_html_report_of_an_executed_expiration(cli: Cli, tmp_path: Path, monkeyp
     assert "; 2 expired just now, by version 3; a purge reclaims " in parse_page(path.read_text()).headline
 
 
-def test_result_is_printed_if_the_html_report_cannot_be_written(
+def test_result_is_printed_if_html_report_cannot_be_written(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = LocalClock(monkeypatch)
@@ -78,11 +78,11 @@ def test_result_is_printed_if_the_html_report_cannot_be_written(
     create(Lakehouse.create(root, {"fsync": "false"}, minimum_versions_to_keep=1), "ns", "t")
     clock.forward(24 * 9)
 
-    def full(*_: object) -> None:
+    def fail_with_full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fsync", fail_with_full_disk)
         result = cli("--storage-option", "fsync=false", "expire", "--yes", "--html", tmp_path / "page.html", root=root)
     assert result.code == 5
     assert "Expired in version 2" in result.out
@@ -91,7 +91,7 @@ def test_result_is_printed_if_the_html_report_cannot_be_written(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_unwritable_html_path_fails_before_the_command_runs(
+def test_unwritable_html_path_fails_before_command_runs(
     cli: Cli, lake: Lakehouse, tmp_path: Path, command: str
 ) -> None:
     missing = tmp_path / "none" / "page.html"
@@ -101,7 +101,7 @@ def test_unwritable_html_path_fails_before_the_command_runs(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_html_report_requires_a_lakehouse(cli: Cli, tmp_path: Path) -> None:
+def test_html_report_requires_lakehouse(cli: Cli, tmp_path: Path) -> None:
     for command in COMMANDS:
         assert_error(cli(command, "--html", tmp_path / "page.html", root=f"{ROOT}none/"), 4, "no lakehouse")
     assert list(tmp_path.iterdir()) == []

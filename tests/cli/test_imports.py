@@ -1,4 +1,4 @@
-"""Commands import heavy modules only when they need them. The tests count modules, not seconds."""
+"""Imports of commands: heavy modules are imported only if a command needs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
 
-HEAVY = (
+HEAVY_MODULES = (
     "dagster", "hdfs_native", "jinja2", "obstore", "pandas", "pyarrow", "pydantic", "pyiceberg", "pyspark", "rich",
     "s3fs",
 )  # fmt: skip
@@ -20,11 +20,11 @@ HEAVY = (
 READ_COMMANDS = {"pyarrow", "rich"}
 
 
-def loaded(*arguments: str) -> set[str]:
-    """Run the command line in a separate process, and return the imported modules of HEAVY."""
+def imported_modules(*arguments: str) -> set[str]:
+    """Run the command line in a separate process, and return the heavy modules that it imported."""
     code = (
         "import sys\nfrom trinitylake_ops.cli import main\ntry:\n    main()\n"
-        f"finally:\n    print('LOADED', *[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+        f"finally:\n    print('LOADED', *[name for name in {HEAVY_MODULES!r} if name in sys.modules], file=sys.stderr)"
     )
     process = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
@@ -40,22 +40,22 @@ def root(tmp_path: Path) -> str:
 
 
 def test_help_imports_no_heavy_modules() -> None:
-    assert loaded("--help") == set()
-    assert loaded("--version") == set()
+    assert imported_modules("--help") == set()
+    assert imported_modules("--version") == set()
 
 
 @pytest.mark.parametrize("command", [["log"], ["ls"], ["ls", "ns"], ["show"], ["diff", "0", "1"], ["tree"]])
 def test_read_commands_do_not_import_iceberg(root: str, command: list[str]) -> None:
-    assert loaded("--root", root, *command) <= READ_COMMANDS
+    assert imported_modules("--root", root, *command) <= READ_COMMANDS
 
 
 @pytest.mark.parametrize("command", [["repair-hint", "--check-only"], ["exports"], ["undelete", "-h"]])
 def test_generated_commands_do_not_import_iceberg(root: str, command: list[str]) -> None:
-    assert loaded("--root", root, *command) <= {*READ_COMMANDS, "pydantic"}
+    assert imported_modules("--root", root, *command) <= {*READ_COMMANDS, "pydantic"}
 
 
 def test_operations_do_not_import_pandas() -> None:
-    """Every Dagster process imports all operations, and pandas would take a third of that time."""
+    """Every Dagster process imports all operations, and importing pandas would take a third of that time."""
     code = "import sys, trinitylake_ops.declarations.registry; sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -1,4 +1,4 @@
-"""Every option of every command with invalid values: an exit code and one escaped line without secrets."""
+"""Every option of every command with invalid values: they print one escaped line without secrets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.cli.test_commands import Cli, cli, logging_as_it_was
+from tests.cli.test_commands import Cli, cli, restore_logging
 from tests.cli.test_hostile_text import is_harmless
 from tests.lakes import table
 from trinitylake_ops import Lakehouse
@@ -17,24 +17,24 @@ from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.cli.context import Duration, Timestamp
 from trinitylake_ops.storage import drop_memory_root
 
-__all__ = ["cli", "logging_as_it_was"]
+__all__ = ["cli", "restore_logging"]
 
 ROOT = "memory://values/"
 
 
 @pytest.fixture(autouse=True)
 def _separate_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """HTML reports are written to unusual, relative paths."""
+    """Use a separate working directory, because HTML reports are written to unusual relative paths."""
     monkeypatch.chdir(tmp_path)
 
 
 SECRET = "verysecret42"
-LONGEST_LINE_CHARS = 420
-LONG = "x" * 10_000
+MAX_LINE_CHARS = 420
+LONG_TEXT = "x" * 10_000
 
 TEXTS = {
     "empty": "",
-    "long": LONG,
+    "long": LONG_TEXT,
     "long-of-words": "word " * 2_000,
     "long-path": "a/" * 5_000,
     "escape": "\x1b[2J\x1b]0;pwned\x07",
@@ -66,8 +66,8 @@ TIMES = {
     "negative": "-62135596800001",
 }
 _FEW = ("empty", "long", "escape", "bytes", "credentials", "negative")
-#: Options that each command needs in addition to the tested one.
-NEEDED: dict[str, tuple[str, ...]] = {
+#: The arguments that a command needs in addition to the tested option.
+REQUIRED_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "create-namespace": ("fresh",),
     "diff": ("0", "1"),
     "drop-export": ("export",),
@@ -77,12 +77,12 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "resolve-commit": ("1", "0f0f0f0f-0f0f-4f0f-8f0f-0f0f0f0f0f0f"),
     "restore": ("export",),
     "rollback": ("0",),
-    "serve": ("memory://values-none/",),  # nothing exists there, so nothing is served
+    "serve": ("memory://values-none/",),  # no lakehouse exists there, so that no server starts
     "undelete": ("0",),
     "verify-export": ("export",),
 }
-#: They would start a Spark session, connect to a server, or run until they are stopped.
-_NOT_HERE = {("--spark-master", None), ("--spark-remote", None), ("--watch", None)}
+#: Options that would start a Spark session, connect to a server, or run until they are stopped.
+_EXCLUDED_OPTIONS = {("--spark-master", None), ("--spark-remote", None), ("--watch", None)}
 
 
 @pytest.fixture
@@ -108,32 +108,35 @@ def _values(parameter: click.Parameter) -> dict[str, str]:
 
 
 def _cases() -> Iterator[tuple[str, click.Parameter, dict[str, str]]]:
-    """Yield commands and parameters. Shared parameters are tested with all values once, and then with few."""
-    known: set[tuple[str, str]] = set()
+    """Yield commands, parameters and values. A shared parameter has all values only in its first command."""
+    tested: set[tuple[str, str]] = set()
     for name, command in sorted(trinitylake.commands.items()):
         for parameter in command.params:
-            if (isinstance(parameter, click.Option) and parameter.is_flag) or (parameter.opts[0], None) in _NOT_HERE:
+            if (isinstance(parameter, click.Option) and parameter.is_flag) or (
+                parameter.opts[0],
+                None,
+            ) in _EXCLUDED_OPTIONS:
                 continue
             values = _values(parameter)
             shared = (parameter.opts[0], type(parameter.type).__name__)
-            yield name, parameter, {kind: values[kind] for kind in _FEW} if shared in known else values
-            known.add(shared)
+            yield name, parameter, {kind: values[kind] for kind in _FEW} if shared in tested else values
+            tested.add(shared)
 
 
 def _calls(name: str, parameter: click.Parameter, value: str) -> list[str]:
-    needed = list(NEEDED.get(name, ()))
+    required = list(REQUIRED_ARGUMENTS.get(name, ()))
     if isinstance(parameter, click.Option):
-        return [name, *needed, f"{parameter.opts[0]}={value}"]
+        return [name, *required, f"{parameter.opts[0]}={value}"]
     arguments = [param for param in trinitylake.commands[name].params if isinstance(param, click.Argument)]
-    at = arguments.index(parameter)
-    return [name, "--", *needed[:at], value, *needed[at + 1 :]]
+    index = arguments.index(parameter)
+    return [name, "--", *required[:index], value, *required[index + 1 :]]
 
 
 @pytest.mark.parametrize(
     ("name", "parameter", "values"),
     [pytest.param(*case, id=f"{case[0]}-{case[1].name}") for case in _cases()],
 )
-def test_invalid_option_value_is_one_line(
+def test_error_of_invalid_option_value_is_one_line(
     cli: Cli, lake: Lakehouse, name: str, parameter: click.Parameter, values: dict[str, str]
 ) -> None:
     for kind, value in values.items():
@@ -151,5 +154,5 @@ def _check(case: str, code: int, out: str, err: str) -> None:
     if code >= 2:
         assert err.startswith("Error: "), (case, err)
         assert err.count("\n") == 1, (case, err)
-        assert len(err) <= LONGEST_LINE_CHARS, (case, len(err), err)
+        assert len(err) <= MAX_LINE_CHARS, (case, len(err), err)
     assert "x" * 201 not in err, case

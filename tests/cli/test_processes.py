@@ -1,4 +1,4 @@
-"""The command line as a process: exit codes, streams, and failing file systems."""
+"""The command line as a process: exit codes, streams and failing file systems."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(*arguments: object, **environment: str) -> Result:
 
 
 def run_all(calls: list[tuple[object, ...]]) -> list[Result]:
-    """Run several commands concurrently, one for each processor."""
+    """Run several commands, two at a time."""
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda call: run(*call), calls))
 
@@ -67,7 +67,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_bad_input_is_one_line_and_changes_nothing(lakes: Lakes) -> None:
+def test_error_of_invalid_input_is_one_line_and_nothing_changes(lakes: Lakes) -> None:
     lake = lakes.local("lake")
     create(lake, "ns", "t")
     for name, damage in (("no-arrow", b"this is not Arrow"), ("truncated", lake.storage.read(root_path(1))[:200])):
@@ -91,7 +91,7 @@ def test_bad_input_is_one_line_and_changes_nothing(lakes: Lakes) -> None:
     assert files_in(lakes.folder) == before
 
 
-def test_read_only_folder_is_one_line(lakes: Lakes) -> None:
+def test_error_of_read_only_folder_is_one_line(lakes: Lakes) -> None:
     lake = lakes.local("lake")
     version = create(lake, "ns", "t")
     root = lakes.folder / "lake"
@@ -108,7 +108,7 @@ def test_read_only_folder_is_one_line(lakes: Lakes) -> None:
     assert (content(lake), lake.latest_version()) == (before, version)
 
 
-def test_full_disk_is_one_line(tmp_path: Path) -> None:
+def test_error_of_full_disk_is_one_line(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 64 * 1024) as is_mounted:
         root = tmp_path / "disk"
         lake = Lakehouse.create(str(root), {"fsync": "false"})
@@ -120,7 +120,7 @@ def test_full_disk_is_one_line(tmp_path: Path) -> None:
         else:
             filler = root / "unused"
         before = content(lake)
-        # Larger than the limit of the file size, where a small disk cannot be mounted.
+        # The property exceeds the file size limit, which applies if a small disk cannot be mounted.
         result = run("--root", root, "create-namespace", "x", "--property", f"p={'v' * 100_000}")
         assert_one_line(result, 5, "space")
         assert content(lake) == before
@@ -129,8 +129,8 @@ def test_full_disk_is_one_line(tmp_path: Path) -> None:
         assert operations.verify(Lakehouse(lake.storage)).is_clean
 
 
-def test_unsupported_column_type_is_one_line(lakes: Lakes) -> None:
-    """No command creates tables; this is the message of the Python API."""
+def test_error_of_unsupported_column_type_is_one_line(lakes: Lakes) -> None:
+    """No command creates tables, so that the test checks the message of the Python API."""
     lake = lakes.memory()
     version = create(lake, "ns")
     schema = pa.schema([("id", pa.int64()), ("waited", pa.duration("s"))])
@@ -143,7 +143,7 @@ def test_unsupported_column_type_is_one_line(lakes: Lakes) -> None:
     assert lake.latest_version() == version
 
 
-def test_first_write_after_a_move_warns_in_one_line(lakes: Lakes, tmp_path: Path) -> None:
+def test_first_write_after_move_warns_in_one_line(lakes: Lakes, tmp_path: Path) -> None:
     lake = lakes.local("before")
     append_rows(lake)
     for _ in range(2):
@@ -172,18 +172,24 @@ def test_output_streams_and_environment(lakes: Lakes) -> None:
     shell = ["bash", "-o", "pipefail", "-c"]
     piped = subprocess.run([*shell, f"{program} log --json | head -1"], capture_output=True, text=True, timeout=60)
     assert (piped.returncode, piped.stdout, piped.stderr) == (0, "[\n", "")
-    gone = subprocess.run([*shell, f"{program} log | true"], capture_output=True, text=True, timeout=60)
-    assert (gone.returncode, gone.stdout, gone.stderr) == (0, "", "")
-    full = subprocess.run([*shell, f"{program} ls > /dev/full"], capture_output=True, text=True, timeout=60)
-    assert (full.returncode, full.stderr.count("\n"), "No space left" in full.stderr) == (1, 1, True)
-    full = subprocess.run(
+    closed = subprocess.run([*shell, f"{program} log | true"], capture_output=True, text=True, timeout=60)
+    assert (closed.returncode, closed.stdout, closed.stderr) == (0, "", "")
+    full_device = subprocess.run([*shell, f"{program} ls > /dev/full"], capture_output=True, text=True, timeout=60)
+    assert (full_device.returncode, full_device.stderr.count("\n"), "No space left" in full_device.stderr) == (
+        1,
+        1,
+        True,
+    )
+    full_device = subprocess.run(
         [*shell, f"{program} create-namespace made --json > /dev/full"], capture_output=True, text=True, timeout=60
     )
-    assert (full.returncode, json.loads(full.stderr)["error"]["code"]) == (1, "output-failed"), full.stderr
-    assert lake.snapshot().has_namespace("made"), "the storage did not fail"
-    narrow_terminal = run("ls", TRINITYLAKE_ROOT=root, PYTHONIOENCODING="latin-1")
-    assert (narrow_terminal.code, narrow_terminal.err) == (0, "")
-    assert "kanji-\\u6f22" in narrow_terminal.out
-    quiet = run("--storage-option", "fsync=false", "ls", "--json", TRINITYLAKE_ROOT=root, LC_ALL="C")
-    assert "kanji-漢-\u202e" in json.loads(quiet.out)
+    assert (full_device.returncode, json.loads(full_device.stderr)["error"]["code"]) == (1, "output-failed"), (
+        full_device.stderr
+    )
+    assert lake.snapshot().has_namespace("made"), "only the output failed"
+    latin1_output = run("ls", TRINITYLAKE_ROOT=root, PYTHONIOENCODING="latin-1")
+    assert (latin1_output.code, latin1_output.err) == (0, "")
+    assert "kanji-\\u6f22" in latin1_output.out
+    ascii_locale_output = run("--storage-option", "fsync=false", "ls", "--json", TRINITYLAKE_ROOT=root, LC_ALL="C")
+    assert "kanji-漢-\u202e" in json.loads(ascii_locale_output.out)
     assert_one_line(run("--storage-option", "fsync=perhaps", "ls", TRINITYLAKE_ROOT=root), 2, "fsync")

@@ -1,4 +1,4 @@
-"""Test the commands head and count: they apply deletes, and escape values for the terminal."""
+"""The commands head and count, which apply deletes and escape values for the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import DecimalType, ListType, LongType, MapType, NestedField, StringType, StructType, UUIDType
 
-from tests.cli.test_commands import ROOT, Cli, assert_error, cli, logging_as_it_was
+from tests.cli.test_commands import ROOT, Cli, assert_error, cli, restore_logging
 from tests.cli.test_hostile_text import HOSTILE, is_harmless
 from tests.engine_tables import EQUALITY, POSITIONS, make_table, rows, with_equality, with_positions
 from tests.operations.changes import append_rows, drop
@@ -28,7 +28,7 @@ from trinitylake_ops.storage.meter import MeteredStorage
 
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
-__all__ = ["cli", "logging_as_it_was"]
+__all__ = ["cli", "restore_logging"]
 
 
 @pytest.fixture
@@ -43,13 +43,13 @@ def append(lake: Lakehouse, name: str, rows: pa.Table) -> None:
     catalog.create_table_if_not_exists(name, rows.schema).append(rows)
 
 
-def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    """Simulate output to a terminal of this width."""
+def simulate_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Simulate output to a terminal of a width."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
 
 
-def test_head_and_count_at_a_version(cli: Cli, lake: Lakehouse) -> None:
+def test_head_and_count_at_version(cli: Cli, lake: Lakehouse) -> None:
     for number in range(3):
         append(lake, "ns.t", pa.table({"id": [number * 2, number * 2 + 1], "name": [f"a{number}", None]}))
     first = lake.latest_version() - 2
@@ -61,8 +61,8 @@ def test_head_and_count_at_a_version(cli: Cli, lake: Lakehouse) -> None:
     old = cli("head", "ns.t", "--version", first, "--json").json
     assert (old["version"], old["namespace"], old["table"], len(old["rows"])) == (first, "ns", "t", 2)
     assert (cli("count", "ns.t").out, cli("count", "ns.t", "--version", first).out) == ("6\n", "2\n")
-    counted = {"version": lake.latest_version(), "namespace": "ns", "table": "t", "rows": 6}
-    assert cli("count", "ns.t", "--json").json == counted
+    expected = {"version": lake.latest_version(), "namespace": "ns", "table": "t", "rows": 6}
+    assert cli("count", "ns.t", "--json").json == expected
 
 
 def test_head_and_count_apply_deletes(cli: Cli, lake: Lakehouse) -> None:
@@ -74,13 +74,13 @@ def test_head_and_count_apply_deletes(cli: Cli, lake: Lakehouse) -> None:
             assert len(cli("head", name, "--limit", limit, "--json").json["rows"]) == limit
 
 
-def test_head_reads_a_large_file_partially(lake: Lakehouse) -> None:
+def test_head_reads_large_file_partially(lake: Lakehouse) -> None:
     """An Arrow scan would prefetch in the background, and abort the process at its exit."""
-    big = pa.table({"id": range(400_000), "text": [f"{number**7 % 2**61:x}" for number in range(400_000)]})
+    large = pa.table({"id": range(400_000), "text": [f"{number**7 % 2**61:x}" for number in range(400_000)]})
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
-    table = catalog.create_table("ns.t", big.schema, properties={"write.parquet.row-group-limit": "5000"})
-    table.append(big)
+    table = catalog.create_table("ns.t", large.schema, properties={"write.parquet.row-group-limit": "5000"})
+    table.append(large)
     (task,) = table.scan().plan_files()
     assert task.file.file_size_in_bytes > 4 << 20
     metered = MeteredStorage(lake.storage)
@@ -89,7 +89,7 @@ def test_head_reads_a_large_file_partially(lake: Lakehouse) -> None:
     for columns in (None, ["text"]):
         before = metered.snapshot()
         rows = first_rows(metadata, io, 1_500, columns)
-        assert rows.to_pylist() == big.slice(0, 1_500).select(columns or ["id", "text"]).to_pylist()
+        assert rows.to_pylist() == large.slice(0, 1_500).select(columns or ["id", "text"]).to_pylist()
         assert (metered.snapshot() - before).bytes_read < 2 << 20
 
 
@@ -115,7 +115,7 @@ def test_head_shows_missing_columns_as_null(cli: Cli, lake: Lakehouse) -> None:
     assert cli("head", "ns.t", "--json", "--limit", 1).json["rows"] == [{"key": 1, "n": None}]
 
 
-def test_head_of_an_empty_table(cli: Cli, lake: Lakehouse) -> None:
+def test_head_of_empty_table_prints_header(cli: Cli, lake: Lakehouse) -> None:
     catalog_at(lake).create_namespace("ns")
     catalog_at(lake).create_table("ns.t", pa.schema([("id", pa.int64()), ("name", pa.string())]))
     output = cli("head", "ns.t", "--columns", "name")
@@ -161,8 +161,8 @@ def test_head_shows_unrepresentable_times_as_numbers(cli: Cli, lake: Lakehouse) 
     far = pa.table({"d": days, "t": micros})
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
-    without = {"write.metadata.metrics.default": "none"}  # pyiceberg fails to write bounds of such columns
-    catalog.create_table("ns.t", far.schema, properties=without).append(far)
+    properties = {"write.metadata.metrics.default": "none"}  # pyiceberg cannot write bounds of these columns
+    catalog.create_table("ns.t", far.schema, properties=properties).append(far)
     assert cli("head", "ns.t", "--json").json["rows"] == [{"d": 2**31 - 1, "t": 2**62}]
     assert str(2**62) in cli("head", "ns.t").out
 
@@ -175,16 +175,16 @@ def test_head_escapes_values(cli: Cli, lake: Lakehouse, monkeypatch: pytest.Monk
             assert result.code == 0
             assert is_harmless(result.out + result.err)
         assert is_harmless(cli("head", "ns.t", "--columns", f"{HOSTILE}x").err)
-        on_terminal(monkeypatch, 40)
+        simulate_terminal(monkeypatch, 40)
     assert cli("head", "ns.t", "--json").json["rows"][0][HOSTILE] == HOSTILE
 
 
-def test_head_fits_lines_to_the_terminal(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_fits_lines_to_terminal(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = {f"column{number}": ["x" * 100_000 if number else "\u6f22" * 50] for number in range(20)}
     append(lake, "ns.t", pa.table({"id": [7], **wide}))
-    assert max(map(len, cli("head", "ns.t").out.splitlines())) < 22_000, "a value has up to 1,000 characters"
+    assert max(map(len, cli("head", "ns.t").out.splitlines())) < 22_000, "values are limited to 1,000 characters"
     for width in (5, 30, 100):
-        on_terminal(monkeypatch, width)
+        simulate_terminal(monkeypatch, width)
         output = cli("head", "ns.t")
         lines = output.out.splitlines()
         assert len(lines) == 2
@@ -194,15 +194,15 @@ def test_head_fits_lines_to_the_terminal(cli: Cli, lake: Lakehouse, monkeypatch:
     assert "--columns" not in cli("head", "ns.t", "--columns", "id,column3").err
 
 
-def test_fitted_widths_fill_the_line() -> None:
-    for wanted, total in itertools.product([(3, 5), (100, 3, 100), (200,) * 30, (1,), (9, 9, 9)], [1, 10, 29, 80]):
-        widths = fitted_widths(wanted, total)
+def test_fitted_widths_fill_line() -> None:
+    for requested, total in itertools.product([(3, 5), (100, 3, 100), (200,) * 30, (1,), (9, 9, 9)], [1, 10, 29, 80]):
+        widths = fitted_widths(requested, total)
         used = sum(widths) + 2 * (len(widths) - 1)
-        assert 1 <= len(widths) <= len(wanted)
+        assert 1 <= len(widths) <= len(requested)
         assert used <= total or len(widths) == 1
-        assert all(1 <= width <= want for width, want in zip(widths, wanted, strict=False))
-        is_whole = widths == list(wanted)
-        assert is_whole or total - used < max(wanted)
+        assert all(1 <= width <= requested_width for width, requested_width in zip(widths, requested, strict=False))
+        is_complete = widths == list(requested)
+        assert is_complete or total - used < max(requested)
     assert fitted_widths((100, 3, 100), 80) == [36, 3, 37]
 
 
@@ -221,7 +221,7 @@ def test_head_rejects_unreadable_tables(cli: Cli, lake: Lakehouse) -> None:
         assert_error(cli("head", "ns.t", "--limit", limit), 2)
 
 
-def test_log_of_a_table(cli: Cli, lake: Lakehouse) -> None:
+def test_log_of_table(cli: Cli, lake: Lakehouse) -> None:
     append_rows(lake)
     append_rows(lake, "ns.u")
     append_rows(lake)
@@ -236,8 +236,8 @@ def test_log_of_a_table(cli: Cli, lake: Lakehouse) -> None:
     assert text[0].split()[-5:] == ["change", "rows", "files", "bytes", "columns"]
     assert "+3" in text[2]
     assert cli("rollback", 3, "--table", "ns.t", "--yes").code == 0
-    marks = {entry["version"]: entry["undone_by"] for entry in cli("log", "ns.t", "--json").json}
-    assert marks == {8: None, 7: 8, 6: 8, 3: None, 2: None}
+    undone_by = {entry["version"]: entry["undone_by"] for entry in cli("log", "ns.t", "--json").json}
+    assert undone_by == {8: None, 7: 8, 6: 8, 3: None, 2: None}
     assert sum("undone by 8" in line for line in cli("log").out.splitlines()) >= 2
     drop(lake, "ns", "t")
     assert cli("log", "ns.t", "--json").json[0]["change"]["kind"] == "removed"

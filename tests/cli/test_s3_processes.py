@@ -1,4 +1,4 @@
-"""The command line on S3 as a process: every failure is one clear line, without delay and without secrets."""
+"""The command line on S3 as a process: each failure prints one line without secrets, and without a long delay."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.debian_packages
 
 WRONG_SECRET = "wrong-secret-of-this-test"
 WRONG_KEY = "wrong-key-of-this-test"
-PATIENCE_S, SHORT_TIMEOUT_S = "30", "0.5"  # the short timeout is for servers that do not respond
-LONGEST_S = 30
+LONG_TIMEOUT_S, SHORT_TIMEOUT_S = "30", "0.5"  # the short timeout is for servers that do not respond
+MAX_DURATION_S = 30
 
 
 @pytest.fixture
@@ -51,12 +51,12 @@ def closed_endpoint() -> Iterator[str]:
 
 
 def arguments(server: S3Server, root: str, client: str, *command: str, **options: str) -> tuple[object, ...]:
-    storage_options = {**server.storage_options, "client": client, "read_timeout_seconds": PATIENCE_S, **options}
+    storage_options = {**server.storage_options, "client": client, "read_timeout_seconds": LONG_TIMEOUT_S, **options}
     flags = [part for name, value in storage_options.items() for part in ("--storage-option", f"{name}={value}")]
     return ("--root", root, *flags, *command)
 
 
-def assert_refused(result: Result, server: S3Server, part: str) -> None:
+def assert_rejected(result: Result, server: S3Server, part: str) -> None:
     assert_one_line(result, 5, part)
     for secret in (WRONG_SECRET, WRONG_KEY, server.access_key_id, server.secret_access_key):
         assert secret not in result.err
@@ -65,14 +65,14 @@ def assert_refused(result: Result, server: S3Server, part: str) -> None:
 
 
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
-def test_storage_errors_are_one_line(
+def test_error_of_storage_is_one_line(
     radosgw: S3Server, root: str, client: str, silent_endpoint: str, closed_endpoint: str
 ) -> None:
     expected = {
         arguments(radosgw, root, client, "ls", "--json", endpoint=closed_endpoint): closed_endpoint,
         arguments(radosgw, root, client, "create-namespace", "x", access_key_id=WRONG_KEY): "credentials",
     }
-    if client == "s3fs":  # each client takes the same steps, and only the errors differ
+    if client == "s3fs":  # both clients run the same code, and only the errors differ
         expected |= {
             arguments(
                 radosgw, root, client, "ls", "--json", endpoint=silent_endpoint, read_timeout_seconds=SHORT_TIMEOUT_S
@@ -83,30 +83,30 @@ def test_storage_errors_are_one_line(
         }
     started = time.monotonic()
     results = rerun_one(list(expected))
-    assert time.monotonic() - started < LONGEST_S * len(expected) / 2
+    assert time.monotonic() - started < MAX_DURATION_S * len(expected) / 2
     for result, part in zip(results, expected.values(), strict=True):
-        assert_refused(result, radosgw, part)
+        assert_rejected(result, radosgw, part)
 
 
 def _expired_from(number: int) -> WireFault:
     return wire.respond(number, status=400, code="ExpiredToken", times=None)
 
 
-def test_credentials_that_expire_during_a_commit(radosgw: S3Server, root: str) -> None:
+def test_credentials_that_expire_during_commit_are_reported(radosgw: S3Server, root: str) -> None:
     """Nothing is committed, and the next attempt with new credentials succeeds.
 
-    The rejected request for the root may have succeeded, so a fence verifies that it did not.
+    The rejected request for the root may have succeeded, so that a fence must exclude this.
     """
     client = "s3fs"
     lake = Lakehouse.open(root, radosgw.storage_options)
-    background.drain()  # the hint of the fixture's commits
+    background.drain()  # write the hint of the fixture's commits
     with FaultyProxy(radosgw.endpoint) as proxy:
         call = arguments(radosgw, root, client, "create-namespace", "ns", endpoint=proxy.url)
         undisturbed = run(*arguments(radosgw, root, client, "create-namespace", "other", endpoint=proxy.url))
         assert undisturbed.code == 0, undisturbed
         first_write = next(exchange.number for exchange in proxy.log if exchange.method == "PUT")
         proxy.begin(_expired_from(first_write))
-        assert_refused(run(*call), radosgw, "expired")
+        assert_rejected(run(*call), radosgw, "expired")
         proxy.begin(_expired_from(first_write + 1))
         unknown = run(*call)
         assert_one_line(unknown, 3, "expired")
@@ -116,8 +116,8 @@ def test_credentials_that_expire_during_a_commit(radosgw: S3Server, root: str) -
         proxy.begin()
         _, _, advice = unknown.err.partition("trinitylake resolve-commit ")
         resolve = arguments(radosgw, root, client, "resolve-commit", *advice.split()[:2], endpoint=proxy.url)
-        answers = [json.loads(run(*resolve, *flags, "--json").out) for flags in ((), ("--fence",))]
-        assert [answer["resolution"] for answer in answers] == ["undecided", "lost"]
+        resolutions = [json.loads(run(*resolve, *flags, "--json").out) for flags in ((), ("--fence",))]
+        assert [resolution["resolution"] for resolution in resolutions] == ["undecided", "lost"]
         assert run(*call).code == 0
     assert lake.snapshot().namespaces() == ["ns", "other"]
     check_lake(lake)

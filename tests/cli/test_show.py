@@ -1,4 +1,4 @@
-"""Test that the command show prints text for people and JSON, never Python values."""
+"""The command show prints readable text and JSON, never Python representations."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pytest
 
-from tests.cli.test_commands import Cli, cli, logging_as_it_was
+from tests.cli.test_commands import Cli, cli, restore_logging
 from tests.lakes import lakes
 from tests.operations.changes import append_rows, expire
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.format.definitions import IsolationLevel, RetentionRules, SourceRecord
 from trinitylake_ops.iceberg.catalog import catalog_at
 
-__all__ = ["cli", "lakes", "logging_as_it_was"]
+__all__ = ["cli", "lakes", "restore_logging"]
 
-#: Python representations of values: calls, types, containers, bytes, enum members, and constants.
-PYTHON = re.compile(
+#: Python representations of values: calls, types, containers, bytes, enum members and constants.
+PYTHON_REPRESENTATION = re.compile(
     r"\w\(\w+=|(?<!\w)<[\w.]+|0x[0-9a-f]{6}|[\[({]['\"]|\bb['\"]|\b[A-Z]\w+\.[A-Z_]{3,}|\b(None|True|False)\b"
 )
 COLUMNS = pa.schema(
@@ -33,12 +33,12 @@ COLUMNS = pa.schema(
         ("parts", pa.struct([("a", pa.int32()), ("b", pa.list_(pa.float64()))])),
     ]
 )
-SHOWN = ([], ["sales"], ["sales.orders"], ["sales.plain"])
+NAMES = ([], ["sales"], ["sales.orders"], ["sales.plain"])
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A clone, which is a lakehouse with a parent, with as many kinds of settings and records as possible."""
+    """A clone with as many kinds of settings and records as possible."""
     folder = tmp_path_factory.mktemp("show")
     parent = Lakehouse.create(str(folder / "parent"), {"fsync": "false"})
     catalog = catalog_at(parent)
@@ -60,21 +60,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     return lake.root
 
 
-def test_show_lists_all_kinds_of_settings(root: str) -> None:
+def test_fixture_has_all_kinds_of_settings(root: str) -> None:
     definition = Lakehouse.open(root).snapshot().definition
     filled = [definition.parent, definition.sources, definition.exports, definition.expirations]
     assert all([*filled, definition.retention_rules, definition.maximum_version_age_millis_overrides])
     assert isinstance(definition.sources[0], SourceRecord)
 
 
-@pytest.mark.parametrize("name", SHOWN, ids=lambda name: " ".join(name) or "lakehouse")
-def test_show_formats_settings_for_people(cli: Cli, root: str, name: list[str]) -> None:
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: " ".join(name) or "lakehouse")
+def test_show_prints_no_python_representations(cli: Cli, root: str, name: list[str]) -> None:
     out = cli("show", *name, root=root).out
-    assert PYTHON.findall(out) == [], out
-    assert "=" not in out or not name, "settings that are maps are lists of NAME=VALUE"
+    assert PYTHON_REPRESENTATION.findall(out) == [], out
+    assert "=" not in out or not name, "only settings of the lakehouse are printed as NAME=VALUE"
 
 
-def test_show_formats_records_for_people(cli: Cli, root: str) -> None:
+def test_show_formats_records_as_text(cli: Cli, root: str) -> None:
     output = " ".join(cli("show", root=root).out.split())
     for text in (
         "isolation_level serializable",
@@ -86,13 +86,13 @@ def test_show_formats_records_for_people(cli: Cli, root: str) -> None:
         assert text in output
 
 
-@pytest.mark.parametrize("name", SHOWN, ids=lambda name: " ".join(name) or "lakehouse")
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: " ".join(name) or "lakehouse")
 def test_show_json_contains_all_settings(cli: Cli, root: str, name: list[str]) -> None:
     def reject(constant: str) -> NoReturn:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not valid JSON")
 
     content = json.loads(cli("show", *name, "--json", root=root).out, parse_constant=reject)
-    assert [text for text in texts(content) if PYTHON.search(text)] == []
+    assert [text for text in texts(content) if PYTHON_REPRESENTATION.search(text)] == []
 
 
 def texts(value: Any) -> list[str]:
@@ -104,6 +104,6 @@ def texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def test_raw_python_values_are_detected() -> None:
+def test_python_representations_are_detected() -> None:
     values = [RetentionRules(keep_last=5), IsolationLevel.SNAPSHOT, (b"x",), {"a": "b"}, [None], object(), str, ("a",)]
-    assert [value for value in values if not PYTHON.search(repr(value))] == []
+    assert [value for value in values if not PYTHON_REPRESENTATION.search(repr(value))] == []

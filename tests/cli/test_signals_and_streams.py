@@ -19,7 +19,7 @@ from trinitylake_ops.cli.terminal import LONGEST_ECHO_CHARS, OneLineFormatter, p
 
 __all__ = ["lakes"]
 
-# The process prints a mark when the signal should be sent: at the first slow import, and in a command.
+# The process prints a character when it is ready for the signal: at the first slow import, or in a command.
 _LOADING = """
 import builtins, os, sys, time
 from trinitylake_ops.cli.entry import main
@@ -48,7 +48,7 @@ main()
 
 @pytest.mark.parametrize("moment", [_LOADING, _RUNNING], ids=["loading", "running"])
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
-def test_signal_is_one_line_and_an_exit_code(moment: str, number: signal.Signals, word: str) -> None:
+def test_signal_ends_process_with_one_line_and_exit_code(moment: str, number: signal.Signals, word: str) -> None:
     with subprocess.Popen([sys.executable, "-c", moment], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"!"
@@ -77,7 +77,7 @@ runpy.run_module("trinitylake_ops.cli", run_name="__main__", alter_sys=True)
 
 @pytest.mark.parametrize("number", [1, 2, 20, 100, 300, 330])
 def test_signal_during_any_import_shows_no_traceback(number: int) -> None:
-    """This includes modules that suppress exceptions while they are imported."""
+    """This includes imports of modules that suppress exceptions."""
     process = subprocess.run(
         [sys.executable, "-c", _AT_IMPORT, str(number), "--root", "/nowhere", "log"],
         capture_output=True,
@@ -88,7 +88,7 @@ def test_signal_during_any_import_shows_no_traceback(number: int) -> None:
 
 
 @pytest.mark.parametrize("command", [("log",), ("create-namespace", "fresh"), ("--help",)], ids=" ".join)
-def test_closed_output_fails_before_the_command_runs(lakes: Lakes, command: tuple[str, ...]) -> None:
+def test_closed_output_fails_before_command_runs(lakes: Lakes, command: tuple[str, ...]) -> None:
     lake = lakes.local("lake")
     program = shlex.join([*PROGRAM, "--root", lake.root, *command])
     process = subprocess.run(["bash", "-c", f"{program} >&-"], capture_output=True, text=True, timeout=60)
@@ -99,7 +99,7 @@ def test_closed_output_fails_before_the_command_runs(lakes: Lakes, command: tupl
     assert json.loads(process.stderr)["error"]["code"] == "output-failed"
 
 
-def test_failing_streams_do_not_change_the_exit_code(lakes: Lakes) -> None:
+def test_failing_streams_do_not_change_exit_code(lakes: Lakes) -> None:
     lake = lakes.local("lake")
     program = shlex.join([*PROGRAM, "--root", lake.root])
     expected = {
@@ -114,23 +114,23 @@ def test_failing_streams_do_not_change_the_exit_code(lakes: Lakes) -> None:
         assert (process.returncode, process.stderr) == (code, ""), command
 
 
-def test_messages_cut_long_input(lakes: Lakes) -> None:
+def test_messages_truncate_long_input(lakes: Lakes) -> None:
     lake = lakes.local("lake")
-    long = "x" * 5000
+    long_text = "x" * 5000
     calls: list[tuple[str, ...]] = [
-        ("ls", "--version", long),
-        ("ls", long),
-        ("ls", f"{long} y" * 3),
-        ("show", f"{long}.{long}"),
-        ("show", "--timestamp", long),
-        ("expire", "--apply", long, "--keep-last", "1"),
-        ("log", "--limit", long),
-        ("purge", "--grace", long),
-        (long,),
-        (f"--{long}",),
-        ("export", "name", "--target", f"/{long}"),
-        ("orphans", "--inventory", long),
-        ("resolve-commit", "1", long),
+        ("ls", "--version", long_text),
+        ("ls", long_text),
+        ("ls", f"{long_text} y" * 3),
+        ("show", f"{long_text}.{long_text}"),
+        ("show", "--timestamp", long_text),
+        ("expire", "--apply", long_text, "--keep-last", "1"),
+        ("log", "--limit", long_text),
+        ("purge", "--grace", long_text),
+        (long_text,),
+        (f"--{long_text}",),
+        ("export", "name", "--target", f"/{long_text}"),
+        ("orphans", "--inventory", long_text),
+        ("resolve-commit", "1", long_text),
     ]
     for arguments in calls:
         result = run("--root", lake.root, *arguments)
@@ -150,7 +150,7 @@ def test_messages_escape_input() -> None:
 
 
 @pytest.mark.parametrize("version", ["-1", "+1", "-0"])
-def test_signed_version_is_rejected_as_a_version(lakes: Lakes, version: str) -> None:
+def test_signed_version_is_rejected(lakes: Lakes, version: str) -> None:
     result = run("--root", lakes.local("lake").root, "ls", "--version", version)
     assert result.code == 4
     assert f"{version!r} is not a version, export or clone" in result.err

@@ -1,4 +1,4 @@
-"""The command status: one screen, in text and colors, as JSON and HTML, and its metrics."""
+"""The command status: text on one screen, colors, JSON, HTML and metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tests.cli import test_commands
-from tests.cli.test_commands import Cli, assert_error, cli, lake, logging_as_it_was
+from tests.cli.test_commands import Cli, assert_error, cli, lake, restore_logging
 from tests.lakes import lakes
 from tests.operations.changes import create
 from tests.operations.html_pages import parse_page
@@ -19,7 +19,7 @@ from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.cli.status import _print
 from trinitylake_ops.format.file_names import HINT_PATH
 
-__all__ = ["cli", "lake", "lakes", "logging_as_it_was"]
+__all__ = ["cli", "lake", "lakes", "restore_logging"]
 
 
 def test_status_fits_on_one_screen(cli: Cli, lake: Lakehouse) -> None:
@@ -56,7 +56,7 @@ def test_status_shows_undone_versions(cli: Cli, lake: Lakehouse) -> None:
     assert cli("status", "--json").json["undone"] == [{"versions": "3", "by": 4}]
 
 
-def test_status_as_json_and_html(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
+def test_status_prints_json_and_writes_html(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
     path = tmp_path / "status.html"
     result = cli("status", "--json", "--html", path, "--last", 1, "--export-every", "1d", "--plan-seconds", 60)
     assert (result.json["version"], result.json["commits"]["versions"]) == (2, 1)
@@ -72,22 +72,22 @@ def test_status_as_json_and_html(cli: Cli, lake: Lakehouse, tmp_path: Path) -> N
 def test_status_watches_until_interrupted(
     cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    slept: list[float] = []
+    pauses_s: list[float] = []
     original_sleep, main_thread = time.sleep, threading.get_ident()
 
     def sleep(seconds: float) -> None:
         if threading.get_ident() != main_thread:
             original_sleep(seconds)
             return
-        slept.append(seconds)
-        create(lake, f"n{len(slept)}")
-        if len(slept) == 2:
+        pauses_s.append(seconds)
+        create(lake, f"n{len(pauses_s)}")
+        if len(pauses_s) == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(time, "sleep", sleep)
     path = tmp_path / "status.html"
     result = cli("status", "--watch", 3, "--html", path)
-    assert (result.code, slept) == (130, [3, 3])
+    assert (result.code, pauses_s) == (130, [3, 3])
     assert [line.partition(",")[0] for line in result.out.splitlines() if line.startswith("Version")] == [
         "Version 2",
         "Version 3",
@@ -95,7 +95,7 @@ def test_status_watches_until_interrupted(
     assert '<meta http-equiv="refresh" content="3">' in path.read_text()
 
 
-def test_status_on_a_terminal_is_colored_and_escaped(lake: Lakehouse) -> None:
+def test_status_on_terminal_is_colored_and_escaped(lake: Lakehouse) -> None:
     create(lake, "evil\u202e")
     console = Console(force_terminal=True, width=100, color_system="standard", record=True)
     with console.capture() as output:

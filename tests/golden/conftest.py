@@ -1,4 +1,4 @@
-"""Check the lakehouses of these tests when they end."""
+"""Fixtures with lakehouses whose invariants are checked after each test."""
 
 from tests.lakes import lake, lakes
 

@@ -1,4 +1,4 @@
-"""A lakehouse against plain dicts, one for each version, in random steps, all invariants checked after each."""
+"""Random changes of a lakehouse, compared with a dict for each version. Invariants are checked after each step."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from trinitylake_ops.tree import node
 
 _roots = itertools.count()
 _letters = st.sampled_from(["a", "b", "é", "航", "🦆", "~", "."])
-# Few enough names that they meet again; none takes more than eight bytes.
+# A small set of names, so that steps often use the same names. Each has up to eight bytes.
 namespaces = st.sampled_from(["a", "b", "é~", "航", "🦆🦆"])
 _few_tables = st.tuples(_letters, st.integers(0, 25)).map(lambda parts: f"{parts[0]}{parts[1]:02d}")
 _characters = st.characters(exclude_categories=["C", "Z"])
 tables = _few_tables | st.text(_characters, min_size=1, max_size=2).filter(lambda name: name not in (".", ".."))
-#: Namespace -> table -> what is stored of it.
+#: The value of each table, by namespace and table name.
 Model = dict[str, dict[str, str]]
 
 
 class LakehouseMachine(RuleBasedStateMachine):
-    """Commits changes and keeps a dict of every version; every version stays readable."""
+    """Commits changes and compares all versions with dicts."""
 
     @initialize(
         order=st.sampled_from([3, 4, 5, 8, 16, 128]), buffer_target_bytes=st.sampled_from([0, 200, 1_000, 48 * 1024])
@@ -46,7 +46,7 @@ class LakehouseMachine(RuleBasedStateMachine):
     def model(self) -> Model:
         return self.versions[-1]
 
-    def committed(self, model: Model) -> None:
+    def record_version(self, model: Model) -> None:
         self.versions.append(model)
         assert self.lake.latest_version() == len(self.versions) - 1
 
@@ -55,46 +55,48 @@ class LakehouseMachine(RuleBasedStateMachine):
         if namespace not in self.model:
             with self.lake.transaction() as txn:
                 txn.create_namespace(namespace)
-            self.committed({**self.model, namespace: {}})
+            self.record_version({**self.model, namespace: {}})
 
     @rule(namespace=namespaces, batch=st.dictionaries(tables, st.none() | st.integers(0, 9).map(str), max_size=30))
     def change_tables(self, namespace: str, batch: dict[str, str | None]) -> None:
         if namespace not in self.model:
             return
-        stored = dict(self.model[namespace])
+        tables_of_namespace = dict(self.model[namespace])
         with self.lake.transaction() as txn:
             for table, value in batch.items():
-                if value is None and table in stored:
+                if value is None and table in tables_of_namespace:
                     txn.drop_table(namespace, table)
-                    del stored[table]
+                    del tables_of_namespace[table]
                 elif value is not None:
-                    change = txn.alter_table if table in stored else txn.create_table
+                    change = txn.alter_table if table in tables_of_namespace else txn.create_table
                     change(namespace, table, TableDef(properties={"value": value}))
-                    stored[table] = value
-            assert txn.tables(namespace) == sorted(stored, key=_padded)
-        if stored != self.model[namespace] or self.lake.latest_version() == len(self.versions):
-            self.committed({**self.model, namespace: stored})
+                    tables_of_namespace[table] = value
+            assert txn.tables(namespace) == sorted(tables_of_namespace, key=_padded)
+        if tables_of_namespace != self.model[namespace] or self.lake.latest_version() == len(self.versions):
+            self.record_version({**self.model, namespace: tables_of_namespace})
 
     @rule(namespace=namespaces)
     def drop_namespace(self, namespace: str) -> None:
         if namespace in self.model:
             with self.lake.transaction() as txn:
                 txn.drop_namespace(namespace, cascade=True)
-            self.committed({name: stored for name, stored in self.model.items() if name != namespace})
+            self.record_version(
+                {name: tables_of_namespace for name, tables_of_namespace in self.model.items() if name != namespace}
+            )
 
     @rule(data=st.data())
     def roll_back(self, data: st.DataObject) -> None:
         target = data.draw(st.integers(0, len(self.versions) - 1))
         before = len(self.versions) - 1
         if operations.rollback(self.lake, target) != before:
-            self.committed(self.versions[target])
+            self.record_version(self.versions[target])
         assert self.model == self.versions[target]
 
     @rule()
     def compact(self) -> None:
         report = operations.compact(self.lake)
         if report.has_changed:
-            self.committed(self.model)
+            self.record_version(self.model)
         assert report.after.messages == 0
 
     @rule(is_cached=st.booleans())
@@ -102,20 +104,20 @@ class LakehouseMachine(RuleBasedStateMachine):
         self.lake = Lakehouse(self.storage, cache="private" if is_cached else "off")
 
     @rule(data=st.data())
-    def read_an_earlier_version(self, data: st.DataObject) -> None:
+    def read_earlier_version(self, data: st.DataObject) -> None:
         version = data.draw(st.integers(0, len(self.versions) - 1))
         assert content(self.lake, version) == self.versions[version]
 
     @rule(data=st.data())
     def compare_two_versions(self, data: st.DataObject) -> None:
-        one, other = (data.draw(st.integers(0, len(self.versions) - 1)) for _ in range(2))
-        names = [_objects(self.versions[version]) for version in (one, other)]
-        changes = {(change.namespace, change.table): change.kind for change in self.lake.diff(one, other)}
+        before, after = (data.draw(st.integers(0, len(self.versions) - 1)) for _ in range(2))
+        names = [_objects(self.versions[version]) for version in (before, after)]
+        changes = {(change.namespace, change.table): change.kind for change in self.lake.diff(before, after)}
         assert {name for name, kind in changes.items() if kind == "added"} == names[1] - names[0]
         assert {name for name, kind in changes.items() if kind == "removed"} == names[0] - names[1]
 
     @invariant()
-    def the_latest_version_is_the_model(self) -> None:
+    def latest_version_equals_model(self) -> None:
         if hasattr(self, "lake"):
             check_version(self.lake, len(self.versions) - 1)
             assert content(self.lake, None) == self.model
@@ -134,11 +136,13 @@ def _padded(name: str) -> bytes:
 
 
 def _objects(model: Model) -> set[tuple[str, str | None]]:
-    return {(name, None) for name in model} | {(name, table) for name, stored in model.items() for table in stored}
+    return {(name, None) for name in model} | {
+        (name, table) for name, tables_of_namespace in model.items() for table in tables_of_namespace
+    }
 
 
 def content(lake: Lakehouse, version: int | None) -> Model:
-    """Return everything in a version."""
+    """Return all tables of a version with their values."""
     snapshot = lake.snapshot(version)
     return {
         namespace: {table: snapshot.table(namespace, table).properties["value"] for table in snapshot.tables(namespace)}
@@ -152,7 +156,7 @@ TestLakehouseMachine.settings = settings(max_examples=15, stateful_step_count=30
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-class TestLakehouseMachineAtLength(LakehouseMachine.TestCase):  # type: ignore[misc]
-    """10,000 steps."""
+class TestLakehouseMachineLong(LakehouseMachine.TestCase):  # type: ignore[misc]
+    """Runs 10,000 steps."""
 
     settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

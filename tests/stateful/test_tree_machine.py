@@ -1,4 +1,4 @@
-"""The tree against a dict, in random steps, with every invariant checked after each."""
+"""Random changes of a tree, compared with a dict. Invariants are checked after each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinitylake_ops.tree.search import get, prefix_keys, scan
 from trinitylake_ops.tree.shape import check_tree, measure_tree
 
 _letters = st.sampled_from(["a", "b", "é", "航", "🦆", "~", "\uffff"])
-# Few enough names that they meet again, enough for trees of several levels.
+# A small set of names, so that steps often use the same names, but large enough for trees of several levels.
 names = st.tuples(_letters, st.integers(0, 30), _letters | st.just("")).map(
     lambda parts: f"{parts[0]}{parts[1]:02d}{parts[2]}"
 )
@@ -25,20 +25,20 @@ State = tuple[NodeFile, dict[str, str]]
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Changes a tree and a dict alike; earlier states stay readable."""
+    """Applies the same changes to a tree and to a dict. Earlier states must stay readable."""
 
     earlier = Bundle("earlier")
 
     @initialize(
         order=st.integers(3, 16) | st.sampled_from([32, 128]),
         buffer_target_bytes=st.sampled_from([0, 40, 200, 1_000, 10**6]),
-        room_bytes=st.sampled_from([0, 300, 1_500, 10**6]),
+        extra_bytes=st.sampled_from([0, 300, 1_500, 10**6]),
     )
-    def start(self, order: int, buffer_target_bytes: int, room_bytes: int) -> None:
-        # The smallest limit holds a full node of the longest names used here, and one message.
+    def start(self, order: int, buffer_target_bytes: int, extra_bytes: int) -> None:
+        # The smallest limit fits a full node with the longest names of this test, and one message.
         smallest_bytes = 1_400 + order * 150
         self.tree = Tree(
-            order, node_file_max_size_bytes=smallest_bytes + room_bytes, buffer_target_bytes=buffer_target_bytes
+            order, node_file_max_size_bytes=smallest_bytes + extra_bytes, buffer_target_bytes=buffer_target_bytes
         )
 
     @rule(name=names, value=values)
@@ -50,7 +50,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree.apply({name: None})
 
     @rule(data=st.data())
-    def delete_one_that_is_there(self, data: st.DataObject) -> None:
+    def delete_existing(self, data: st.DataObject) -> None:
         if self.tree.model:
             self.tree.apply({data.draw(st.sampled_from(sorted(self.tree.model))): None})
 
@@ -71,8 +71,8 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree.apply(dict.fromkeys(self.tree.root.keys))
 
     @rule(buffer_target_bytes=st.sampled_from([0, 100, 10**6]))
-    def continue_by_another_writer(self, buffer_target_bytes: int) -> None:
-        """The target of buffers is a writer's own choice; the root crosses its file format."""
+    def continue_as_another_writer(self, buffer_target_bytes: int) -> None:
+        """Encode and decode the root, because another writer reads it. Each writer chooses its buffer target."""
         limits = self.tree.limits
         self.tree.limits = TreeLimits(limits.order, limits.node_file_max_size_bytes, buffer_target_bytes)
         self.tree.root = decode_node(encode_node(self.tree.root, limits.order), "root")
@@ -83,25 +83,25 @@ class TreeMachine(RuleBasedStateMachine):
         assert measure_tree(self.tree.store(), self.tree.root, "root", self.tree.limits).messages == 0
 
     @rule(target=earlier)
-    def remember(self) -> State:
+    def remember_state(self) -> State:
         return self.tree.root, dict(self.tree.model)
 
     @rule(state=earlier)
-    def compare_with_an_earlier_state(self, state: State) -> None:
+    def compare_with_earlier_state(self, state: State) -> None:
         root, model = state
-        now = self.tree.model
-        assert scan(self.tree.store(), root) == sorted(model.items()), "an earlier state stays as it was"
+        current = self.tree.model
+        assert scan(self.tree.store(), root) == sorted(model.items()), "an earlier state is unchanged"
         expected = [
-            (name, model.get(name), now.get(name))
-            for name in sorted(model.keys() | now.keys())
-            if model.get(name) != now.get(name)
+            (name, model.get(name), current.get(name))
+            for name in sorted(model.keys() | current.keys())
+            if model.get(name) != current.get(name)
         ]
-        found = diff_trees(self.tree.store(), root, self.tree.root)
-        assert [(change.key, change.before, change.after) for change in found] == expected
-        assert [change for part in diff_in_parts(self.tree.store(), root, self.tree.root) for change in part] == found
+        changes = diff_trees(self.tree.store(), root, self.tree.root)
+        assert [(change.key, change.before, change.after) for change in changes] == expected
+        assert [change for part in diff_in_parts(self.tree.store(), root, self.tree.root) for change in part] == changes
 
     @rule(state=earlier)
-    def go_back(self, state: State) -> None:
+    def restore_earlier_state(self, state: State) -> None:
         self.tree.root, self.tree.model = state[0], dict(state[1])
 
     @rule(name=names)
@@ -118,12 +118,12 @@ class TreeMachine(RuleBasedStateMachine):
         assert scan(self.tree.store(), self.tree.root, lower, upper) == expected
 
     @rule(prefix=_letters | names)
-    def scan_names_with_a_prefix(self, prefix: str) -> None:
+    def scan_prefix(self, prefix: str) -> None:
         expected = [key for key in sorted(self.tree.model) if key.startswith(prefix)]
         assert prefix_keys(self.tree.store(), self.tree.root, prefix).to_pylist() == expected
 
     @invariant()
-    def all_rules_of_the_tree_hold(self) -> None:
+    def tree_is_valid(self) -> None:
         if hasattr(self, "tree"):
             assert check_tree(self.tree.store(), self.tree.root, "root", self.tree.limits) == []
 
@@ -138,7 +138,7 @@ TestTreeMachine.settings = settings(max_examples=60, stateful_step_count=30, dea
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-class TestTreeMachineAtLength(TreeMachine.TestCase):  # type: ignore[misc]
-    """10,000 steps."""
+class TestTreeMachineLong(TreeMachine.TestCase):  # type: ignore[misc]
+    """Runs 10,000 steps."""
 
     settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
