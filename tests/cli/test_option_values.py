@@ -1,4 +1,4 @@
-"""Every option of every command with invalid values: they print one escaped line without secrets."""
+"""All options of all commands with invalid values: each command prints one escaped line without secrets."""
 
 from __future__ import annotations
 

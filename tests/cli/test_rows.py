@@ -44,7 +44,7 @@ def append(lake: Lakehouse, name: str, rows: pa.Table) -> None:
 
 
 def simulate_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    """Simulate output to a terminal of a width."""
+    """Simulate a terminal with a width."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
 

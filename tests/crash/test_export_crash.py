@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from tests.faults import DeathError, Fault, FaultyStorage, Moment, Request, fail, lose_response
-from tests.lakehouse_module import objects
+from tests.lakes import objects
 from tests.operations.changes import append_rows, create, drop, small_sizes
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import ExportExistsError, StorageError, StoragePermissionError

@@ -176,7 +176,7 @@ class _Scenario:
         self._has_keepers = maintenance_operations is None or bool(maintenance_operations)
         self._times_to_live_ms = [int(time_to_live_ms * factor) for factor in times_to_live]
         self._changes = dict(changes)
-        self._begun_ms: dict[str, int] = {}  # the begin of each transaction
+        self._begun_ms: dict[str, int] = {}  # when each transaction began
         self._definitions: dict[str, LakehouseDef] = {}
         self._saved_records: list[TransactionRecord] = []
         self._version_by_group: dict[frozenset[str], int] = {}
