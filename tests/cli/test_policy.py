@@ -1,4 +1,4 @@
-"""The command that shows, checks and sets the maintenance policy."""
+"""The command policy, which shows, checks and sets the maintenance policy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cli.test_commands import Cli, assert_error, cli, lake, logging_as_it_was
+from tests.cli.test_commands import Cli, assert_error, cli, lake, restore_logging
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.declarations.policy_yaml import MAX_YAML_BYTES
 
-__all__ = ["cli", "lake", "logging_as_it_was"]
+__all__ = ["cli", "lake", "restore_logging"]
 
 DOCUMENT = """\
 retention: {versions: {max_age: 30d}}
@@ -30,25 +30,25 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_show_prints_yaml_that_can_be_set(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:
-    shown = cli("policy")
-    assert (shown.code, shown.err) == (0, "")
-    assert shown == cli("policy", "show")
-    first, second, *_ = shown.out.splitlines()
+    current = cli("policy")
+    assert (current.code, current.err) == (0, "")
+    assert current == cli("policy", "show")
+    first, second, *_ = current.out.splitlines()
     assert first == "# The maintenance policy of version 2 (the default, because none is set)"
     assert second == "retention:"
-    document = yaml.safe_load(shown.out)
+    document = yaml.safe_load(current.out)
     assert document["retention"]["versions"]["max_age"] == "7d"
     result = cli("policy", "show", "--json").json
     assert (result["version"], result["is_default"], result["policy"]) == (2, True, document)
-    path = tmp_path / "shown.yaml"
-    path.write_text(shown.out)
+    path = tmp_path / "current.yaml"
+    path.write_text(current.out)
     assert cli("policy", "set", path, "--json").json == {"version": 3, "policy": document}
-    assert cli("policy").out == shown.out.replace("version 2 (the default, because none is set)", "version 3 (set)")
-    again = cli("policy", "set", path)
-    assert (again.code, again.out, again.err) == (0, "", "Nothing to do.\n")
+    assert cli("policy").out == current.out.replace("version 2 (the default, because none is set)", "version 3 (set)")
+    repeated = cli("policy", "set", path)
+    assert (repeated.code, repeated.out, repeated.err) == (0, "", "Nothing to do.\n")
 
 
-def test_check_prints_meaning_and_changes_and_changes_nothing(cli: Cli, lake: Lakehouse, file: Path) -> None:
+def test_check_prints_meaning_and_changes(cli: Cli, lake: Lakehouse, file: Path) -> None:
     result = cli("policy", "check", file)
     assert result.code == 0
     assert "A run stops after 500 storage requests.\n" in result.out
@@ -69,7 +69,7 @@ def test_check_prints_meaning_and_changes_and_changes_nothing(cli: Cli, lake: La
     assert "No changes to version 3\n" in cli("policy", "check", file).out
 
 
-def test_set_commits_the_policy_from_a_file_or_standard_input(
+def test_set_reads_file_or_standard_input(
     cli: Cli, lake: Lakehouse, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cli("policy", "set", file).out == "Set the maintenance policy: version 3\n"
@@ -77,13 +77,15 @@ def test_set_commits_the_policy_from_a_file_or_standard_input(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbflimits: {max_requests: 6}")))
     assert cli("policy", "set", "-").out == "Set the maintenance policy: version 4\n"
     assert operations.read_policy(lake).policy.limits.max_requests == 6
-    assert operations.read_policy(lake).policy.retention.versions.max_age_ms == 30 * 86_400_000, "it stays"
+    assert operations.read_policy(lake).policy.retention.versions.max_age_ms == 30 * 86_400_000, (
+        "other settings are kept"
+    )
     earlier = cli("policy", "show", "--version", 3, "--json").json
     assert earlier["policy"]["limits"]["max_requests"] == 500
     assert "set-policy" in cli("log", "--limit", 1).out
 
 
-def test_invalid_files_and_arguments(cli: Cli, lake: Lakehouse, file: Path, tmp_path: Path) -> None:
+def test_invalid_files_and_arguments_are_rejected(cli: Cli, lake: Lakehouse, file: Path, tmp_path: Path) -> None:
     assert_error(cli("policy", "set"), 2, "set needs a FILE, or - for standard input")
     assert_error(cli("policy", "show", file), 2, "show takes no FILE")
     assert_error(cli("policy", "check", file, "--version", 1), 2, "--version is only for show")
@@ -102,7 +104,7 @@ def test_invalid_files_and_arguments(cli: Cli, lake: Lakehouse, file: Path, tmp_
     assert lake.latest_version() == 2
 
 
-def test_unreadable_policy_is_an_error_and_can_be_replaced(cli: Cli, lake: Lakehouse, file: Path) -> None:
+def test_unreadable_policy_is_reported_and_can_be_replaced(cli: Cli, lake: Lakehouse, file: Path) -> None:
     lake.alter_definition(maintenance_policy='{"written_by_a_newer_release":1}')
     assert_error(cli("policy"), 1, "the maintenance policy cannot be read", "trinitylake policy set")
     assert_error(cli("policy", "--json"), 1, '"code": "unreadable-policy"')

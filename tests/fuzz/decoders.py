@@ -138,7 +138,7 @@ def _lakehouse_def(data: bytes, path: str) -> None:
 
 
 def _policy(data: bytes, path: str) -> None:
-    """Decode a stored policy, and explain it like the command line."""
+    """Decode a stored policy, and explain it as the command line does."""
     del path
     policy = policy_of(LakehouseDef(id="a", maintenance_policy=data.decode("utf-8", "replace")))
     _use_policy(policy)
