@@ -42,8 +42,8 @@ _SPAWN = multiprocessing.get_context("spawn")
 class WithoutCommitLock(StorageWrapper):
     """A storage without the commit lock between processes."""
 
-    def commit_lock(self, longest_s: float) -> nullcontext[bool]:
-        del longest_s
+    def commit_lock(self, max_s: float) -> nullcontext[bool]:
+        del max_s
         return nullcontext(False)
 
 

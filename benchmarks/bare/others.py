@@ -21,7 +21,7 @@ from tests.servers.redis import RedisServer
 from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS
 from trinitylake_ops.storage.redis.server import CREATE, READ, WRITE
 
-_MOST_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 
 
 class BareFiles(BareClient):
@@ -123,7 +123,7 @@ class BareRedis(BareClient):
         content = f"{self._index}/{member}"
         if request.kind == "read":
             length = -1 if request.length is None else request.length
-            found: Any = self._client.eval(READ, 1, content, request.offset, length, _MOST_BYTES)
+            found: Any = self._client.eval(READ, 1, content, request.offset, length, _MAX_BYTES)
             return None if found is None else bytes(found)
         if request.kind == "stat":
             self._client.zrangebylex(self._index, f"[{member}\0", f"({member}\1", start=0, num=1)

@@ -15,7 +15,7 @@ import pytest
 from tests.cli.forked import run
 from tests.cli.test_processes import PROGRAM
 from tests.lakes import Lakes, lakes
-from trinitylake_ops.cli.terminal import LONGEST_ECHO_CHARS, OneLineFormatter, printable
+from trinitylake_ops.cli.terminal import MAX_ECHO_CHARS, OneLineFormatter, printable
 
 __all__ = ["lakes"]
 
@@ -135,7 +135,7 @@ def test_messages_truncate_long_input(lakes: Lakes) -> None:
     for arguments in calls:
         result = run("--root", lake.root, *arguments)
         assert result.code in (2, 3, 4, 5), result
-        assert "x" * LONGEST_ECHO_CHARS not in result.err
+        assert "x" * MAX_ECHO_CHARS not in result.err
         assert len(result.err) < 1000, arguments[:1]
 
 

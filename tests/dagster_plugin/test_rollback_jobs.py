@@ -24,7 +24,7 @@ from tests.operations.changes import append_rows
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.dagster_plugin import publish_step
 from trinitylake_ops.dagster_plugin._dagster_internals import execute_as_launched
-from trinitylake_ops.dagster_plugin.links import LONGEST_CONFIG_CHARS, Links, config_yaml
+from trinitylake_ops.dagster_plugin.links import MAX_CONFIG_CHARS, Links, config_yaml
 from trinitylake_ops.dagster_plugin.names import ONLY
 from trinitylake_ops.dagster_plugin.resources import TrinityLakeResource
 from trinitylake_ops.dagster_plugin.version_page import VersionsPage
@@ -221,7 +221,7 @@ def test_link_opens_launchpad_with_configuration() -> None:
     assert yaml.safe_load(text) == config
     assert link.markdown == f"[roll \\| back]({link.url})"
     assert links.launchpad("purge", {}) is None, "this code location has no such job"
-    assert links.launchpad("rollback", {"to": "x" * LONGEST_CONFIG_CHARS}) is None
+    assert links.launchpad("rollback", {"to": "x" * MAX_CONFIG_CHARS}) is None
     assert Links(ONLY).launchpad("rollback", {}) is None
     assert config_yaml({"to": {"version": 21, "x": None}}) == "to:\n  version: 21\n  x: \n"
 

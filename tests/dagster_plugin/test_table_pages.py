@@ -225,11 +225,11 @@ def test_table_metadata_is_bounded(lake: Lakehouse, monkeypatch: pytest.MonkeyPa
     assert "versions" in pages.of("sales", "orders")
     metadata = pages.of("sales", "other")
     assert "versions" not in metadata and metadata["dagster/row_count"] == 1
-    monkeypatch.setattr(table_metadata, "MOST_DATA_FILES", 2)
+    monkeypatch.setattr(table_metadata, "MAX_DATA_FILES", 2)
     metadata = TablePages(lake, lake.snapshot(), LINKS).of("sales", "orders", preview_rows=1)
     assert metadata["partition_rows"] == "not listed: it has 3 data files, more than 2"
     assert "preview" not in metadata
-    monkeypatch.setattr(table_metadata, "MOST_PREVIEWED_BYTES", 1)
+    monkeypatch.setattr(table_metadata, "MAX_PREVIEWED_BYTES", 1)
     metadata = TablePages(lake, lake.snapshot(), LINKS).of("sales", "other", preview_rows=1)
     assert metadata["preview"].value == "the data files are too large for a preview"
 

@@ -25,7 +25,7 @@ from trinitylake_ops.declarations.options import JOBS_ONLY, DurationText, Option
 from trinitylake_ops.declarations.planned import MODES
 from trinitylake_ops.declarations.registry import ALL, BY_NAME
 from trinitylake_ops.declarations.specs import OptionSpec, option_specs
-from trinitylake_ops.declarations.texts import MOST_DAYS, duration_of, duration_text, parse_properties, time_of
+from trinitylake_ops.declarations.texts import MAX_DAYS, duration_of, duration_text, parse_properties, time_of
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.storage import drop_memory_root
 
@@ -205,7 +205,7 @@ class _TimeOptions(Options):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "30", "d", "-1d", "1.5h", "1 d", "1D", "\u0663d", f"{MOST_DAYS + 1}d", "9" * 9 + "d"]
+    "text", ["", "30", "d", "-1d", "1.5h", "1 d", "1D", "\u0663d", f"{MAX_DAYS + 1}d", "9" * 9 + "d"]
 )
 def test_invalid_durations_are_rejected_with_option_name(text: str) -> None:
     with pytest.raises(InvalidInputError) as raised:

@@ -20,6 +20,7 @@ from trinitylake_ops.format.file_names import (
     is_operation_path,
     is_table_definition_path,
     is_verified_path,
+    min_path_limit_bytes,
     new_export_root_path,
     new_lakehouse_def_path,
     new_manifest_path,
@@ -32,7 +33,6 @@ from trinitylake_ops.format.file_names import (
     parse_root_path,
     root_naming,
     root_path,
-    shortest_path_limit_bytes,
     table_prefix,
 )
 from trinitylake_ops.format.locations import validate_path
@@ -44,11 +44,11 @@ HASH = r"[01]{4}/[01]{4}/[01]{4}/[01]{8}-"
 @given(
     st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300),
     st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300),
-    st.integers(shortest_path_limit_bytes(), 600),
+    st.integers(min_path_limit_bytes(), 600),
 )
 @example("a" * 100, "b" * 100, 200)
 @example("🦆" * 100, "é" * 100, 600)
-@example("..", "..", shortest_path_limit_bytes())
+@example("..", "..", min_path_limit_bytes())
 @example("/" * 50, "a/../b", 200)
 def test_definition_path_length_is_bounded(namespace: str, table: str, limit_bytes: int) -> None:
     for path in (new_table_path(namespace, table, limit_bytes), new_namespace_path(namespace, limit_bytes)):
@@ -105,7 +105,7 @@ def test_new_paths_are_unique_and_well_formed() -> None:
 
 
 def test_minimum_limit_keeps_one_character_of_name() -> None:
-    limit_bytes = shortest_path_limit_bytes()
+    limit_bytes = min_path_limit_bytes()
     for path in (new_namespace_path("xyz", limit_bytes), new_table_path("n", "xyz", limit_bytes)):
         assert "-x" in path
         assert len(path) <= limit_bytes

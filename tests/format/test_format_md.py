@@ -26,6 +26,7 @@ from trinitylake_ops.format.definitions import DataType, LakehouseDef
 from trinitylake_ops.format.file_names import (
     ROOT_NAMING,
     ROOT_NAMINGS,
+    min_path_limit_bytes,
     new_namespace_path,
     optimize_path,
     owner_path,
@@ -33,7 +34,6 @@ from trinitylake_ops.format.file_names import (
     parse_root_path,
     root_naming,
     root_path,
-    shortest_path_limit_bytes,
 )
 from trinitylake_ops.format.keys import KeyCodec, ObjectName, encode_schema_id
 from trinitylake_ops.format.limits import smallest_node_file_limit_bytes, validate_lakehouse_def
@@ -170,7 +170,7 @@ def check_sealed_json(examples: dict[str, str]) -> None:
 def check_smallest_limits(limits: dict[str, int]) -> None:
     default = LakehouseDef(id="x", order=limits["order"])
     assert smallest_node_file_limit_bytes(default) == limits["node_file_max_size_bytes"]
-    assert shortest_path_limit_bytes() == limits["file_path_max_size_bytes"]
+    assert min_path_limit_bytes() == limits["file_path_max_size_bytes"]
     with pytest.raises(InvalidDefinitionError, match=str(limits["node_file_max_size_bytes"])):
         validate_lakehouse_def(LakehouseDef(id="x", node_file_max_size_bytes=limits["node_file_max_size_bytes"] - 1))
 

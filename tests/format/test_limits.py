@@ -8,7 +8,7 @@ import pytest
 
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.format.definitions import MAJOR_VERSION, Column, DataType, LakehouseDef, Schema, TableDef
-from trinitylake_ops.format.file_names import shortest_path_limit_bytes
+from trinitylake_ops.format.file_names import min_path_limit_bytes
 from trinitylake_ops.format.limits import (
     MAX_ORDER,
     smallest_node_file_limit_bytes,
@@ -31,7 +31,7 @@ def test_default_limits_are_consistent() -> None:
         ("order", 2, 3),
         ("namespace_name_max_size_bytes", 0, 1),
         ("table_name_max_size_bytes", 0, 1),
-        ("file_path_max_size_bytes", shortest_path_limit_bytes() - 1, shortest_path_limit_bytes()),
+        ("file_path_max_size_bytes", min_path_limit_bytes() - 1, min_path_limit_bytes()),
         ("node_file_max_size_bytes", 60_000, smallest_node_file_limit_bytes(DEFAULT)),
         ("minimum_versions_to_keep", 0, 1),
         ("txn_ttl_millis", 0, 1),

@@ -50,14 +50,14 @@ MAX_CPU_SECONDS = 10
 _CHILD = """
 import resource, sys, time
 from trinitylake_ops.errors import CorruptFileError
-from trinitylake_ops.iceberg.validation.avro import avro_limit_bytes, uncompressed
+from trinitylake_ops.iceberg.validation.avro import avro_limit_bytes, decompress
 from trinitylake_ops.iceberg.metadata import metadata_json
 path = sys.argv[1]
 data = open(path, "rb").read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 started = time.process_time()
 try:
-    (uncompressed if path.endswith(".avro") else metadata_json)(data, path)
+    (decompress if path.endswith(".avro") else metadata_json)(data, path)
 except CorruptFileError:
     pass
 else:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trinitylake_ops.operations.version_records import VersionRecord
 from trinitylake_ops.reports import chart as charts
-from trinitylake_ops.reports.chart import MOST_BARS, WIDTH, ago, draw, ranges, truncate
+from trinitylake_ops.reports.chart import MAX_BARS, WIDTH, ago, draw, ranges, truncate
 from trinitylake_ops.reports.timeline import VersionState, timeline
 
 
@@ -30,7 +30,7 @@ def test_chart_shows_every_version_once_without_overlapping_labels(
     ]
     versions = timeline(records, None)
     chart = draw(versions, bytes_by_version={first: 7, first + len(states) - 1: 3})
-    assert len(chart.bars) <= MOST_BARS
+    assert len(chart.bars) <= MAX_BARS
     assert (len(chart.bars) - 1) * chart.versions_per_bar < len(states) <= len(chart.bars) * chart.versions_per_bar
     for bar, following in itertools.pairwise(chart.bars):
         assert bar.x + bar.width <= following.x + 1e-6

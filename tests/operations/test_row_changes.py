@@ -99,7 +99,7 @@ def test_exceeded_limits_are_reported(lake: Lakehouse) -> None:
         assert counts(changes) == (None, None, None)
         assert changes.note.startswith("not counted: ")
     counter = RowCounter(TableStates(lake).io)
-    assert counter.bytes_left == row_changes.MOST_BYTES
+    assert counter.bytes_left == row_changes.MAX_BYTES
 
 
 def test_added_columns_and_wider_types_do_not_count(lake: Lakehouse) -> None:

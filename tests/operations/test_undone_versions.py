@@ -164,7 +164,7 @@ def test_history_without_rollback_needs_no_request(lake: Lakehouse) -> None:
     operations.rollback(lake, 3)
     infos = list(other.history())
     with metered.measure() as measurement:
-        assert find_undone(other.files, infos, most_requests=2).everything == {4: 7, 5: 7, 6: 7}
+        assert find_undone(other.files, infos, max_requests=2).everything == {4: 7, 5: 7, 6: 7}
     assert sum(measurement.counts.requests.values()) == 2, "the roots of the rollback and of its target"
 
 

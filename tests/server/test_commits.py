@@ -181,7 +181,7 @@ def test_other_conflicting_changes_are_retried(
 def test_commit_fails_after_too_many_conflicts(
     server: LiveServer, client: RestCatalog, lake: Lakehouse, server_lake: Lakehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trinitylake_ops.server.calls.MOST_ATTEMPTS", 3)
+    monkeypatch.setattr("trinitylake_ops.server.calls.MAX_ATTEMPTS", 3)
     count = iter(range(100))
 
     def alter() -> None:

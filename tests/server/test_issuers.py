@@ -210,7 +210,7 @@ def test_failures_of_key_server_get_503(
 ) -> None:
     monkeypatch.setattr(issuers_module, "PAUSE_SECONDS", 0.0)
     valid_token, valid_content = token(), key_server.content
-    monkeypatch.setattr(issuers_module, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(issuers_module, "MAX_BYTES", 100_000)
     symmetric = {"kty": "oct", "k": "c2VjcmV0", "kid": "1", "alg": "HS256"}
     private = {**public_jwk(FIRST_KEY, "1"), "d": "AQAB"}
     for content in (
@@ -236,7 +236,7 @@ def test_failures_of_key_server_get_503(
     monkeypatch.setattr(issuers_module, "KEPT_SECONDS", 0.0)
     key_server.content = None
     assert request(token_server, valid_token).status == 200  # cached keys remain valid for some time
-    monkeypatch.setattr(issuers_module, "LONGEST_KEPT_SECONDS", 0.0)
+    monkeypatch.setattr(issuers_module, "MAX_KEPT_SECONDS", 0.0)
     assert request(token_server, valid_token).error == UNAVAILABLE
 
 

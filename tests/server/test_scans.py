@@ -165,7 +165,7 @@ def test_request_decodes_bounded_number_of_entries(
         return entries, n_entries
 
     monkeypatch.setattr(windows, "entries_within", counting_decode)
-    monkeypatch.setattr(planner, "_MOST_ENTRIES", 4)
+    monkeypatch.setattr(planner, "_MAX_ENTRIES", 4)
     tasks, n_responses = all_tasks(planning_server, {"filter": row_filter})
     expected = list(
         catalog_at(lake).load_table("ns.t").scan("true" if row_filter is True else "id >= 105").plan_files()
@@ -239,9 +239,9 @@ def balanced_or(n: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "body",
     [
-        {"filter": {"type": "in", "term": "id", "values": list(range(filters.MOST_UNITS))}},
-        {"filter": {"type": "not-in", "term": "day", "values": ["x"] * filters.MOST_UNITS}},
-        {"filter": balanced_or(filters.MOST_UNITS // 20 + 1)},
+        {"filter": {"type": "in", "term": "id", "values": list(range(filters.MAX_UNITS))}},
+        {"filter": {"type": "not-in", "term": "day", "values": ["x"] * filters.MAX_UNITS}},
+        {"filter": balanced_or(filters.MAX_UNITS // 20 + 1)},
         {"select": ["id"] * 20_001},
         {"stats-fields": ["id"] * 20_001},
     ],
@@ -291,7 +291,7 @@ def test_too_expensive_filter_is_weakened_and_returned_as_residual(
     for expression, n_files in WEAKENED_FILTERS:
         content = json.loads(PlanTableScanRequest(filter=expression).model_dump_json())["filter"]
         for steps, n_planned in ((5_000, n_files), (0, 6)):
-            monkeypatch.setattr(filters, "MOST_STEPS", steps)
+            monkeypatch.setattr(filters, "MAX_STEPS", steps)
             tasks, _ = all_tasks(planning_server, {"filter": content})
             assert len(tasks) == n_planned
             residuals = [PlanTableScanRequest(filter=task["residual-filter"]).filter for task in tasks]
@@ -310,14 +310,14 @@ def test_residual_filters_are_bounded(lake: Lakehouse, monkeypatch: pytest.Monke
     body = {"filter": {"type": "not-in", "term": "id", "values": list(range(100, 1_000))}}
     with serving(settings_for(lake)) as server:
         response = server.request("POST", PLAN, body)
-        monkeypatch.setattr(files, "_MOST_BYTES", len(response.body))
+        monkeypatch.setattr(files, "_MAX_BYTES", len(response.body))
         assert server.request("POST", PLAN, body).status == 200
-        monkeypatch.setattr(files, "_MOST_BYTES", len(response.body) // 2)
+        monkeypatch.setattr(files, "_MAX_BYTES", len(response.body) // 2)
         assert server.request("POST", PLAN, body).error == (413, "BadRequestException")
 
 
 def test_statistics_of_many_columns_are_split_over_responses(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "_MOST_STATISTICS", 3)
+    monkeypatch.setattr(planner, "_MAX_STATISTICS", 3)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", rows(0).schema)

@@ -15,7 +15,7 @@ from tests.server.request_bodies import SCHEMA, TABLES, WIDER_SCHEMA, create_bod
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import InvalidDefinitionError
 from trinitylake_ops.iceberg import catalog_at
-from trinitylake_ops.iceberg.views import MOST_VIEW_BYTES
+from trinitylake_ops.iceberg.views import MAX_VIEW_BYTES
 from trinitylake_ops.transaction.change_set import VIEW_PREFIX
 
 NS = "/v1/main/namespaces/ns"
@@ -133,7 +133,7 @@ def test_invalid_views_change_nothing(view_server: LiveServer, lake: Lakehouse) 
         {"name": "a b"},
         {"name": ""},
         {"view-version": {}},
-        {"view-version": version("x" * MOST_VIEW_BYTES)},
+        {"view-version": version("x" * MAX_VIEW_BYTES)},
         {"view-version": version(representations=[])},
     ):
         assert view_server.request("POST", VIEWS, view(**{"name": "u", **fields})).error == (
@@ -155,7 +155,7 @@ def test_idempotency_key_creates_view_once(view_server: LiveServer, lake: Lakeho
 
 
 def test_external_view_metadata_is_not_trusted(view_server: LiveServer, lake: Lakehouse) -> None:
-    for text in ("", "{", "[]", '{"view-uuid": 1}', "x" * (MOST_VIEW_BYTES + 1)):
+    for text in ("", "{", "[]", '{"view-uuid": 1}', "x" * (MAX_VIEW_BYTES + 1)):
         with lake.transaction() as txn:
             txn.alter_namespace("ns", {**txn.namespace("ns").properties, f"{VIEW_PREFIX}v": text})
         assert view_server.request("GET", VIEW).error == (500, "InternalServerError")

@@ -35,7 +35,7 @@ ROLES = {
     "roles/storage.objectCreator": {"storage.objects.create"},
 }
 _OF_SERVER = {*(f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list")), "storage.buckets.get"}
-_MOST_RULES, _LONGEST_EXPRESSION_CHARS = 10, 2_048
+_MAX_RULES, _LONGEST_EXPRESSION_CHARS = 10, 2_048
 _RESOURCE = "//storage.googleapis.com/projects/_/buckets/"
 
 
@@ -183,7 +183,7 @@ class Google:
             rules = tuple(Rule.of(payload) for payload in boundary["accessBoundary"]["accessBoundaryRules"])
         except (ValueError, KeyError) as error:
             return _oauth_error("invalid_request", str(error))
-        assert 1 <= len(rules) <= _MOST_RULES
+        assert 1 <= len(rules) <= _MAX_RULES
         self.boundaries.append(boundary)
         return self._issue_token(Token(subject.expires_s, subject.scope, rules), issued_token_type=_TOKEN_TYPE)
 

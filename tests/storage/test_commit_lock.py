@@ -92,9 +92,9 @@ def test_stopped_process_does_not_block_commits(folder: Path, monkeypatch: pytes
     waits: list[line_module._Wait] = []
     ends_within = line_module._Wait.ends_within
 
-    def tell(wait: line_module._Wait, longest_s: float) -> bool:
+    def tell(wait: line_module._Wait, max_s: float) -> bool:
         waits.append(wait)
-        return ends_within(wait, longest_s)
+        return ends_within(wait, max_s)
 
     monkeypatch.setattr(line_module._Wait, "ends_within", tell)
     with own.commit_lock(0.05) as has_waited:
@@ -184,7 +184,7 @@ def test_wrappers_use_the_commit_lock_of_their_storage(folder: Path) -> None:
 class Passing(StorageWrapper):
     """Another program, which does not use the lock."""
 
-    def commit_lock(self, longest_s: float) -> nullcontext[bool]:
+    def commit_lock(self, max_s: float) -> nullcontext[bool]:
         return nullcontext(False)
 
 
@@ -193,9 +193,9 @@ def has_waiter(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when a process finds the lock held."""
     event, wait = threading.Event(), line_module.CommitLock._wait
 
-    def tell(line: line_module.CommitLock, descriptor: int, longest_s: float) -> bool:
+    def tell(line: line_module.CommitLock, descriptor: int, max_s: float) -> bool:
         event.set()
-        return wait(line, descriptor, longest_s)
+        return wait(line, descriptor, max_s)
 
     monkeypatch.setattr(line_module.CommitLock, "_wait", tell)
     return event

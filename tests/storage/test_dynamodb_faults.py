@@ -315,7 +315,7 @@ def test_large_create_times_out_without_a_response(
     dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No further parts are sent after one of them timed out."""
-    monkeypatch.setattr(items, "_retry_listing", functools.partial(retry.retry_listing, longest_s=READ_TIMEOUT_S / 2))
+    monkeypatch.setattr(items, "_retry_listing", functools.partial(retry.retry_listing, max_s=READ_TIMEOUT_S / 2))
     storage = bare(root, dynalite, endpoint=proxy.url, read_timeout_seconds=str(READ_TIMEOUT_S))
     storage._parts._concurrency = 2
     storage.now_ms()

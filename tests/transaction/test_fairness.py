@@ -22,8 +22,8 @@ from trinitylake_ops.transaction.pacing import (
     CONFLICTS_BEFORE_REQUEST,
     LAPSE_MS,
     LONG_ATTEMPT_S,
-    LONGEST_WAIT_FOR_LONG_ATTEMPTS_S,
-    LONGEST_WAIT_S,
+    MAX_WAIT_FOR_LONG_ATTEMPTS_S,
+    MAX_WAIT_S,
     Fairness,
     Pacing,
     SlotRequest,
@@ -194,10 +194,10 @@ def test_wait_for_slot_leaves_time_for_transaction(lakes: Lakes, pauses: list[fl
     storage.write(new_slot_request_path(4_000), b"")
     fairness = Fairness()
     fairness.poll(storage)
-    assert fairness.yield_to_others(storage, longest_s=0.5)
+    assert fairness.yield_to_others(storage, max_s=0.5)
     assert all(pause <= 0.5 for pause in pauses)
     pauses.clear()
-    assert not fairness.yield_to_others(storage, longest_s=-1)
+    assert not fairness.yield_to_others(storage, max_s=-1)
     assert pauses == []
 
 
@@ -251,11 +251,11 @@ def test_files_with_other_names_under_slot_request_prefix_are_kept(lakes: Lakes,
 
 
 @pytest.mark.parametrize(
-    ("attempt_ms", "first_s", "longest_s"),
-    [(1_000, 4, LONGEST_WAIT_S), (15_000, 30, 30), (600_000, 120, LONGEST_WAIT_FOR_LONG_ATTEMPTS_S)],
+    ("attempt_ms", "first_s", "max_s"),
+    [(1_000, 4, MAX_WAIT_S), (15_000, 30, 30), (600_000, 120, MAX_WAIT_FOR_LONG_ATTEMPTS_S)],
 )
 def test_longest_wait_for_slot_is_bounded(
-    lakes: Lakes, manual_clock: ManualClock, attempt_ms: int, first_s: float, longest_s: float
+    lakes: Lakes, manual_clock: ManualClock, attempt_ms: int, first_s: float, max_s: float
 ) -> None:
     storage = AgingStorage(_lake(lakes).storage, 1_700_000_000_000)
     storage.write(new_slot_request_path(attempt_ms), b"")
@@ -267,7 +267,7 @@ def test_longest_wait_for_slot_is_bounded(
         assert fairness.yield_to_others(storage, 1_000)
         waited.append(manual_clock.now_s() - begin_s)
     assert waited[0] == pytest.approx(max(first_s, min(waited[0], 2 * first_s)))
-    assert waited[-1] == pytest.approx(longest_s)
+    assert waited[-1] == pytest.approx(max_s)
 
 
 def test_polling_slot_requests_takes_one_list_every_eight_commits(lakes: Lakes) -> None:
@@ -324,7 +324,7 @@ def test_wait_for_active_writer_grows_up_to_limit(lakes: Lakes) -> None:
     waits_s = [clock.measure_wait_s(fairness) for _ in range(4)]
     assert waits_s == pytest.approx(sorted(waits_s))
     assert waits_s[0] >= 4
-    assert waits_s[-1] == pytest.approx(LONGEST_WAIT_S)
+    assert waits_s[-1] == pytest.approx(MAX_WAIT_S)
 
 
 def test_writer_with_long_attempts_requests_slot_after_first_conflict(lakes: Lakes) -> None:

@@ -37,7 +37,7 @@ from trinitylake_ops.format.definitions import (
 from trinitylake_ops.format.file_names import HINT_PATH, new_export_root_path, root_path
 from trinitylake_ops.format.node_file import decode_node, encode_node
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
-from trinitylake_ops.versions.commit_info import LONGEST_USER_CHARS, acting_for_run
+from trinitylake_ops.versions.commit_info import MAX_USER_CHARS, acting_for_run
 from trinitylake_ops.versions.history import Change, diff_snapshots
 
 pytestmark = pytest.mark.usefixtures("fixed_requests")
@@ -394,7 +394,7 @@ def test_history_contains_run_and_approver(lake: Lakehouse) -> None:
     assert runs == [(None, None), ("run-1", "Ada"), ("run-2", None), ("run-1", "Ada")]
     with acting_for_run("run-3", "ü" * 5000):
         lake.alter_definition(properties={"a": "e"})
-    assert next(iter(lake.history(1))).approved_by == "ü" * LONGEST_USER_CHARS
+    assert next(iter(lake.history(1))).approved_by == "ü" * MAX_USER_CHARS
 
 
 def test_operation_is_named_after_single_change(lake: Lakehouse) -> None:

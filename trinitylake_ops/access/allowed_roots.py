@@ -22,14 +22,14 @@ from trinitylake_ops.format.locations import as_uri, is_uri, normalize_root_uri
 _LOCAL_SCHEMES = frozenset({"file", "memory"})
 _TABLE_FILE = re.compile(rf"{TABLES_PREFIX}[^/]+/.+", re.DOTALL)
 #: The root of any lakehouse, followed by the path of a table's file.
-_FAR_TABLE_FILE = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]*://.*?/)({TABLES_PREFIX}[^/]+/.+)", re.DOTALL)
+_REMOTE_TABLE_FILE = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]*://.*?/)({TABLES_PREFIX}[^/]+/.+)", re.DOTALL)
 #: The same with a table id of our form. This pattern is tried first, because a root itself may end in ``tables/``.
-_FAR_FILE_OF_OURS = re.compile(
+_REMOTE_FILE = re.compile(
     rf"([A-Za-z][A-Za-z0-9+.-]*://.*?/)({TABLES_PREFIX}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}/.+)",
     re.DOTALL,
 )
 _TABLE_FOLDER = re.compile(rf"(.*?/{TABLES_PREFIX}[^/]+/|.*/)(?:metadata|data)/.*", re.DOTALL)
-_LONGEST_SHOWN_CHARS = 200
+_MAX_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ def root_of_table_file(uri: str) -> str | None:
 
 
 def _in_another_lakehouse(uri: str) -> re.Match[str] | None:
-    return _FAR_FILE_OF_OURS.fullmatch(uri) or _FAR_TABLE_FILE.fullmatch(uri)
+    return _REMOTE_FILE.fullmatch(uri) or _REMOTE_TABLE_FILE.fullmatch(uri)
 
 
 def allowed_roots(text: str) -> tuple[str, ...]:
@@ -308,7 +308,7 @@ def sources_of_copy(root: str, source: LakehouseDef, version: int) -> tuple[Sour
 
 def cut(text: str) -> str:
     """Truncate a location for an error message, because content can contain locations of any length."""
-    return text if len(text) <= _LONGEST_SHOWN_CHARS else f"{text[:_LONGEST_SHOWN_CHARS]}..."
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
 def _shown(text: str) -> str:

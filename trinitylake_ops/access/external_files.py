@@ -23,7 +23,7 @@ from trinitylake_ops.storage.registry import roots_nest
 DefinitionLoader = Callable[[], LakehouseDef | None]
 
 #: Maximum number of unknown roots for which the latest definition is loaded: content can name any number of roots.
-_MOST_PROBES = 8
+_MAX_PROBES = 8
 
 
 class ExternalStorages:
@@ -178,7 +178,7 @@ class ExternalStorages:
         Other threads wait meanwhile: without the named roots, all files would be resolved to this lakehouse.
         """
         with self._loading_lock:
-            is_done = root in self._loaded_roots or len(self._loaded_roots) == _MOST_PROBES
+            is_done = root in self._loaded_roots or len(self._loaded_roots) == _MAX_PROBES
             # Files that the loader itself reads are resolved without the definition.
             if self._load_definition is None or is_done or self._is_loading:
                 return

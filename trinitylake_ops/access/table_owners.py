@@ -22,7 +22,7 @@ from trinitylake_ops.storage.interface import Storage
 
 #: Tells the operator how to claim a table root for a lakehouse.
 CLAIM_REMEDY = "run 'trinitylake relocate --table-root' to claim it for this lakehouse"
-_MOST_READ = 100
+_MAX_READ = 100
 _LAKEHOUSE_ID, _ROOT, _FREES = "lakehouse_id", "root", "frees"
 
 
@@ -88,7 +88,7 @@ def users_of(storage: Storage, lakehouse_id: str) -> list[TableUser]:
         StorageError: A request failed.
     """
     users = []
-    for info in list(islice(storage.list(_prefix(lakehouse_id)), _MOST_READ)):
+    for info in list(islice(storage.list(_prefix(lakehouse_id)), _MAX_READ)):
         try:
             data = storage.read(info.path, limit_bytes=MAX_NOTE_BYTES)
         except FileMissingError:  # deleted since the listing

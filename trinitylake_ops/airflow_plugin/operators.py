@@ -96,7 +96,7 @@ def _operation_named(name: str) -> Operation[Any]:
 
 
 #: How long a task waits for a person by default.
-LONGEST_WAIT = timedelta(days=7)
+MAX_WAIT = timedelta(days=7)
 
 
 class PlanApprovalOperator(ApprovalOperator):
@@ -108,7 +108,7 @@ class PlanApprovalOperator(ApprovalOperator):
 
     def __init__(self, *, plan_task_id: str, **kwargs: Any) -> None:
         kwargs.setdefault("subject", "Approve the plan?")
-        kwargs.setdefault("response_timeout", LONGEST_WAIT)
+        kwargs.setdefault("response_timeout", MAX_WAIT)
         super().__init__(**kwargs)
         self.plan_task_id = plan_task_id
 
@@ -198,7 +198,7 @@ def _result_of(context: Any, task_id: str) -> Any:
     return value
 
 
-def _person(answer: Mapping[str, Any]) -> str:
+def _person(response: Mapping[str, Any]) -> str:
     """Return the sign-in name of the person who responded."""
-    user = answer.get("responded_by_user") or {}
+    user = response.get("responded_by_user") or {}
     return str(user.get("name") or user.get("id") or "")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.iceberg.write.staging import Mode
 
 # The ``commit_info`` of a root is limited to 4 KiB, and Airflow's names have up to 250 characters.
-_LONGEST_NAME_CHARS = 250
+_MAX_NAME_CHARS = 250
 #: Errors of a publication that a retry would not fix.
 _FINAL = (CommitConflictError, InvalidInputError, LakehouseNotFoundError, TransactionExpiredError)
 
@@ -130,7 +130,7 @@ class PublishOperator(BaseOperator):
             isolation=None if settings.isolation == "lakehouse" else settings.isolation,
             run_id=run_name(context),
             message=self.message,
-            properties={"dag": instance.dag_id[:_LONGEST_NAME_CHARS], "task": instance.task_id[:_LONGEST_NAME_CHARS]},
+            properties={"dag": instance.dag_id[:_MAX_NAME_CHARS], "task": instance.task_id[:_MAX_NAME_CHARS]},
         )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: The maximum length of a Markdown page that a person approves. Longer pages slow the browser down.
-_LONGEST_PAGE_CHARS = 50_000
+_MAX_PAGE_CHARS = 50_000
 
 
 class OperationFailedError(Exception):
@@ -170,7 +170,7 @@ def page(message: str, metadata: Mapping[str, Any]) -> str:
         if isinstance(value, Markdown) and not isinstance(value, InlineChart)
     ]
     text = "\n\n".join([message, "\n".join(numbers), *tables])
-    return text if len(text) <= _LONGEST_PAGE_CHARS else f"{text[:_LONGEST_PAGE_CHARS]}\n\n... truncated"
+    return text if len(text) <= _MAX_PAGE_CHARS else f"{text[:_MAX_PAGE_CHARS]}\n\n... truncated"
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -320,7 +320,7 @@ def _fail(message: str, exit_code: int, code: str, path: str | None = None, vers
     """Print an error as one line on standard error, which is JSON for a command with ``--json``.
 
     Args:
-        message: The message for people.
+        message: The human-readable message.
         exit_code: The exit code of the process.
         code: The code of the error.
         path: The path of the file that the error concerns, if any.

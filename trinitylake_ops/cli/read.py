@@ -42,11 +42,11 @@ from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.table_names import resolve_table
 
 _BAR_CHARS = 20
-_MOST_SHOWN = 20  # tables of a namespace
+_MAX_SHOWN = 20  # tables of a namespace
 _FORECAST_OBJECTS = [10**exponent for exponent in range(3, 10)]
 _SIZE = WholeNumber(1, MAX_NODE_FILE_BYTES)
 # A writer may wait 20 s for its slot, and at most a quarter of this time. No space is reclaimed during this time.
-_SHORTEST_LIFE_MS, _LONGEST_LIFE_MS = 60_000, 10 * 365 * 86_400_000
+_MIN_LIFE_MS, _MAX_LIFE_MS = 60_000, 10 * 365 * 86_400_000
 _SETTINGS = (
     ("order", WholeNumber(MIN_ORDER, MAX_ORDER), "Maximum children of a node."),
     ("namespace_name_max_size_bytes", _SIZE, "Maximum length of a namespace name."),
@@ -55,7 +55,7 @@ _SETTINGS = (
     ("node_file_max_size_bytes", _SIZE, "Maximum size of a node file."),
     ("maximum_version_age_millis", WholeNumber(0, 2**63 - 1), "Age at which versions may expire."),
     ("minimum_versions_to_keep", WholeNumber(1, 2**31 - 1), "Number of newest versions that never expire by age."),
-    ("txn_ttl_millis", WholeNumber(_SHORTEST_LIFE_MS, _LONGEST_LIFE_MS), "Maximum duration of a transaction."),
+    ("txn_ttl_millis", WholeNumber(_MIN_LIFE_MS, _MAX_LIFE_MS), "Maximum duration of a transaction."),
 )
 
 
@@ -194,8 +194,8 @@ def _setting(value: Any) -> object:
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={text}" for name, text in sorted(value.items()))
     if isinstance(value, tuple):
-        rest = f" and {len(value) - _MOST_SHOWN:,} more" if len(value) > _MOST_SHOWN else ""
-        return ", ".join(map(_part, value[:_MOST_SHOWN])) + rest
+        rest = f" and {len(value) - _MAX_SHOWN:,} more" if len(value) > _MAX_SHOWN else ""
+        return ", ".join(map(_part, value[:_MAX_SHOWN])) + rest
     return value
 
 
@@ -319,7 +319,7 @@ def _show_namespace(snapshot: Snapshot, namespace: str, as_json: bool) -> None:
     if as_json:
         print_json({"version": snapshot.version, "namespace": namespace, "definition": definition, "tables": tables})
         return
-    listed = ", ".join(tables) if len(tables) <= _MOST_SHOWN else f"{len(tables):,}; list them with: ls {namespace}"
+    listed = ", ".join(tables) if len(tables) <= _MAX_SHOWN else f"{len(tables):,}; list them with: ls {namespace}"
     rows = [("id", definition.id), ("tables", listed or "none"), *sorted(definition.properties.items())]
     print_table(new_table(f"Namespace {namespace} at version {snapshot.version}", "property", "value", rows=rows))
 

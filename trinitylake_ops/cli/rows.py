@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
     from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 
-_MOST_ROWS = 10_000
+_MAX_ROWS = 10_000
 #: The maximum length of a value outside of JSON, and the minimum width of a column on a terminal.
-_MOST_CHARS, _NARROWEST_CHARS = 1_000, 8
+_MAX_CHARS, _MIN_WIDTH_CHARS = 1_000, 8
 _GAP = "  "
 _CUT = "\N{HORIZONTAL ELLIPSIS}"
 
 
 @click.command(short_help="Print the first rows of a table.")
 @click.argument("name", metavar="NS.TABLE")
-@click.option("--limit", type=WholeNumber(1, _MOST_ROWS), default=10, show_default=True, help="At most N rows.")
+@click.option("--limit", type=WholeNumber(1, _MAX_ROWS), default=10, show_default=True, help="At most N rows.")
 @click.option("--columns", metavar="NAME,...", help="Only these columns, in this order.")
 @at_options
 @json_option
@@ -172,14 +172,14 @@ def _text(value: object) -> str:
         case str():
             text = value
         case bytes():
-            text = value[:_MOST_CHARS].hex()
+            text = value[:_MAX_CHARS].hex()
         case datetime():
             text = value.isoformat(sep=" ")
         case list() | Mapping():
             text = json.dumps(_json_value(value), ensure_ascii=False)
         case _:
             text = str(value)
-    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 1]}{_CUT}"
+    return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 1]}{_CUT}"
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -214,7 +214,7 @@ def fitted_widths(natural_widths: Sequence[int], total: int) -> list[int]:
     """
     widths: list[int] = []
     for want in natural_widths:
-        width = min(want, _NARROWEST_CHARS)
+        width = min(want, _MIN_WIDTH_CHARS)
         if widths and sum(widths) + len(_GAP) * len(widths) + width > total:
             break
         widths.append(width)

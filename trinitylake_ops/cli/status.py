@@ -109,8 +109,8 @@ def _ages(lake: Lakehouse, settings: Mapping[str, Any]) -> operations.DueAges | 
     intervals = {name: settings[option] for name, option in names.items() if settings[option] is not None}
     if not intervals:
         return None
-    in_ms = {name: round(interval.total_seconds() * _MS) for name, interval in intervals.items()}
-    return replace(operations.DueAges.of(operations.read_policy(lake).policy), **in_ms)
+    milliseconds = {name: round(interval.total_seconds() * _MS) for name, interval in intervals.items()}
+    return replace(operations.DueAges.of(operations.read_policy(lake).policy), **milliseconds)
 
 
 def _watch(

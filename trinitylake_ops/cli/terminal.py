@@ -10,21 +10,21 @@ from trinitylake_ops.operations.rendering import visible
 from trinitylake_ops.storage.options import redact_assignments
 
 #: The maximum number of characters of an input that a message repeats.
-LONGEST_ECHO_CHARS = 200
+MAX_ECHO_CHARS = 200
 _SHOWN_CHARS = 60
 # An input is either quoted, as by repr(), or a word without spaces, such as an unquoted table name or path.
 _LONG = re.compile(
-    rf"""(?<!\w)(?P<quote>['"])(?:\\.|(?!(?P=quote))[^\\]){{{LONGEST_ECHO_CHARS - 1},}}(?P=quote)(?!\w)"""
-    rf"""|\S{{{LONGEST_ECHO_CHARS + 1},}}"""
+    rf"""(?<!\w)(?P<quote>['"])(?:\\.|(?!(?P=quote))[^\\]){{{MAX_ECHO_CHARS - 1},}}(?P=quote)(?!\w)"""
+    rf"""|\S{{{MAX_ECHO_CHARS + 1},}}"""
 )
 
 
 def printable(message: str) -> str:
     """Format a message as one line, with invisible characters escaped and long inputs shortened in the middle."""
-    return _LONG.sub(_cut, visible(redact_assignments(" ".join(message.splitlines()))))
+    return _LONG.sub(_truncate, visible(redact_assignments(" ".join(message.splitlines()))))
 
 
-def _cut(long: re.Match[str]) -> str:
+def _truncate(long: re.Match[str]) -> str:
     text = long[0]
     return f"{text[:_SHOWN_CHARS]}... {len(text) - 2 * _SHOWN_CHARS} more ...{text[-_SHOWN_CHARS:]}"
 

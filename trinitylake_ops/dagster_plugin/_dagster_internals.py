@@ -350,7 +350,7 @@ class TypeOfStored(dg.DagsterType):
             typing_type: The Python type.
         """
         super().__init__(type_check_fn, key=key, typing_type=typing_type)
-        self._requirement = _NotOfDagster(io_manager_key, message)
+        self._requirement = _SatisfiedRequirement(io_manager_key, message)
 
     def get_resource_requirements(self) -> Iterator[ResourceRequirement]:
         """Yield the requirements that Dagster checks when it builds a job with the input's step."""
@@ -358,7 +358,7 @@ class TypeOfStored(dg.DagsterType):
         yield self._requirement
 
 
-class _NotOfDagster(ResourceRequirement):
+class _SatisfiedRequirement(ResourceRequirement):
     def __init__(self, key: str, message: str):
         self._key, self._message = key, message
 

@@ -142,7 +142,7 @@ def _asset_check(
 
 
 _READY = "/readyz"
-_LONGEST_RESPONSE_BYTES = 10_000
+_MAX_RESPONSE_BYTES = 10_000
 
 
 def build_server_check(
@@ -184,7 +184,7 @@ def build_server_check(
         try:
             connection.request("GET", _READY)
             response = connection.getresponse()
-            response.read(_LONGEST_RESPONSE_BYTES)
+            response.read(_MAX_RESPONSE_BYTES)
             summary, passed = f"status {response.status}", response.status == 200
         except (OSError, HTTPException) as error:
             summary, passed = f"no response: {type(error).__name__}", False

@@ -26,8 +26,8 @@ from trinitylake_ops.versions.snapshot import Snapshot
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Number of latest versions in which a run searches for its own, because other writers may commit while it runs.
-_MOST_VERSIONS = 1_000
+# Number of latest versions among which a run searches for its own version, because other writers may commit meanwhile.
+_MAX_VERSIONS = 1_000
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class RunningJob(ReportingContext[OptionsT]):
     def own_versions(self) -> Iterator[tuple[Snapshot, Snapshot]]:
         """Yield each version that this run committed, preceded by its predecessor, among the latest versions."""
         head = self.lake.snapshot()
-        versions = range(max(self.begun_on, head.version - _MOST_VERSIONS) + 1, head.version + 1)
+        versions = range(max(self.begun_on, head.version - _MAX_VERSIONS) + 1, head.version + 1)
         for info in version_infos(self.lake.files, versions, head):
             if info.run_id != self.context.run.run_id or info.state != "live":
                 continue

@@ -44,7 +44,7 @@ def launchpad_path(code_location: str, job: str, config: str) -> str:
 
 
 #: Maximum length of a configuration in a link. Webservers and proxies reject URLs that are a few times longer.
-LONGEST_CONFIG_CHARS = 6_000
+MAX_CONFIG_CHARS = 6_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Links:
             The link, or None if the code location does not have the job or the configuration is too long for a link.
         """
         job_name, config_text = self.names.of(job), config_yaml(config)
-        if job_name not in self.jobs or len(config_text) > LONGEST_CONFIG_CHARS:
+        if job_name not in self.jobs or len(config_text) > MAX_CONFIG_CHARS:
             return None
         return Link(
             text or f"open {job_name}", f"{self.base}{launchpad_path(self.code_location, job_name, config_text)}"

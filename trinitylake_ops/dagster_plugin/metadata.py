@@ -22,7 +22,7 @@ PREVIEW_ROWS = "trinitylake/preview_rows"
 INLINE_MARKDOWN_CHARS = 1_000
 
 #: Maximum number of table rows shown inline.
-MOST_INLINE_ROWS = 50
+MAX_INLINE_ROWS = 50
 
 #: Tag of partition columns.
 _PARTITION_TAG = "trinitylake/partition"
@@ -114,12 +114,12 @@ def table_value(header: Sequence[str], rows: Iterable[Sequence[object]]) -> dg.M
 
     Args:
         header: The distinct names of the columns.
-        rows: The rows. Only the first MOST_INLINE_ROWS and the number of further rows are included.
+        rows: The rows. Only the first MAX_INLINE_ROWS and the number of further rows are included.
     """
     listed = [*rows]
     cells = [[visible(shortened("" if cell is None else str(cell))) for cell in row] for row in listed]
-    if (more := len(cells) - MOST_INLINE_ROWS) > 0:
-        cells = [*cells[:MOST_INLINE_ROWS], [f"{more:,} more rows", *[""] * (len(header) - 1)]]
+    if (more := len(cells) - MAX_INLINE_ROWS) > 0:
+        cells = [*cells[:MAX_INLINE_ROWS], [f"{more:,} more rows", *[""] * (len(header) - 1)]]
     records = [dg.TableRecord(dict(zip(header, row, strict=True))) for row in cells]
     return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(name) for name in header]))
 
@@ -192,7 +192,7 @@ def _table_entries(name: str, table: Table) -> dict[str, Any]:
     entries: dict[str, Any] = {name: table_value(table.columns, table.rows)}
     if has_links:
         entries[f"{name}_with_links"] = markdown_table(table.columns, table.rows)
-    elif len(table.rows) > MOST_INLINE_ROWS:
+    elif len(table.rows) > MAX_INLINE_ROWS:
         entries[f"all_{name}"] = markdown_table(table.columns, table.rows)
     return entries
 

@@ -23,7 +23,7 @@ _FORMAT = 1
 RunOrigin: TypeAlias = Literal["own", "running", "neighbor", "other"]
 _RUN_ORIGINS: tuple[RunOrigin, ...] = ("other", "neighbor", "running", "own")
 #: Number of latest versions by runs in progress that are checked again after these runs ended.
-_MOST_RUNNING = 100
+_MAX_RUNNING = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Cursor:
         until = 0 if cursor.until is None else cursor.until
         numbers = (cursor.version, cursor.reported, cursor.requested, until)
         minimums = (0, 0, -1, 0)
-        has_valid_running = len(cursor.running) <= _MOST_RUNNING and all(
+        has_valid_running = len(cursor.running) <= _MAX_RUNNING and all(
             type(version) is int and 0 < version <= cursor.version for version in cursor.running
         )
         is_valid = has_valid_running and all(
@@ -190,7 +190,7 @@ class _CommitPoll:
 
     def __post_init__(self) -> None:
         self._ends_s = time.monotonic() + self.limits.seconds
-        self._makers: dict[str, RunOrigin] = {}
+        self._origins: dict[str, RunOrigin] = {}
 
     def since(self, cursor: Cursor) -> CommitBatch:
         """Return the commits since a cursor."""
@@ -218,7 +218,7 @@ class _CommitPoll:
             cursor=replace(
                 reached,
                 requested=self.head.version if is_run_due else cursor.requested,
-                running=tuple(self.running[-_MOST_RUNNING:]),
+                running=tuple(self.running[-_MAX_RUNNING:]),
             ),
             commit_ranges=tuple(self.commit_ranges),
             notes=tuple(self.notes),
@@ -231,10 +231,10 @@ class _CommitPoll:
     def _recheck_killed_runs(self, versions: Sequence[int]) -> None:
         """Add the versions of runs that were killed since the previous poll, because their reports may be partial."""
         for info in version_infos(self.lake.files, versions, self.head):
-            maker = self._run_origin(info)
-            if maker == "running":
+            origin = self._run_origin(info)
+            if origin == "running":
                 self.running.append(info.version)
-            if maker in ("own", "running"):
+            if origin in ("own", "running"):
                 continue
             try:
                 before, after = (
@@ -290,20 +290,20 @@ class _CommitPoll:
         if info is None:
             return "other"
         runs = [transaction.run_id for transaction in info.transactions] or [info.run_id]
-        makers = {self._origin_of(run) for run in runs}
-        return next(maker for maker in _RUN_ORIGINS if maker in makers)
+        origins = {self._origin_of(run) for run in runs}
+        return next(origin for origin in _RUN_ORIGINS if origin in origins)
 
     def _origin_of(self, run_id: str | None) -> RunOrigin:
         if run_id is None:
             return "other"
-        if run_id not in self._makers:
-            self._makers[run_id] = self.origin_of(run_id)
-        return self._makers[run_id]
+        if run_id not in self._origins:
+            self._origins[run_id] = self.origin_of(run_id)
+        return self._origins[run_id]
 
     def _report(self, base: Snapshot, infos: Mapping[int, VersionInfo | None], cursor: Cursor) -> Cursor:
         """Report the versions after ``base`` in ranges of the same origin. Return the new cursor."""
         origins = {version: self._run_origin(info) for version, info in infos.items()}
-        makers = {version: "own" if origin == "running" else origin for version, origin in origins.items()}
+        committers = {version: "own" if origin == "running" else origin for version, origin in origins.items()}
         reached = Cursor(lakehouse_id=cursor.lakehouse_id, version=base.version)
         until, skipped = (cursor.until, cursor.reported) if base.version == cursor.version else (None, 0)
         last = max((*infos, until or 0), default=base.version)  # a readable version may be beyond the versions in infos
@@ -311,10 +311,10 @@ class _CommitPoll:
         while base.version < last and room > 0 and (reached.version == cursor.version or not self._is_late()):
             first = base.version + 1
             end = first
-            while end < last and (end < (until or 0) or (until is None and makers[end + 1] == makers[first])):
+            while end < last and (end < (until or 0) or (until is None and committers[end + 1] == committers[first])):
                 end += 1
             target = self._readable_from(end)
-            if makers[first] == "own" and until is None and target.version == end:
+            if committers[first] == "own" and until is None and target.version == end:
                 self.own += end + 1 - first
                 self.running += [version for version in range(first, end + 1) if origins[version] == "running"]
             else:
@@ -322,14 +322,14 @@ class _CommitPoll:
                 changes = diff_snapshots(base, target)[skipped:]
                 commits = [info for version in range(first, target.version + 1) if (info := infos.get(version))]
                 listed = tuple(changes[:room])
-                range_makers = {makers.get(version, "other") for version in range(first, target.version + 1)}
+                range_committers = {committers.get(version, "other") for version in range(first, target.version + 1)}
                 commit_range = CommitRange(
                     first=first,
                     last=target.version,
                     ends=(base, target),
                     changes=listed,
                     commits=tuple(commits),
-                    by_neighbors=range_makers == {"neighbor"},
+                    by_neighbors=range_committers == {"neighbor"},
                 )
                 self.commit_ranges.append(commit_range)
                 if len(changes) > room:

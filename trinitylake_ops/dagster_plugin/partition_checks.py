@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _Unit: TypeAlias = Literal["minute", "hour", "day", "week", "month", "year"]
 
 #: Maximum number of partitions that are compared individually if the formats alone do not prove distinctness.
-_MOST_COMPARED = 1_500
+_MAX_COMPARED = 1_500
 _SECONDS: Mapping[_Unit, int] = {
     "minute": 60,
     "hour": 3_600,
@@ -220,16 +220,16 @@ def _letters(text: str) -> Iterator[str]:
             yield from _COMPOSED.get(match["letter"], match["letter"])
 
 
-def _differ(letter: str, moments: Sequence[datetime]) -> bool:
+def _differ(letter: str, times: Sequence[datetime]) -> bool:
     """Whether a directive formats all times differently in the locale of this process."""
-    return len({moment.strftime(f"%{letter}") for moment in moments}) == len(moments)
+    return len({moment.strftime(f"%{letter}") for moment in times}) == len(times)
 
 
 def _first_keys(partitions: dg.TimeWindowPartitionsDefinition, unit: _Unit) -> tuple[Sequence[str], bool]:
     """Return the first partition keys of a definition, and whether these are all of its keys."""
     start, end = partitions.start, partitions.end
     reach_s = (datetime(_LAST_YEAR, 1, 1, tzinfo=UTC) - start).total_seconds()
-    horizon = start + timedelta(seconds=min(_SECONDS[unit] * _MOST_COMPARED, reach_s))
+    horizon = start + timedelta(seconds=min(_SECONDS[unit] * _MAX_COMPARED, reach_s))
     is_all = end is not None and end <= horizon and partitions.end_offset <= 0
     last = end if end is not None and end <= horizon else horizon
     return partitions.get_partition_keys_in_time_window(dg.TimeWindow(start, last)), is_all

@@ -37,7 +37,7 @@ BRANCH_VARIABLE = "TRINITYLAKE_BRANCH"
 _IS_BRANCH_DEPLOYMENT = "DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT"
 _GIT_BRANCH = "DAGSTER_CLOUD_GIT_BRANCH"
 _DEPLOYMENT = "DAGSTER_CLOUD_DEPLOYMENT_NAME"
-_LONGEST_BRANCH_CHARS = 1000
+_MAX_BRANCH_CHARS = 1000
 _SHOWN_CHARS = 60
 
 
@@ -55,7 +55,7 @@ def current_branch() -> str | None:
                 f"cannot determine the branch: {_IS_BRANCH_DEPLOYMENT} is set, but neither {_GIT_BRANCH} nor"
                 f" {_DEPLOYMENT} is; set {BRANCH_VARIABLE} to the name of the branch"
             )
-    if len(branch) > _LONGEST_BRANCH_CHARS:
+    if len(branch) > _MAX_BRANCH_CHARS:
         raise InvalidInputError(f"the branch name has {len(branch)} characters; at most 1,000 are allowed")
     return branch or None
 

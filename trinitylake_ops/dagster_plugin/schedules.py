@@ -12,7 +12,7 @@ import dagster as dg
 
 from trinitylake_ops.dagster_plugin.names import ONLY, LakehouseNames
 from trinitylake_ops.declarations.options import is_root_uri
-from trinitylake_ops.declarations.texts import MOST_DAYS, duration_text
+from trinitylake_ops.declarations.texts import MAX_DAYS, duration_text
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.operations import Budget
 
@@ -116,8 +116,8 @@ def build_maintenance_schedules(
             "export_target is invalid (its value is not shown because it may contain credentials); use an absolute path"
             " or a URI such as s3://BUCKET/PREFIX"
         )
-    if not timedelta(0) <= export_retain <= timedelta(days=MOST_DAYS):
-        raise InvalidInputError(f"export_retain is {export_retain}; it must be between 0 and {MOST_DAYS:,} days")
+    if not timedelta(0) <= export_retain <= timedelta(days=MAX_DAYS):
+        raise InvalidInputError(f"export_retain is {export_retain}; it must be between 0 and {MAX_DAYS:,} days")
     zone = _zone(timezone)
     deletion = {"unattended": True, **asdict(budget or Budget())}
     configs: dict[str, _RunConfigFunction] = {

@@ -31,7 +31,7 @@ VERSION_TAG = "trinitylake/version"
 _GRPC_TIMEOUT_VARIABLES = ("DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS", "DAGSTER_GRPC_TIMEOUT_SECONDS")
 _GRPC_TIMEOUT_SECONDS = 60
 _GRPC_MARGIN_SECONDS = 20
-_LEAST_SECONDS = 5.0
+_MIN_SECONDS = 5.0
 _ALERT_ATTEMPTS = 3
 
 
@@ -39,7 +39,7 @@ def tick_budget_seconds() -> float:
     """Return the time limit of a tick: the timeout of Dagster's daemon for a sensor, less a margin."""
     value = next((os.environ[name] for name in _GRPC_TIMEOUT_VARIABLES if os.environ.get(name)), None)
     timeout = int(value) if value is not None else _GRPC_TIMEOUT_SECONDS
-    return max(_LEAST_SECONDS, timeout - _GRPC_MARGIN_SECONDS)
+    return max(_MIN_SECONDS, timeout - _GRPC_MARGIN_SECONDS)
 
 
 def build_commit_sensor(

@@ -30,7 +30,7 @@ TableEvent: TypeAlias = dg.AssetMaterialization | dg.AssetObservation
 
 
 @dataclass(frozen=True, slots=True)
-class _Holder:
+class _TableAsset:
     """An asset that contains a table."""
 
     key: dg.AssetKey
@@ -59,8 +59,8 @@ class TableAssets:
         table_key: TableKey | None = None,
     ):
         self._table_key = table_key
-        self._found: dict[tuple[str, str], list[_Holder]] = {}
-        self._holders: dict[dg.AssetKey, _Holder] = {}
+        self._found: dict[tuple[str, str], list[_TableAsset]] = {}
+        self._holders: dict[dg.AssetKey, _TableAsset] = {}
         if repository is not None:
             self._scan_repository(repository, names, lakehouse)
 
@@ -87,15 +87,17 @@ class TableAssets:
                 stored = None if partitions is None else Stored.of(node.key, node.metadata, partitions)
             except InvalidInputError:  # reported by the runs of the asset
                 continue
-            holder = _Holder(node.key, stored, preview_rows_of(node.metadata), described_in(node.metadata), partitions)
+            holder = _TableAsset(
+                node.key, stored, preview_rows_of(node.metadata), described_in(node.metadata), partitions
+            )
             self._holders[node.key] = holder
             self._found.setdefault(name, []).append(holder)
 
-    def of(self, namespace: str, table: str) -> list[_Holder]:
+    def of(self, namespace: str, table: str) -> list[_TableAsset]:
         """Return the assets that contain a table."""
         if self._table_key is not None:
             key = self._table_key(namespace, table)
-            return [self._holders.get(key, _Holder(key))]
+            return [self._holders.get(key, _TableAsset(key))]
         return self._found.get((namespace, table), [])
 
 
@@ -171,7 +173,7 @@ class TableChanges:
             return {}
         return {} if rows is None else {"dagster/partition_row_count": rows}
 
-    def _partitions(self, namespace: str, table: str, holder: _Holder) -> dict[str | None, Mapping[str, str]]:
+    def _partitions(self, namespace: str, table: str, holder: _TableAsset) -> dict[str | None, Mapping[str, str]]:
         """Return the partitions of an asset whose files changed, with the values of the partition columns.
 
         Returns {None: {}} if the asset has no partitions or the changed partitions cannot be determined.

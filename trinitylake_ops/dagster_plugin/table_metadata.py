@@ -32,11 +32,11 @@ from trinitylake_ops.operations.diff.table_history import TableHistory, TableVer
 from trinitylake_ops.versions.snapshot import Snapshot
 
 #: Maximum number of tables per step with a full page. Further tables, and tables after the time limit, get only totals.
-MOST_PAGES = 20
+MAX_PAGES = 20
 _SECONDS = 20.0
 #: Maximum numbers, per step, of tables whose totals are read and of partitions whose rows are counted.
-MOST_TABLES = 100
-MOST_COUNTED_PARTITIONS = 100
+MAX_TABLES = 100
+MAX_COUNTED_PARTITIONS = 100
 
 
 @dataclass
@@ -44,11 +44,11 @@ class Bounds:
     """The remaining budget of one step for table metadata."""
 
     #: Number of full pages.
-    pages: int = MOST_PAGES
+    pages: int = MAX_PAGES
     #: Number of tables whose totals are read.
-    tables: int = MOST_TABLES
+    tables: int = MAX_TABLES
     #: Number of partitions whose rows are counted.
-    partitions: int = MOST_COUNTED_PARTITIONS
+    partitions: int = MAX_COUNTED_PARTITIONS
     _ends_s: float = field(default_factory=lambda: time.monotonic() + _SECONDS)
 
     def take_page(self) -> bool:
@@ -72,11 +72,11 @@ class Bounds:
 
 
 #: Maximum number of data files of a table with partitions and a preview, because these require listing all files.
-MOST_DATA_FILES = 10_000
+MAX_DATA_FILES = 10_000
 #: Maximum size of a data file that is read for a preview.
-MOST_PREVIEWED_BYTES = 64 << 20
-MOST_PREVIEWED_COLUMNS = 20
-MOST_PREVIEWED_CHARS = 100
+MAX_PREVIEWED_BYTES = 64 << 20
+MAX_PREVIEWED_COLUMNS = 20
+MAX_PREVIEWED_CHARS = 100
 
 
 @dataclass
@@ -112,8 +112,8 @@ def files_of(table: Table) -> list[FileScanTask] | str:
     n_files = totals_of(snapshot).files
     if n_files is None:
         return "its writer did not count its data files"
-    if n_files > MOST_DATA_FILES:
-        return f"it has {n_files:,} data files, more than {MOST_DATA_FILES:,}"
+    if n_files > MAX_DATA_FILES:
+        return f"it has {n_files:,} data files, more than {MAX_DATA_FILES:,}"
     return list(table.scan().plan_files())
 
 
@@ -155,12 +155,12 @@ def preview(table: Table, files: Sequence[FileScanTask], n_rows: int) -> dg.Meta
         files: Its data files.
         n_rows: The number of rows.
     """
-    small = next((task for task in files if task.file.file_size_in_bytes <= MOST_PREVIEWED_BYTES), None)
+    small = next((task for task in files if task.file.file_size_in_bytes <= MAX_PREVIEWED_BYTES), None)
     if small is None:
         return dg.MetadataValue.text(
             "the table has no rows" if not files else "the data files are too large for a preview"
         )
-    columns = [column.name for column in table.schema().fields[:MOST_PREVIEWED_COLUMNS]]
+    columns = [column.name for column in table.schema().fields[:MAX_PREVIEWED_COLUMNS]]
     from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
     scan = ArrowScan(table.metadata, table.io, table.schema().select(*columns), AlwaysTrue(), limit=n_rows)
@@ -175,7 +175,7 @@ def preview(table: Table, files: Sequence[FileScanTask], n_rows: int) -> dg.Meta
 
 def _short(value: object) -> str:
     text = "" if value is None else str(value)
-    return text if len(text) <= MOST_PREVIEWED_CHARS else f"{text[:MOST_PREVIEWED_CHARS]}..."
+    return text if len(text) <= MAX_PREVIEWED_CHARS else f"{text[:MAX_PREVIEWED_CHARS]}..."
 
 
 #: Maximum number of versions on a page, and number of latest versions that are searched for them.

@@ -42,7 +42,7 @@ _LINEAGE = "dagster/column_lineage"
 _COLUMNS = "dagster/column_schema"
 
 #: Maximum number of preview rows. Dagster stores these rows, and every user who can view the asset sees them.
-MOST_PREVIEW_ROWS = 100
+MAX_PREVIEW_ROWS = 100
 
 
 def stored_as(
@@ -89,8 +89,8 @@ def stored_as(
         )
     if partition_format is not None and sorted(partition_format) != sorted(columns):
         raise InvalidInputError("partition_format must have a format for each column of partition_by and no others")
-    if not 0 <= preview_rows <= MOST_PREVIEW_ROWS:
-        raise InvalidInputError(f"preview_rows is {preview_rows}; it must be between 0 and {MOST_PREVIEW_ROWS}")
+    if not 0 <= preview_rows <= MAX_PREVIEW_ROWS:
+        raise InvalidInputError(f"preview_rows is {preview_rows}; it must be between 0 and {MAX_PREVIEW_ROWS}")
     metadata: dict[str, Any] = {_TABLE: table, _MODE: mode, _PARTITION_BY: columns, _PARTITION_FORMAT: partition_format}
     metadata |= {_KEYS: list(keys), PREVIEW_ROWS: preview_rows, _LINEAGE: column_lineage}
     return {name: value for name, value in metadata.items() if value}
@@ -99,7 +99,7 @@ def stored_as(
 def preview_rows_of(metadata: Mapping[str, Any]) -> int:
     """Return the number of preview rows in the metadata of an asset."""
     number = _plain(metadata.get(PREVIEW_ROWS))
-    return min(number, MOST_PREVIEW_ROWS) if type(number) is int and number > 0 else 0
+    return min(number, MAX_PREVIEW_ROWS) if type(number) is int and number > 0 else 0
 
 
 def described_in(metadata: Mapping[str, Any]) -> dg.TableSchema | None:

@@ -29,8 +29,8 @@ from trinitylake_ops.operations.status.state import Status
 from trinitylake_ops.versions.history import VersionInfo
 from trinitylake_ops.versions.snapshot import Snapshot
 
-_MOST_CHECKS = 100
-_MOST_EVALUATIONS = 30  # of each check
+_MAX_CHECKS = 100
+_MAX_EVALUATIONS = 30  # of each check
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def findings_by_version(
     names: LakehouseNames,
     infos: Sequence[VersionInfo],
     *,
-    most_evaluations: int = _MOST_EVALUATIONS,
+    max_evaluations: int = _MAX_EVALUATIONS,
 ) -> dict[int, Findings]:
     """Return the results of a code location's checks by version.
 
@@ -67,7 +67,7 @@ def findings_by_version(
         repository: The code location. Without it there are no results.
         names: The names of the lakehouse's definitions.
         infos: The versions.
-        most_evaluations: Maximum number of evaluations to read for each check. At most 100 checks are read.
+        max_evaluations: Maximum number of evaluations to read for each check. At most 100 checks are read.
     """
     if repository is None:
         return {}
@@ -81,9 +81,9 @@ def findings_by_version(
         return key.asset_key != names.lakehouse_key, not is_ours, key.asset_key.to_string(), key.name
 
     keys = sorted(repository.asset_graph.asset_check_keys, key=priority)
-    for key in keys[:_MOST_CHECKS]:
+    for key in keys[:_MAX_CHECKS]:
         evaluated: set[int] = set()
-        for evaluation, run_id in _evaluations(instance, key, most_evaluations):
+        for evaluation, run_id in _evaluations(instance, key, max_evaluations):
             version = _version_of(evaluation, run_id, names, runs)
             if version in versions and version not in evaluated:
                 evaluated.add(version)
@@ -174,12 +174,12 @@ def last_passed(infos: Sequence[VersionInfo], findings: Mapping[int, Findings]) 
         infos: The versions, newest first.
         findings: The results of the checks by version.
     """
-    good = (
+    candidates = (
         info.version
         for info in infos
         if info.state == "live" and (outcome := findings.get(info.version)) is not None and outcome.is_good
     )
-    return next(good, None)
+    return next(candidates, None)
 
 
 #: Metadata key of the lists of versions.
@@ -192,12 +192,12 @@ METRICS = "Metrics of the lakehouse and of the operation."
 GO_BACK = "roll back to the last version that passed"
 
 #: Number of versions on the page.
-MOST_VERSIONS = 10
-_LONGEST_NAME_CHARS, _LONGEST_CHANGES_CHARS = 40, 80
+MAX_VERSIONS = 10
+_MAX_NAME_CHARS, _MAX_CHANGES_CHARS = 40, 80
 _MINUTES = slice(len("2026-"), len("2026-01-31 12:00"))
 #: The job of each maintenance task that can be due.
 _JOBS = {"expiry": "expire", "purge": "purge", "orphans": "orphans", "verify": "verify", "exports": "export"}
-_MOST_INSPECTED = 200  # evaluations of each check, to find a version that passed
+_MAX_INSPECTED = 200  # evaluations of each check, to find a version that passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ class VersionsPage(VersionRows):
             **self.lists(lake, latest),
         }
 
-    def lists(self, lake: Lakehouse, latest: Snapshot, limit: int = MOST_VERSIONS) -> dict[str, Any]:
+    def lists(self, lake: Lakehouse, latest: Snapshot, limit: int = MAX_VERSIONS) -> dict[str, Any]:
         """Return the latest versions, newest first, as lists that are short enough to be rendered inline."""
         infos = list(lake.history(limit, latest))
         rows = self.rows(lake, latest, infos)
@@ -287,8 +287,8 @@ class VersionsPage(VersionRows):
         run, action = row["run"], row[ACTIONS]
         version = Link(str(row["version"]), run.url).markdown if isinstance(run, Link) else str(row["version"])
         person = row["by"].rpartition("approved by ")[2] if "approved by " in row["by"] or not run else ""
-        by = ", ".join(filter(None, (row["operation"], person[:_LONGEST_NAME_CHARS])))
-        changes = " ".join(filter(None, (row["tables"][:_LONGEST_CHANGES_CHARS], row["rows"])))
+        by = ", ".join(filter(None, (row["operation"], person[:_MAX_NAME_CHARS])))
+        changes = " ".join(filter(None, (row["tables"][:_MAX_CHANGES_CHARS], row["rows"])))
         created = str(row["created (UTC)"])[_MINUTES]
         state = ", ".join(part for part in row["state"].split(", ") if part != "live")
         text = "; ".join(filter(None, (f"{created} {by}", changes, state, str(row["checks"]))))
@@ -344,7 +344,7 @@ class VersionsPage(VersionRows):
     def last_passed(self, infos: Sequence[VersionInfo]) -> int | None:
         """Return the newest readable version whose checks passed, or None. Versions are ordered newest first."""
         by_version = findings_by_version(
-            self.instance, self.repository, self.names, infos, most_evaluations=_MOST_INSPECTED
+            self.instance, self.repository, self.names, infos, max_evaluations=_MAX_INSPECTED
         )
         return last_passed(infos, by_version)
 

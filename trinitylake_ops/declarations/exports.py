@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         ReconcileReport,
     )
 
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 
 
 class PartOptions(Options):
@@ -114,7 +114,7 @@ class ExportNameOptions(Options):
 
 def named(damaged: Mapping[str, str]) -> str:
     """Return the names of the first damaged tables."""
-    return ", ".join(list(damaged)[:_MOST_NAMED])
+    return ", ".join(list(damaged)[:_MAX_NAMED])
 
 
 def _execute_export(run: OperationContext[ExportOptions]) -> ExportReport:

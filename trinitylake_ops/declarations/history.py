@@ -11,14 +11,14 @@ from trinitylake_ops.declarations.options import Options, TableText, VersionSour
 from trinitylake_ops.declarations.rendering import Json, listing
 from trinitylake_ops.operations.rendering import jsonable
 
-_MOST_VERSIONS = 1_000
-_MOST_SECONDS = 120.0
+_MAX_VERSIONS = 1_000
+_MAX_SECONDS = 120.0
 
 
 class LogOptions(Options):
     """How many versions to read."""
 
-    limit: int = Field(default=50, ge=1, le=_MOST_VERSIONS, description="How many versions to read, newest first.")
+    limit: int = Field(default=50, ge=1, le=_MAX_VERSIONS, description="How many versions to read, newest first.")
 
 
 class HistoryOptions(LogOptions):
@@ -37,7 +37,7 @@ class DiffOptions(Options):
 def _log(run: ReportingContext[LogOptions]) -> None:
     latest = run.lake.snapshot()
     infos = list(run.lake.history(run.options.limit, latest))
-    rows = run.page.rows(run.lake, latest, infos, most_seconds=_MOST_SECONDS)
+    rows = run.page.rows(run.lake, latest, infos, max_seconds=_MAX_SECONDS)
     metadata = {
         "versions": listing(run.page.columns, rows),
         "n_versions": len(infos),

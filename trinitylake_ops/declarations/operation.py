@@ -166,7 +166,7 @@ class Printable(Protocol):
         """Return the JSON document."""
 
     def table(self) -> Table:
-        """Return the table for people."""
+        """Return the human-readable table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ class CommandResult:
     shown: Printable | Committed
     #: Whether the command exits with 0 instead of 1.
     is_complete: bool = True
-    #: Additional lines for people.
+    #: Additional human-readable lines.
     notices: tuple[str, ...] = ()
 
 

@@ -29,10 +29,10 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations import RetentionPolicy
 from trinitylake_ops.operations.export_records import check_name
 from trinitylake_ops.storage.registry import check_root
-from trinitylake_ops.versions.commit_info import LONGEST_USER_CHARS
+from trinitylake_ops.versions.commit_info import MAX_USER_CHARS
 
 #: An upper bound for all names. A lakehouse has smaller limits, which it checks itself.
-LONGEST_NAME_BYTES = 4096
+MAX_NAME_BYTES = 4096
 
 #: The prefix of the names of branch clones. Other clones should not have it.
 BRANCH_PREFIX = "branch-"
@@ -43,8 +43,8 @@ def split_name(name: str) -> tuple[str, str]:
     namespace, dot, table = name.partition(".")
     if not (namespace and dot and table) or "." in table:
         raise InvalidInputError(f"{name!r} is not a table name; use NAMESPACE.TABLE")
-    validate_name(namespace, LONGEST_NAME_BYTES, "namespace")
-    validate_name(table, LONGEST_NAME_BYTES, "table")
+    validate_name(namespace, MAX_NAME_BYTES, "namespace")
+    validate_name(table, MAX_NAME_BYTES, "table")
     return namespace, table
 
 
@@ -53,8 +53,8 @@ def _check_table(name: str) -> None:
     namespace, dot, table = name.partition(".")
     if not (namespace and dot and table):
         raise InvalidInputError(f"{name!r} is not a table name; use NAMESPACE.TABLE")
-    validate_name(namespace, LONGEST_NAME_BYTES, "namespace")
-    validate_name(table, LONGEST_NAME_BYTES, "table")
+    validate_name(namespace, MAX_NAME_BYTES, "namespace")
+    validate_name(table, MAX_NAME_BYTES, "table")
 
 
 def is_root_uri(uri: str) -> bool:
@@ -82,9 +82,9 @@ ARGUMENT = CommandLine(is_argument=True)
 #: Marks an option that only jobs have, because it is about what runs record.
 JOBS_ONLY = "jobs_only"
 
-MOST_SECONDS = 1_000_000
+MAX_SECONDS = 1_000_000
 _DIGEST = re.compile(r"\d{1,10}(-\d{1,15})?-[0-9a-f]{64}", re.ASCII)
-_LONGEST_VERSIONS_CHARS = 1_000_000
+_MAX_VERSIONS_CHARS = 1_000_000
 
 
 def _as_text(value: Any) -> Any:
@@ -178,18 +178,18 @@ class OneOf(Options):
         return self
 
 
-def _required(option: str, longest_chars: int = LONGEST_NAME_BYTES) -> AfterValidator:
+def _required(option: str, max_chars: int = MAX_NAME_BYTES) -> AfterValidator:
     def check(text: str) -> None:
         if not text.strip():
             raise InvalidInputError(f"{option} must not be empty")
-        if len(text) > longest_chars:
-            raise InvalidInputError(f"{option} has {len(text)} characters, more than {longest_chars}")
+        if len(text) > max_chars:
+            raise InvalidInputError(f"{option} has {len(text)} characters, more than {max_chars}")
 
     return _checked(check)
 
 
 def _check_namespace(text: str) -> None:
-    validate_name(text, LONGEST_NAME_BYTES, "namespace")
+    validate_name(text, MAX_NAME_BYTES, "namespace")
 
 
 def _root(option: str, example: str) -> AfterValidator:
@@ -213,10 +213,10 @@ def _check_approver(text: str, info: ValidationInfo) -> str:
 
 def check_person(text: str) -> None:
     """Raise InvalidInputError for a text that cannot be recorded as a person's name."""
-    if len(text) > LONGEST_USER_CHARS or not text.isprintable():
-        quoted = repr(text[:LONGEST_USER_CHARS]) + ("..." if len(text) > LONGEST_USER_CHARS else "")
+    if len(text) > MAX_USER_CHARS or not text.isprintable():
+        quoted = repr(text[:MAX_USER_CHARS]) + ("..." if len(text) > MAX_USER_CHARS else "")
         raise InvalidInputError(
-            f"approved_by: {quoted} is not a valid name; use at most {LONGEST_USER_CHARS} printable characters"
+            f"approved_by: {quoted} is not a valid name; use at most {MAX_USER_CHARS} printable characters"
         )
 
 
@@ -250,7 +250,7 @@ VersionsText = Annotated[
     str,
     CommandLine(metavar="VERSIONS"),
     _INT_AS_TEXT,
-    _required("versions", _LONGEST_VERSIONS_CHARS),
+    _required("versions", _MAX_VERSIONS_CHARS),
     _checked(VersionRanges.parse),
 ]
 #: The name of a new export.
@@ -304,7 +304,7 @@ def age_field(text: str) -> Any:
 
 def limit_field(text: str) -> Any:
     """Return a field for a limit. None means no limit."""
-    return Field(default=None, gt=0, le=MOST_SECONDS, allow_inf_nan=False, description=f"{text}. Default: no limit.")
+    return Field(default=None, gt=0, le=MAX_SECONDS, allow_inf_nan=False, description=f"{text}. Default: no limit.")
 
 
 #: The approver that commits of unattended runs record.

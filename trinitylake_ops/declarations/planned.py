@@ -65,7 +65,7 @@ class ExecutablePlan(Protocol):
         """Return the plan as JSON."""
 
     def table(self) -> Table:
-        """Return the plan as a table for people."""
+        """Return the plan as a human-readable table."""
 
 
 PlanT = TypeVar("PlanT", bound=ExecutablePlan)

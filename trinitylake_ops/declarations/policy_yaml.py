@@ -16,7 +16,7 @@ from trinitylake_ops.operations.policy.document import MAX_POLICY_BYTES, Mainten
 
 #: The largest YAML document, which may contain comments.
 MAX_YAML_BYTES = 4 * MAX_POLICY_BYTES
-_DEEPEST = 16
+_MAX_DEPTH = 16
 _SCALARS = {
     "bool": (re.compile(r"true|false"), "tf"),
     "int": (re.compile(r"[-+]?[0-9]{1,30}"), "-+0123456789"),
@@ -46,7 +46,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise _RejectedError("anchors and aliases are not supported", event.start_mark)
-        if self._depth == _DEEPEST:
+        if self._depth == _MAX_DEPTH:
             raise _RejectedError("it is nested too deeply", event.start_mark)
         self._depth += 1
         try:

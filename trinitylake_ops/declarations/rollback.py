@@ -25,7 +25,7 @@ from trinitylake_ops.declarations.texts import time_of
 from trinitylake_ops.declarations.version_rows import ACTIONS
 from trinitylake_ops.errors import InvalidInputError
 from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.operations.rendering import MOST_SAMPLES, jsonable
+from trinitylake_ops.operations.rendering import MAX_SAMPLES, jsonable
 from trinitylake_ops.versions.table_names import resolve_table
 from trinitylake_ops.versions.undone import find_undone
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from trinitylake_ops.operations.diff.versions import ChangedObject
 
 #: How many versions a plan searches for the last version whose checks passed, and for lost commits.
-MOST_VERSIONS = 200
-_MOST_SECONDS = 20.0
-_MOST_PARTITIONED = 20  # tables whose manifests are read
-_MOST_NAMED = 5  # partitions of one table
-_MOST_DETAILED = 2_000  # objects
+MAX_VERSIONS = 200
+_MAX_SECONDS = 20.0
+_MAX_PARTITIONED = 20  # tables whose manifests are read
+_MAX_NAMED = 5  # partitions of one table
+_MAX_DETAILED = 2_000  # objects
 
 
 class RollbackTarget(VersionSource):
@@ -69,7 +69,7 @@ class SampleOptions(Options):
     sample_rows: Annotated[int, JOBS_ONLY] = Field(
         default=0,
         ge=0,
-        le=MOST_SAMPLES,
+        le=MAX_SAMPLES,
         description="For each table, show this number of differing rows in the plan, and the minima and maxima of text"
         " columns. The records of the run then contain these rows, which may be personal data.",
     )
@@ -100,7 +100,7 @@ def _plan_rollback(run: OperationContext[RollbackOptions]) -> RollbackPlan:
 
 def _last_passed(run: OperationContext[Any]) -> int:
     """Return the newest version before the latest whose checks passed. Raises InvalidInputError if there is none."""
-    infos = list(run.lake.history(MOST_VERSIONS))
+    infos = list(run.lake.history(MAX_VERSIONS))
     undone, chosen = find_undone(run.lake.files, infos), _selected_objects(run)
     version = run.page.last_passed([info for info in infos[1:] if undone.by(info.version, chosen) is None])
     if version is None:
@@ -149,7 +149,7 @@ def _rollback_metadata(plan: RollbackPlan) -> dict[str, Any]:
 def _row_differences(run: ReportingContext[Any], plan: RollbackPlan) -> dict[str, Any]:
     """Return the differences in the rows of changed tables, from the latest version to the target."""
     from trinitylake_ops.operations.diff.rows import RowCounter
-    from trinitylake_ops.operations.diff.versions import MOST_COUNTED, TableStates
+    from trinitylake_ops.operations.diff.versions import MAX_COUNTED, TableStates
 
     operation, states = plan.operation, TableStates(plan.operation.lake)
     counter = RowCounter(states.io, run.options.sample_rows)
@@ -157,7 +157,7 @@ def _row_differences(run: ReportingContext[Any], plan: RollbackPlan) -> dict[str
     ranges: list[tuple[object, ...]] = []
     samples: dict[str, Any] = {}
     changed = [change for change in plan.changes if change.table is not None and change.kind == "changed"]
-    for change in changed[:MOST_COUNTED]:
+    for change in changed[:MAX_COUNTED]:
         table = change.table or ""
         name = f"{change.namespace}.{table}"
         ends = (states.of(version, change.namespace, table) for version in (operation.base, operation.target.snapshot))
@@ -188,8 +188,8 @@ def _details(plan: RollbackPlan | RestorePlan, diff: VersionDiff) -> Json:
     """Return a plan as JSON to copy. It contains more objects than the tables, but not all objects of a large plan."""
     content = {name: value for name, value in plan.to_dict().items() if name != "changes"}
     objects: Sequence[object] = diff.objects or plan.changes
-    more = max(0, len(objects) - _MOST_DETAILED)
-    return Json({**content, "objects": jsonable(list(objects[:_MOST_DETAILED])), "more_objects": more})
+    more = max(0, len(objects) - _MAX_DETAILED)
+    return Json({**content, "objects": jsonable(list(objects[:_MAX_DETAILED])), "more_objects": more})
 
 
 def _diff_metadata(diff: VersionDiff, partitions: Mapping[str, str]) -> dict[str, Any]:
@@ -229,9 +229,9 @@ def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
 
     operation = plan.operation
     states = TableStates(operation.lake)
-    end_s = time.monotonic() + _MOST_SECONDS
+    end_s = time.monotonic() + _MAX_SECONDS
     texts: dict[str, str] = {}
-    for one in diff.tables[:_MOST_PARTITIONED]:
+    for one in diff.tables[:_MAX_PARTITIONED]:
         if one.kind != "changed" or time.monotonic() > end_s:
             continue
         ends = [
@@ -244,8 +244,8 @@ def _partitions(plan: RollbackPlan, diff: VersionDiff) -> dict[str, str]:
         except DAMAGE:
             texts[one.name] = "?"
             continue
-        more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-        texts[one.name] = ", ".join(names[:_MOST_NAMED]) + more
+        more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+        texts[one.name] = ", ".join(names[:_MAX_NAMED]) + more
     return texts
 
 
@@ -256,13 +256,13 @@ def _changed_after_target(run: ReportingContext[Any], plan: RollbackPlan) -> dic
         return {}
     n_later = base.version - plan.to_version
     lake = plan.operation.lake  # the lakehouse of the base; tables of another lakehouse's versions are not counted
-    infos = list(lake.history(min(n_later, MOST_VERSIONS), base))
+    infos = list(lake.history(min(n_later, MAX_VERSIONS), base))
 
     def is_affected(diff: VersionDiff | None) -> bool:
         objects = () if diff is None else diff.objects
         return diff is None or any(not selected or one.name in selected or one.namespace in selected for one in objects)
 
-    rows = run.page.rows(lake, base, infos, most_seconds=_MOST_SECONDS, is_wanted=is_affected)
+    rows = run.page.rows(lake, base, infos, max_seconds=_MAX_SECONDS, is_wanted=is_affected)
     older = n_later - len(infos)
     columns = [column for column in run.page.columns if column != ACTIONS]
     return {

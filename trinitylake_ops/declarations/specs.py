@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from trinitylake_ops.declarations.options import CommandLine, OneOf, Options
 
-#: The names of value types, for people.
+#: The names of value types in messages and documentation.
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from trinitylake_ops.errors import InvalidInputError
 
-MOST_DAYS = 1_000_000
+MAX_DAYS = 1_000_000
 
 _UNIT_SECONDS: Mapping[str, int] = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(\d{1,9})([dhms])", re.ASCII)
@@ -37,8 +37,8 @@ def duration_of(text: str) -> timedelta:
     if match is None:
         raise InvalidInputError(f"{text!r} is not a duration; use a form such as 30d, 12h, 90m or 45s")
     seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
-    if seconds > MOST_DAYS * _UNIT_SECONDS["d"]:
-        raise InvalidInputError(f"{text!r} is longer than {MOST_DAYS:,} days")
+    if seconds > MAX_DAYS * _UNIT_SECONDS["d"]:
+        raise InvalidInputError(f"{text!r} is longer than {MAX_DAYS:,} days")
     return timedelta(seconds=seconds)
 
 

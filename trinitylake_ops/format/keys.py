@@ -282,8 +282,8 @@ class KeyCodec:
 
 def _are_ascii_names(names: pa.StringArray) -> bool:
     """Whether all strings of a newly created array are ASCII names. The bytes of all strings are checked at once."""
-    shortest_bytes = pc.min(pc.binary_length(names)).as_py()
-    return shortest_bytes > 0 and not names.buffers()[2].to_pybytes().translate(None, _ASCII_IN_NAMES)
+    min_bytes = pc.min(pc.binary_length(names)).as_py()
+    return min_bytes > 0 and not names.buffers()[2].to_pybytes().translate(None, _ASCII_IN_NAMES)
 
 
 def _pad(name: str, size_bytes: int) -> str:

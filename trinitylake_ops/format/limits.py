@@ -11,10 +11,10 @@ from trinitylake_ops.errors import CorruptFileError, InvalidDefinitionError, Inv
 from trinitylake_ops.format.definitions import MAJOR_VERSION, Column, LakehouseDef, TableDef
 from trinitylake_ops.format.file_names import (
     MAX_VERSION,
+    min_path_limit_bytes,
     new_lakehouse_def_path,
     new_node_path,
     root_path,
-    shortest_path_limit_bytes,
 )
 from trinitylake_ops.format.keys import (
     CLOCK_RESET,
@@ -92,7 +92,7 @@ def validate_lakehouse_def(definition: LakehouseDef) -> LakehouseDef:
     _at_most("order", definition.order, MAX_ORDER)
     _at_least("namespace_name_max_size_bytes", definition.namespace_name_max_size_bytes, 1)
     _at_least("table_name_max_size_bytes", definition.table_name_max_size_bytes, 1)
-    _at_least("file_path_max_size_bytes", definition.file_path_max_size_bytes, shortest_path_limit_bytes())
+    _at_least("file_path_max_size_bytes", definition.file_path_max_size_bytes, min_path_limit_bytes())
     _at_least(
         "node_file_max_size_bytes", definition.node_file_max_size_bytes, smallest_node_file_limit_bytes(definition)
     )

@@ -257,10 +257,10 @@ def not_ascending_error(keys: Iterable[str]) -> MalformedError:
     return MalformedError(f"key {upper!r} does not ascend after {lower!r}")
 
 
-def _bits(truths: pa.BooleanArray) -> int:
+def _bits(mask: pa.BooleanArray) -> int:
     """Return the values of an array without nulls as the bits of an integer, the first value in the lowest bit."""
-    values: int = int.from_bytes(truths.buffers()[1] or b"", "little") >> truths.offset
-    return values & _rows(0, len(truths))
+    values: int = int.from_bytes(mask.buffers()[1] or b"", "little") >> mask.offset
+    return values & _rows(0, len(mask))
 
 
 def _lowest(rows: int) -> int:

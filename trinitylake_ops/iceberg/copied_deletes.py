@@ -30,12 +30,12 @@ _REFERENCED = "referenced-data-file"
 _END_BYTES = 12
 
 #: Suffixes of position delete files that cannot be rewritten.
-UNCOPIED_ENDINGS = (".orc",)
+UNCOPIED_SUFFIXES = (".orc",)
 
 
 def is_copied_format(location: str) -> bool:
     """Whether a position delete file can be rewritten with other paths, by its suffix."""
-    return not location.endswith(UNCOPIED_ENDINGS)
+    return not location.endswith(UNCOPIED_SUFFIXES)
 
 
 def parquet_deletes(data: bytes, source: str, target: str, new_uri: Callable[[str], str]) -> bytes:

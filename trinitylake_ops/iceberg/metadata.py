@@ -263,16 +263,18 @@ def _parse(text: bytes, uri: str) -> LoadedMetadata:
         del decoded
         n_parts = _check_items(content, uri)
         inline = _inline_manifests(content) if b'"manifests"' in text else {}
-        for shot in content["snapshots"] if inline else ():
-            shot.setdefault("manifest-list", "")  # PyIceberg requires it
+        for snapshot in content["snapshots"] if inline else ():
+            snapshot.setdefault("manifest-list", "")  # PyIceberg requires it
         parsed = TableMetadataUtil.parse_obj(content)
         del content
         if inline:
-            shots = [
-                InlineSnapshot.of(shot, inline[shot.snapshot_id]) if shot.snapshot_id in inline else shot
-                for shot in parsed.snapshots
+            snapshots = [
+                InlineSnapshot.of(snapshot, inline[snapshot.snapshot_id])
+                if snapshot.snapshot_id in inline
+                else snapshot
+                for snapshot in parsed.snapshots
             ]
-            parsed = parsed.model_copy(update={"snapshots": shots})
+            parsed = parsed.model_copy(update={"snapshots": snapshots})
         _check_semantics(parsed)
     except TrinityLakeError:
         raise

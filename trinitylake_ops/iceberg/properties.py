@@ -12,7 +12,7 @@ names are allowed (decision 10):
 * other names of users, unless a client could interpret them as a setting: their first segment is not that of a storage,
   client, engine or library, and no word in them denotes an address or a credential.
 
-A name has at most :data:`LONGEST_NAME_CHARS` characters, all printable, without surrounding spaces. Other spellings of
+A name has at most :data:`MAX_NAME_CHARS` characters, all printable, without surrounding spaces. Other spellings of
 names in a namespace of Iceberg are not allowed.
 """
 
@@ -112,7 +112,7 @@ _CREDENTIAL_PAIRS = frozenset(
 )
 #: Maximum length of a property name. Longer names are not searched, because searching a name of megabytes would block
 #: all other threads for seconds.
-LONGEST_NAME_CHARS = 4_096
+MAX_NAME_CHARS = 4_096
 #: Word boundaries are characters other than letters and digits, and positions before a capital letter, as in
 #: ``accessKeyId``.
 _NAME_WORDS = re.compile(r"[^\W_]+")
@@ -122,7 +122,7 @@ _SEGMENT_END = re.compile(r"[.:/]")
 
 def is_allowed(name: str) -> bool:
     """Whether clients may set a property with this name, and responses may contain it."""
-    if len(name) > LONGEST_NAME_CHARS or not name.isprintable() or name != name.strip():
+    if len(name) > MAX_NAME_CHARS or not name.isprintable() or name != name.strip():
         return False
     if name.startswith(_ALLOWED_PREFIXES) or name in _ALLOWED_NAMES:
         return True
@@ -197,7 +197,7 @@ _OBJECT_STORE = "write.object-storage.enabled"
 
 def names_code(name: str) -> bool:
     """Whether an engine may load the value of a property as code. False for names that exceed the maximum."""
-    if len(name) > LONGEST_NAME_CHARS:
+    if len(name) > MAX_NAME_CHARS:
         return False
     folded = name.strip().casefold()
     return folded.startswith(_CODE_PREFIXES) or _CODE_SUFFIX.search(folded) is not None
@@ -211,7 +211,7 @@ def naming_code(names: Iterable[str]) -> tuple[str, ...]:
 def invalid_properties(properties: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of Iceberg's properties with invalid values, on which PyIceberg fails without a typed error."""
     return tuple(
-        name for name, value in properties.items() if len(name) <= LONGEST_NAME_CHARS and not _is_valid(name, value)
+        name for name, value in properties.items() if len(name) <= MAX_NAME_CHARS and not _is_valid(name, value)
     )
 
 
@@ -272,10 +272,10 @@ def check_settable(names: Iterable[str]) -> None:
     a name.
     """
     names = list(names)
-    if long_name := next((name for name in names if len(name) > LONGEST_NAME_CHARS), None):
+    if long_name := next((name for name in names if len(name) > MAX_NAME_CHARS), None):
         raise InvalidDefinitionError(
             f"property {long_name[:100]!r} cannot be set: its name has {len(long_name)} characters, more than"
-            f" {LONGEST_NAME_CHARS}; choose a shorter name"
+            f" {MAX_NAME_CHARS}; choose a shorter name"
         )
     if code_names := naming_code(names):
         raise InvalidDefinitionError(

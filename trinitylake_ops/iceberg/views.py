@@ -311,7 +311,7 @@ def _check_dialects(version: ViewVersion) -> None:
 
 
 #: Maximum size of the metadata of one view. All properties of a namespace, including its views, have a common limit.
-MOST_VIEW_BYTES = 256 << 10
+MAX_VIEW_BYTES = 256 << 10
 
 
 def without_views(properties: Mapping[str, str]) -> dict[str, str]:
@@ -346,7 +346,7 @@ def view_in(reader: CatalogReader, namespace: str, view: str) -> ViewMetadata:
     if text is None:
         raise NoSuchViewError(f"View does not exist: {namespace}.{view}")
     try:
-        if len(text) > MOST_VIEW_BYTES:
+        if len(text) > MAX_VIEW_BYTES:
             raise ValueError("too large")
         metadata = ViewMetadata.model_validate_json(text)
     except (ValidationError, ValueError, TypeError, LookupError, RecursionError) as error:
@@ -384,9 +384,9 @@ def put_view(writer: Transaction, namespace: str, view: str, metadata: ViewMetad
     elif VIEW_PREFIX + view not in properties:
         raise NoSuchViewError(f"View does not exist: {namespace}.{view}")
     text = metadata.model_dump_json()
-    if len(text.encode()) > MOST_VIEW_BYTES:
+    if len(text.encode()) > MAX_VIEW_BYTES:
         raise errors.InvalidDefinitionError(
-            f"metadata of view {namespace}.{view} has {len(text.encode())} bytes, more than {MOST_VIEW_BYTES}; drop"
+            f"metadata of view {namespace}.{view} has {len(text.encode())} bytes, more than {MAX_VIEW_BYTES}; drop"
             " versions of the view"
         )
     writer.alter_namespace(namespace, {**properties, VIEW_PREFIX + view: text})

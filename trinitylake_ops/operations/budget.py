@@ -84,9 +84,9 @@ class Spending:
         return self._overdue()
 
     def _overdue(self) -> str | None:
-        longest_s = self.budget.max_seconds
-        if longest_s is not None and time.monotonic() - self.begun_s >= longest_s:
-            return f"the budget of {longest_s:g} seconds is spent"
+        max_s = self.budget.max_seconds
+        if max_s is not None and time.monotonic() - self.begun_s >= max_s:
+            return f"the budget of {max_s:g} seconds is spent"
         return None
 
     def within(self, most: int) -> int:

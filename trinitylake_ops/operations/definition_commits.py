@@ -17,7 +17,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 T = TypeVar("T")
 
 MAX_ATTEMPTS = 5
-_LONGEST_MESSAGE_CHARS = 500
+_MAX_MESSAGE_CHARS = 500
 
 
 def commit_on_latest(
@@ -62,7 +62,7 @@ class DefinitionChange:
         definition = self.change(base)
         if definition is None:
             return None
-        info = CommitInfo(self.operation, self.message[:_LONGEST_MESSAGE_CHARS], counts=self.counts)
+        info = CommitInfo(self.operation, self.message[:_MAX_MESSAGE_CHARS], counts=self.counts)
         if definition == base.definition:
             return Writes({}, {}, info).draft(base, stamp)
         path = new_lakehouse_def_path()

@@ -18,7 +18,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import check_no_gap
 
 _OPERATION = "drop-namespace"
-_LONGEST_MESSAGE_CHARS = 500
+_MAX_MESSAGE_CHARS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class DropNamespace(PlannedOperation[DropNamespacePlan, CommitReport]):
         """Drop the namespace and its tables in one commit."""
         metered = MeteredLakehouse(self.lake, keeps_cache=True)
         replace(self, lake=metered.lake, cascade=True).checked(plan, approved_digest)
-        with metered.lake.transaction(message=self.namespace[:_LONGEST_MESSAGE_CHARS], operation=_OPERATION) as txn:
+        with metered.lake.transaction(message=self.namespace[:_MAX_MESSAGE_CHARS], operation=_OPERATION) as txn:
             if tuple(txn.tables(self.namespace)) != plan.tables:
                 raise PlanChangedError(f"the tables of namespace {self.namespace!r} have changed; review the new plan")
             txn.drop_namespace(self.namespace, cascade=True)

@@ -16,7 +16,7 @@ from trinitylake_ops.versions.root_files import HINT_READ_BYTES
 from trinitylake_ops.versions.roots import Roots, find_latest
 from trinitylake_ops.versions.snapshot import is_sealed_root
 
-_MOST_PROBES = 20
+_MAX_PROBES = 20
 _PAUSE_S = 0.1  # usually longer than a writer takes between its root and the hint
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def inspect_hint(lake: Lakehouse) -> HintReport:
     background.drain()  # pending hints of commits of this process
     metered = MeteredLakehouse(lake)
     state, hinted, latest = _state(metered.lake.files.roots)
-    for _ in range(_MOST_PROBES):
+    for _ in range(_MAX_PROBES):
         if state != HintState.BEHIND:
             break
         # A writer sets the hint after the root, so a commit between the two reads looks like a late hint.

@@ -417,9 +417,9 @@ def _commit(lake: Lakehouse, plan: RelocationPlan) -> int:
         copies = run_parallel(in_one_round_trip(relocate_table), plan.moved, lake.storage.concurrency)
         selection = Selection(tables=[copy for copy, _ in copies])
         written += [target for _, target in selection.targets()]
-        homes = {table.files.home for table in plan.moved} - {lake.root}
+        former_roots = {table.files.home for table in plan.moved} - {lake.root}
         transfer = Transfer(lake.storage, io, reads_back=False)
-        transfer.table_storages = {home: io.storage_at(home) for home in homes}
+        transfer.table_storages = {home: io.storage_at(home) for home in former_roots}
         transfer.copy(selection)
         for table, (_, definition) in zip(plan.moved, copies, strict=True):
             txn.alter_table(table.namespace, table.table, definition)

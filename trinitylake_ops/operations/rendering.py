@@ -1,4 +1,4 @@
-"""Plans and reports as JSON, and as tables for people. Imports only what a table needs."""
+"""Plans and reports as JSON and as human-readable tables. Imports only what a table needs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _WIDEST_TABLE_CHARS = 100_000  # wide enough that nothing is cut or folded without a terminal
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 #: The maximum number of sample rows of a table in a plan.
-MOST_SAMPLES = 10
+MAX_SAMPLES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table for people. It prints as text, or is drawn by rich."""
+    """A human-readable table. It prints as text, or is drawn by rich."""
 
     title: str
     columns: tuple[str, ...]
@@ -53,7 +53,7 @@ class Document(ABC):
 
     @abstractmethod
     def table(self) -> Table:
-        """Return the content as a table for people."""
+        """Return the content as a human-readable table."""
 
     def __rich__(self) -> Table:
         return self.table()
@@ -87,7 +87,7 @@ def _content(value: Any) -> dict[str, Any]:
     return {name: jsonable(content) for name, content in values if not (name == "unknown_fields" and not content)}
 
 
-# Tables for people
+# Human-readable tables
 
 
 def table_text(table: Table, width_chars: int) -> str:

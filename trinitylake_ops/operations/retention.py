@@ -240,7 +240,7 @@ def _retained_by_period(newest_first: Sequence[VersionAge], policy: RetentionPol
 
 
 def span_text(duration_ms: int) -> str:
-    """Format a duration for people, for example as 3 d 4 h."""
+    """Format a duration in human-readable form, for example as 3 d 4 h."""
     rest = duration_ms // 1000
     parts = []
     for name, seconds in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):

@@ -9,7 +9,7 @@ from trinitylake_ops.format.keys import COMMIT_ID, CREATED_AT_MILLIS, SEALED_AT_
 from trinitylake_ops.versions.history import rollback_from
 from trinitylake_ops.versions.undone import rolled_back_to
 
-_LONGEST_TEXT_CHARS = 300
+_MAX_TEXT_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,4 +64,4 @@ class VersionRecord:
 
 def _text(value: object) -> str | None:
     """Return a text of ``commit_info``, cut; None if its writer recorded another type."""
-    return value[:_LONGEST_TEXT_CHARS] if isinstance(value, str) and value else None
+    return value[:_MAX_TEXT_CHARS] if isinstance(value, str) and value else None

@@ -1,7 +1,7 @@
 """Charts of versions, and the formatting of values.
 
 This module computes positions, without markup. The axis has evenly spaced versions instead of time, because commits
-come in bursts; times are labels below it. With more than MOST_BARS versions, each bar represents a round number of
+come in bursts; times are labels below it. With more than MAX_BARS versions, each bar represents a round number of
 versions, and its height is divided among their states.
 """
 
@@ -19,7 +19,7 @@ from trinitylake_ops.operations.rendering import visible
 from trinitylake_ops.reports.timeline import Timeline, TimelineVersion, VersionState
 from trinitylake_ops.versions.snapshot import utc_datetime, utc_of
 
-_MOST_RANGES = 8
+_MAX_RANGES = 8
 
 
 def utc(time_ms: int) -> str:
@@ -43,15 +43,15 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def truncate(text: str, most_chars: int) -> str:
+def truncate(text: str, max_chars: int) -> str:
     """Return untrusted text on one line, with control characters escaped, and truncated.
 
     Args:
         text: The text.
-        most_chars: The maximum length.
+        max_chars: The maximum length.
     """
-    escaped = visible(text[:most_chars])
-    return escaped if len(escaped) <= most_chars and len(text) <= most_chars else escaped[: most_chars - 1] + "…"
+    escaped = visible(text[:max_chars])
+    return escaped if len(escaped) <= max_chars and len(text) <= max_chars else escaped[: max_chars - 1] + "…"
 
 
 def listed(parts: Sequence[str]) -> str:
@@ -72,8 +72,8 @@ def ranges(versions: Iterable[int]) -> str:
     """Format versions as ranges, newest first. Only the first ranges are listed."""
     ranges = VersionRanges.of(versions).ranges
     texts = [f"{first:,}" if first == last else f"{first:,}–{last:,}" for first, last in reversed(ranges)]
-    more = len(texts) - _MOST_RANGES
-    return ", ".join(texts[:_MOST_RANGES]) + (f" and {counted(more, 'range')} more" if more > 0 else "")
+    more = len(texts) - _MAX_RANGES
+    return ", ".join(texts[:_MAX_RANGES]) + (f" and {counted(more, 'range')} more" if more > 0 else "")
 
 
 def span(versions: range) -> str:
@@ -82,15 +82,15 @@ def span(versions: range) -> str:
 
 
 WIDTH = 1120.0
-MOST_BARS = 160
-_WIDEST_BAR = 124.0
+MAX_BARS = 160
+_MAX_BAR_WIDTH = 124.0
 _BAR_HEIGHT = 46.0
-_LEAST_HEIGHT = 3.0
+_MIN_HEIGHT = 3.0
 _BYTES_HEIGHT = 84.0
 _FLAG_ROW = 19.0
-_MOST_FLAG_ROWS = 3
-_MOST_FLAGS = 40
-_MOST_ARCS = 8
+_MAX_FLAG_ROWS = 3
+_MAX_FLAGS = 40
+_MAX_ARCS = 8
 _ARC_HEIGHT = 34.0
 _CHAR_WIDTH = 6.7
 #: For each period from year to second: the length of the prefix of 2026-01-31T12:30:45 that identifies it, and the part
@@ -172,7 +172,7 @@ class Chart:
     axis_y: float
     bytes_y: float | None
     bytes_height: float
-    most_bytes: str
+    max_bytes: str
     versions_per_bar: int
     bars: tuple[Bar, ...]
     version_ticks: tuple[Tick, ...]
@@ -198,17 +198,17 @@ def draw(
     """
     axis = _Axis(timeline)
     flags, rows, unflagged = _flags(timeline, axis)
-    arcs, undrawn = _arcs(timeline, axis)
+    arcs, omitted_arcs = _arcs(timeline, axis)
     arcs_y = rows * _FLAG_ROW + 6
     bars_y = arcs_y + (_ARC_HEIGHT + 6 if arcs else 0)
     marks = _marks(timeline, axis, findings_by_version or {})
     marks_y = bars_y + _BAR_HEIGHT + 11
     axis_y = bars_y + _BAR_HEIGHT + (16 if marks else 0)
     bytes_y = axis_y + 66 if bytes_by_version else None
-    bars, most_bytes = _bars(timeline, axis, bars_y, bytes_by_version or {})
+    bars, max_bytes = _bars(timeline, axis, bars_y, bytes_by_version or {})
     left_out = (
         (unflagged, "more export is not shown", "more exports are not shown"),
-        (undrawn, "older rollback is not shown", "older rollbacks are not shown"),
+        (omitted_arcs, "older rollback is not shown", "older rollbacks are not shown"),
     )
     return Chart(
         width=WIDTH,
@@ -221,7 +221,7 @@ def draw(
         axis_y=axis_y,
         bytes_y=bytes_y,
         bytes_height=_BYTES_HEIGHT,
-        most_bytes=size(most_bytes),
+        max_bytes=size(max_bytes),
         versions_per_bar=axis.per_bar,
         bars=bars,
         version_ticks=_version_ticks(axis),
@@ -239,9 +239,9 @@ class _Axis:
     def __init__(self, timeline: Timeline):
         self.first = timeline.first
         self.last = timeline.latest.number
-        self.per_bar = _round_up((self.last - self.first + 1) / MOST_BARS)
+        self.per_bar = _round_up((self.last - self.first + 1) / MAX_BARS)
         self.n_bars = (self.last - self.first) // self.per_bar + 1
-        self.bar_width = min(_WIDEST_BAR, WIDTH / self.n_bars)
+        self.bar_width = min(_MAX_BAR_WIDTH, WIDTH / self.n_bars)
         self.width = self.n_bars * self.bar_width
 
     def bar_of(self, version: int) -> int:
@@ -267,7 +267,7 @@ def _bars(
     bytes_by_bar: Counter[int] = Counter()
     for version, size_bytes in bytes_by_version.items():
         bytes_by_bar[min(max(axis.bar_of(version), 0), axis.n_bars - 1)] += size_bytes
-    most_bytes = max(bytes_by_bar.values(), default=0)
+    max_bytes = max(bytes_by_bar.values(), default=0)
     gap = min(2.0, axis.bar_width * 0.14)
     bars = []
     for number in range(axis.n_bars):
@@ -280,11 +280,11 @@ def _bars(
                 width=axis.bar_width - gap,
                 title=_bar_title(versions),
                 segments=_segments(versions, top),
-                bytes_height=max(1.5, _BYTES_HEIGHT * size_bytes / most_bytes) if size_bytes else 0.0,
+                bytes_height=max(1.5, _BYTES_HEIGHT * size_bytes / max_bytes) if size_bytes else 0.0,
                 bytes_title=f"{span(numbers)}: {size(size_bytes)}",
             )
         )
-    return tuple(bars), most_bytes
+    return tuple(bars), max_bytes
 
 
 def _bar_title(versions: Sequence[TimelineVersion]) -> str:
@@ -303,12 +303,12 @@ def _bar_title(versions: Sequence[TimelineVersion]) -> str:
 def _segments(versions: Sequence[TimelineVersion], top: float) -> tuple[Segment, ...]:
     """Divide a bar among the states of its versions, so that each state is visible."""
     counts = Counter(version.state for version in versions)
-    room = _BAR_HEIGHT - _LEAST_HEIGHT * len(counts)
+    room = _BAR_HEIGHT - _MIN_HEIGHT * len(counts)
     segments = []
     y = top
     for state in VersionState:
         if counts[state]:
-            height = _LEAST_HEIGHT + room * counts[state] / len(versions)
+            height = _MIN_HEIGHT + room * counts[state] / len(versions)
             segments.append(Segment(state, y, height))
             y += height
     return tuple(segments)
@@ -364,10 +364,10 @@ def _space_ticks(axis: _Axis, labels: Iterable[tuple[int, str]]) -> tuple[Tick, 
 def _flags(timeline: Timeline, axis: _Axis) -> tuple[tuple[Flag, ...], int, int]:
     """Return the newest exports, the number of rows of their names, and the number of exports that are not shown."""
     named = [(version.number, name) for version in timeline.versions for name in version.exports]
-    free_x = [0.0] * _MOST_FLAG_ROWS
+    free_x = [0.0] * _MAX_FLAG_ROWS
     flags: list[Flag] = []
     rows = min(1, len(named))
-    for version, name in named[-_MOST_FLAGS:]:
+    for version, name in named[-_MAX_FLAGS:]:
         x = axis.middle(version)
         text = truncate(name, 28)
         width = len(text) * _CHAR_WIDTH + 14
@@ -394,7 +394,7 @@ def _arcs(timeline: Timeline, axis: _Axis) -> tuple[tuple[Arc, ...], int]:
     """Return the newest rollbacks, and the number of rollbacks that are not shown."""
     rollbacks = [version for version in timeline.versions if version.record.rollback_from is not None]
     arcs = []
-    for version in rollbacks[-_MOST_ARCS:]:
+    for version in rollbacks[-_MAX_ARCS:]:
         to, from_x = version.record.rollback_to, axis.middle(version.number)
         to_x = from_x if to is None or timeline.at(to) is None else axis.middle(to)
         where = f"the content of version {to}" if to is not None else "an earlier version"

@@ -15,12 +15,12 @@ from trinitylake_ops.reports.chart import Chart, ago, counted, ranges, size, tru
 from trinitylake_ops.reports.timeline import Timeline, TimelineVersion, VersionState
 from trinitylake_ops.versions.snapshot import Snapshot
 
-MOST_ROWS = 200
+MAX_ROWS = 200
 _NEWEST_ROWS = 40
-_LONGEST_MESSAGE_CHARS = 160
-_LONGEST_ROOT_CHARS = 200
-_LONGEST_FINDING_CHARS = 400
-_MOST_REASONS = 4
+_MAX_MESSAGE_CHARS = 160
+_MAX_ROOT_CHARS = 200
+_MAX_FINDING_CHARS = 400
+_MAX_REASONS = 4
 _SPAN = re.compile(r"superseded (?:\d+ (?:d|h|min|s) ?)+ago")
 
 LABELS: Mapping[VersionState, str] = {
@@ -161,7 +161,7 @@ class Heading:
     @property
     def place(self) -> str:
         """The root, clipped to a maximum length."""
-        return truncate(self.root, _LONGEST_ROOT_CHARS)
+        return truncate(self.root, _MAX_ROOT_CHARS)
 
     @property
     def made_at(self) -> str:
@@ -192,10 +192,10 @@ def state_rows(timeline: Timeline) -> tuple[StateRow, ...]:
         versions = timeline.of_state(state)
         reasons = Counter(_SPAN.sub("superseded", version.why) for version in versions)
         texts = [
-            truncate(reason, _LONGEST_MESSAGE_CHARS) + (f" ({number:,})" if len(reasons) > 1 else "")
-            for reason, number in reasons.most_common(_MOST_REASONS)
+            truncate(reason, _MAX_MESSAGE_CHARS) + (f" ({number:,})" if len(reasons) > 1 else "")
+            for reason, number in reasons.most_common(_MAX_REASONS)
         ]
-        more = len(reasons) - _MOST_REASONS
+        more = len(reasons) - _MAX_REASONS
         why = "; ".join(texts) + (f"; and {counted(more, 'other reason')}" if more > 0 else "")
         numbers = ranges(version.number for version in versions)
         rows.append(StateRow(state, LABELS[state], f"{len(versions):,}", numbers, why))
@@ -218,7 +218,7 @@ def tree_of(snapshot: Snapshot) -> Tree:
     try:
         shape = snapshot.tree_shape()
     except TrinityLakeError as error:
-        return Tree(note=f"The tree cannot be read: {truncate(str(error), _LONGEST_FINDING_CHARS)}")
+        return Tree(note=f"The tree cannot be read: {truncate(str(error), _MAX_FINDING_CHARS)}")
     rows = tuple(
         LevelRow(
             name="root" if level.depth == 0 else "leaves" if level.depth == shape.height else f"level {level.depth}",
@@ -251,14 +251,14 @@ def finding_rows(findings: Sequence[Finding]) -> Findings:
         FindingRow(
             severity=finding.severity,
             code=truncate(finding.code, 60),
-            message=truncate(finding.message, _LONGEST_FINDING_CHARS),
+            message=truncate(finding.message, _MAX_FINDING_CHARS),
             version="" if finding.version is None else f"{finding.version:,}",
-            path=truncate(finding.path or "", _LONGEST_FINDING_CHARS),
-            remedy=truncate(finding.fix or "", _LONGEST_MESSAGE_CHARS),
+            path=truncate(finding.path or "", _MAX_FINDING_CHARS),
+            remedy=truncate(finding.fix or "", _MAX_MESSAGE_CHARS),
         )
-        for finding in ordered[:MOST_ROWS]
+        for finding in ordered[:MAX_ROWS]
     )
-    omitted = Counter(finding.code for finding in ordered[MOST_ROWS:])
+    omitted = Counter(finding.code for finding in ordered[MAX_ROWS:])
     return Findings(rows, ", ".join(f"{number:,} more {code}" for code, number in omitted.most_common()))
 
 
@@ -273,7 +273,7 @@ def version_rows(timeline: Timeline, of_interest: Iterable[int]) -> tuple[tuple[
         The rows, and a note about versions that are not listed.
     """
     versions = timeline.versions
-    chosen = versions if len(versions) <= MOST_ROWS else _notable(timeline, of_interest)
+    chosen = versions if len(versions) <= MAX_ROWS else _notable(timeline, of_interest)
     rows = tuple(_version_row(version) for version in reversed(chosen))
     n_left = len(versions) - len(chosen)
     more = f"{counted(n_left, 'version')} not listed: the table contains the newest and the notable ones."
@@ -284,7 +284,7 @@ def _notable(timeline: Timeline, of_interest: Iterable[int]) -> list[TimelineVer
     versions = timeline.versions
     newest = [version.number for version in versions[-_NEWEST_ROWS:]]
     rollbacks = [version.record for version in versions if version.record.rollback_from is not None]
-    turns = [
+    boundaries = [
         number
         for before, after in pairwise(versions)
         if before.state != after.state
@@ -295,23 +295,23 @@ def _notable(timeline: Timeline, of_interest: Iterable[int]) -> list[TimelineVer
         *of_interest,
         *(version.number for version in reversed(versions) if version.exports),
         *(number for record in reversed(rollbacks) for number in (record.version, record.rollback_to)),
-        *reversed(turns),
+        *reversed(boundaries),
         *(version.number for version in reversed(versions) if version.is_foreign),
-        *(version.number for version in reversed(versions[-MOST_ROWS:])),
+        *(version.number for version in reversed(versions[-MAX_ROWS:])),
     ]
     selected: dict[int, TimelineVersion] = {}
     for number in ordered:
         version = None if number is None else timeline.at(number)
-        if version is not None and len(selected) < MOST_ROWS:
+        if version is not None and len(selected) < MAX_ROWS:
             selected[version.number] = version
     return sorted(selected.values(), key=lambda version: version.number)
 
 
 def _version_row(version: TimelineVersion) -> VersionRow:
     record = version.record
-    signs = [f"exported as {truncate(name, 60)}" for name in version.exports[:_MOST_REASONS]]
-    if len(version.exports) > _MOST_REASONS:
-        signs.append(f"and {counted(len(version.exports) - _MOST_REASONS, 'export')} more")
+    signs = [f"exported as {truncate(name, 60)}" for name in version.exports[:_MAX_REASONS]]
+    if len(version.exports) > _MAX_REASONS:
+        signs.append(f"and {counted(len(version.exports) - _MAX_REASONS, 'export')} more")
     if record.rollback_from is not None:
         to = "" if record.rollback_to is None else f" to {record.rollback_to:,}"
         signs.append(f"rolled back from {record.rollback_from:,}{to}")
@@ -323,8 +323,8 @@ def _version_row(version: TimelineVersion) -> VersionRow:
         state=version.state,
         label=LABELS[version.state],
         operation=truncate(record.operation or "", 40),
-        message=truncate(record.message or "", _LONGEST_MESSAGE_CHARS),
-        why=truncate(version.why, _LONGEST_MESSAGE_CHARS),
+        message=truncate(record.message or "", _MAX_MESSAGE_CHARS),
+        why=truncate(version.why, _MAX_MESSAGE_CHARS),
         signs=tuple(signs),
     )
 

@@ -82,7 +82,7 @@ def render_chart(chart: Chart, states: Mapping[VersionState, str], headline: str
     return template.render(chart=chart, states=states, headline=headline)
 
 
-_BEGINNING = b"<!doctype html>"
+_DOCTYPE = b"<!doctype html>"
 
 
 def check_page_path(path: str | os.PathLike[str]) -> None:
@@ -110,7 +110,7 @@ def _is_page(path: Path) -> bool:
     """Whether a file is empty or an HTML report, so that a wrong path cannot overwrite a file of a lakehouse."""
     try:
         with open(path, "rb") as file:
-            return file.read(len(_BEGINNING)).lower() in (b"", _BEGINNING)
+            return file.read(len(_DOCTYPE)).lower() in (b"", _DOCTYPE)
     except OSError as error:
         raise _error(path, error.strerror or str(error)) from error
 

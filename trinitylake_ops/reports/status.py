@@ -13,7 +13,7 @@ from trinitylake_ops.reports.content import Heading, Metric, Step
 from trinitylake_ops.reports.rendering import render_status
 from trinitylake_ops.versions.snapshot import epoch_ms
 
-_LONGEST_CHARS = 300
+_MAX_CHARS = 300
 _TONES = {"due": "warn", "later": "plain", "look": "plain", "fine": "good", "error": "bad", "warning": "warn"}
 
 
@@ -61,12 +61,12 @@ def status_page(states: Sequence[tuple[str, Status]], *, silent: Sequence[str] =
 
 
 def _section(name: str, status: Status) -> Section:
-    steps = tuple(Step("", truncate(command, _LONGEST_CHARS)) for command in status.commands)
+    steps = tuple(Step("", truncate(command, _MAX_CHARS)) for command in status.commands)
     heading = Heading(
         subject="status",
         root=status.root,
         now_ms=epoch_ms(status.now),
-        headline=truncate(status.headline, _LONGEST_CHARS),
+        headline=truncate(status.headline, _MAX_CHARS),
         tone=status.tone,
         steps=steps,
     )
@@ -93,33 +93,33 @@ def _status_metrics(status: Status) -> tuple[Metric, ...]:
         Metric("Versions", f"{status.kept:,}", f"and {status.expired:,} waiting for a purge"),
         *(Metric("Undone", range_.versions, f"by version {range_.by:,}", "warn") for range_ in status.undone),
         Metric("Conflicts", lost, f"of the newest {counted(commits.versions, 'version')}"),
-        Metric("Reclaimable", "unknown" if space is None else size(space), truncate(status.space.note, _LONGEST_CHARS)),
+        Metric("Reclaimable", "unknown" if space is None else size(space), truncate(status.space.note, _MAX_CHARS)),
         Metric("Hint", hint, "", "good" if hint == "right" else "warn"),
         Metric("Exports", f"{status.exports:,}", counted(status.clones, "clone")),
-        Metric("Running", "yes" if status.running else "none", truncate(status.running or "", _LONGEST_CHARS)),
+        Metric("Running", "yes" if status.running else "none", truncate(status.running or "", _MAX_CHARS)),
     )
 
 
 def _due(due: Due) -> StatusRow:
-    cells = (due.what, due.state.value, truncate(due.why, _LONGEST_CHARS), truncate(due.command, _LONGEST_CHARS))
+    cells = (due.what, due.state.value, truncate(due.why, _MAX_CHARS), truncate(due.command, _MAX_CHARS))
     return StatusRow(cells, _TONES[due.state.value])
 
 
 def _finding_row(finding: StatusFinding) -> StatusRow:
     return StatusRow(
-        (truncate(finding.message, _LONGEST_CHARS), finding.severity, finding.command), _TONES[finding.severity]
+        (truncate(finding.message, _MAX_CHARS), finding.severity, finding.command), _TONES[finding.severity]
     )
 
 
 def _committer(committer: Committer) -> StatusRow:
     return StatusRow(
         (
-            truncate(committer.name, _LONGEST_CHARS),
+            truncate(committer.name, _MAX_CHARS),
             truncate(committer.engine or "", 80),
             f"{committer.versions:,}",
             f"{committer.transactions:,}",
             f"{committer.lost:,}",
             utc(epoch_ms(committer.last_at)),
-            truncate(", ".join(committer.operations), _LONGEST_CHARS),
+            truncate(", ".join(committer.operations), _MAX_CHARS),
         )
     )

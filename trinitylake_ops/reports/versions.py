@@ -300,9 +300,9 @@ def _verification_headline(report: VerifyReport, versions: Timeline) -> str:
     return f"{every}{_unreadable_versions(versions)}; {latest}; {summary}"
 
 
-_MOST_ROWS = 500
-_LONGEST_NAME_CHARS = 120
-_LONGEST_COLUMNS_CHARS = 300
+_MAX_ROWS = 500
+_MAX_NAME_CHARS = 120
+_MAX_COLUMNS_CHARS = 300
 #: In the order of importance for a reader.
 _SECTIONS = (
     (ChangedOn.BOTH, "Changed on both sides: resolve before a promotion"),
@@ -364,13 +364,13 @@ def comparison_page(comparison: Comparison, now_ms: int) -> str:
 
 def _section(comparison: Comparison, side: ChangedOn, title: str) -> ComparedSection:
     objects = comparison.on(side)
-    return ComparedSection(title, tuple(map(_row, objects[:_MOST_ROWS])), max(0, len(objects) - _MOST_ROWS))
+    return ComparedSection(title, tuple(map(_row, objects[:_MAX_ROWS])), max(0, len(objects) - _MAX_ROWS))
 
 
 def _row(compared: ComparedObject) -> ComparedRow:
     name = compared.name if compared.table is not None else f"namespace {compared.name}"
     return ComparedRow(
-        truncate(name, _LONGEST_NAME_CHARS),
+        truncate(name, _MAX_NAME_CHARS),
         _text(compared.in_clone, compared.clone),
         _text(compared.in_parent, compared.parent),
     )
@@ -385,7 +385,7 @@ def _text(kind: str | None, delta: TableDelta | None) -> str:
         parts += [f"{sign}{counted(rows, 'row')}" for sign, rows in _signed(delta.rows_added, delta.rows_removed)]
         parts += [f"{sign}{size(bytes_)}" for sign, bytes_ in _signed(delta.bytes_added or 0, delta.bytes_removed or 0)]
     if delta is not None and delta.schema:
-        parts.append(truncate(f"columns {'; '.join(delta.schema)}", _LONGEST_COLUMNS_CHARS))
+        parts.append(truncate(f"columns {'; '.join(delta.schema)}", _MAX_COLUMNS_CHARS))
     return ", ".join(parts)
 
 

@@ -61,10 +61,10 @@ _PAGE_HEADERS = {
 }
 #: The endpoint for OAuth tokens, which clients use that are configured with a client id and a secret.
 _OAUTH = b"/v1/oauth/tokens"
-_LOOKS = (b"/v1/config", b"/metrics")
+_READ_ENDPOINTS = (b"/v1/config", b"/metrics")
 _MAX_QUERY_BYTES = 16 << 10
-_MOST_QUERY_FIELDS = 50
-_LONGEST_PATH_CHARS = 500
+_MAX_QUERY_FIELDS = 50
+_MAX_PATH_CHARS = 500
 #: The operation name of requests that match no operation.
 _NO_OPERATION = "other"
 
@@ -108,7 +108,7 @@ class Application:
             [served.lake for served in self.warehouses.served], self.scheduler.workers, self._redact
         )
         self._reading_metrics: asyncio.Task[None] | None = None
-        self._most_bytes_of_one = self._limits.bodies_bytes // (2 if is_shared else 1)
+        self._max_bytes_per_principal = self._limits.bodies_bytes // (2 if is_shared else 1)
         #: Bytes of request bodies that are being received or processed.
         self.n_body_bytes = 0
         self._n_bytes_of: Counter[str] = Counter()
@@ -190,7 +190,7 @@ class Application:
             log_fields["principal"] = principal.name
             query = _query(request)
             held_body.principal = principal.name
-            if is_page or (is_look and path in _LOOKS):
+            if is_page or (is_look and path in _READ_ENDPOINTS):
                 log_fields["operation"] = f"GET {_path(request)}"
                 if path == b"/metrics":
                     return await self._metrics(principal)
@@ -213,7 +213,7 @@ class Application:
                 )  # fmt: skip
 
             with self._execution(principal, request) as execution:
-                return await self._carry_out(execution, route, call, is_large=len(body) > LARGE_BODY_BYTES)
+                return await self._execute(execution, route, call, is_large=len(body) > LARGE_BODY_BYTES)
         except ClientDisconnect:
             return failed(bad_request("the client disconnected before the request began"), changes=False, request_id="")
         except Exception as error:  # noqa: BLE001 - each becomes a response, and unexpected ones are logged
@@ -232,7 +232,7 @@ class Application:
         finally:
             execution.close()
 
-    async def _carry_out(
+    async def _execute(
         self, execution: Execution, route: Route, make_call: Callable[[], Call], *, is_large: bool
     ) -> JsonResponse:
         """Run a request. One that changes tables waits in their queues between two steps, without a thread."""
@@ -282,7 +282,7 @@ class Application:
 
     async def _metrics(self, principal: Principal) -> JsonResponse:
         """Return all metrics, with the previous values of lakehouses that do not respond in time."""
-        if principal.least_scope < Granted.READ:
+        if principal.min_scope < Granted.READ:
             raise forbidden(
                 f"{principal.name} is not allowed to read metrics: that needs scope read in every namespace"
             )
@@ -296,7 +296,7 @@ class Application:
         return JsonResponse(200, self.metrics.text(), {"content-type": CONTENT_TYPE})
 
     def _page(self, principal: Principal) -> JsonResponse:
-        if principal.least_scope < Granted.READ:
+        if principal.min_scope < Granted.READ:
             raise forbidden(
                 f"{principal.name} is not allowed to read the status page: that needs scope read in every namespace"
             )
@@ -323,7 +323,7 @@ class Application:
 
     def _warehouse(self, principal: Principal, name: str) -> Warehouse:
         # Checked first, so that the response does not reveal whether a lakehouse or a warehouse exists.
-        if not principal.may_see(self.warehouses.lakehouse_of(name)) or principal.most_scope < Granted.READ:
+        if not principal.may_see(self.warehouses.lakehouse_of(name)) or principal.max_scope < Granted.READ:
             raise forbidden(f"{principal.name} is not allowed to access this lakehouse")
         return self.warehouses.named(name)
 
@@ -354,7 +354,7 @@ class Application:
                     self._n_bytes_of[held_body.principal] += len(part)
                     if held_body.n_bytes > limit:
                         raise too_large(limit)
-                    is_too_many = self._n_bytes_of[held_body.principal] > self._most_bytes_of_one
+                    is_too_many = self._n_bytes_of[held_body.principal] > self._max_bytes_per_principal
                     if is_too_many or self.n_body_bytes > self._limits.bodies_bytes:
                         raise responses.too_many("too many request bodies are in transit; retry later")
                     parts.append(part)
@@ -375,7 +375,7 @@ class Application:
         return failed(error, changes=False, request_id="")
 
 
-class _InTwoParts(Response):
+class _TwoPartResponse(Response):
     """A response whose second part is sent without a copy, so that unread responses share its memory."""
 
     def __init__(self, response: JsonResponse, headers: dict[str, str]):
@@ -390,7 +390,7 @@ class _InTwoParts(Response):
 
 
 def _response(response: JsonResponse, headers: dict[str, str]) -> Response:
-    return _InTwoParts(response, headers) if response.shared else Response(response.body, response.status, headers)
+    return _TwoPartResponse(response, headers) if response.shared else Response(response.body, response.status, headers)
 
 
 def _host(request: Request) -> str:
@@ -402,7 +402,7 @@ def _host(request: Request) -> str:
 
 def _path(request: Request) -> str:
     path: bytes = request.scope["raw_path"]
-    return path.decode("ascii", "replace")[:_LONGEST_PATH_CHARS]
+    return path.decode("ascii", "replace")[:_MAX_PATH_CHARS]
 
 
 def _query(request: Request) -> dict[str, str]:
@@ -411,7 +411,7 @@ def _query(request: Request) -> dict[str, str]:
         raise bad_request("the query is too long")
     try:
         fields = parse_qsl(
-            text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MOST_QUERY_FIELDS
+            text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MAX_QUERY_FIELDS
         )
     except ValueError:
         raise bad_request("the query is not valid") from None

@@ -53,9 +53,9 @@ _DOCUMENT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _PROPERTIES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 _NAMES: TypeAdapter[list[str]] = TypeAdapter(list[str])
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
-_LONGEST_CLIENT_CHARS = 100
-_MOST_VALUES = 500_000
-_MOST_OBJECTS = 50_000
+_MAX_CLIENT_CHARS = 100
+_MAX_VALUES = 500_000
+_MAX_OBJECTS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +105,16 @@ class Call:
     @property
     def client(self) -> str:
         """The user agent that the client declares."""
-        return _UNPRINTABLE.sub("?", self.headers.get("user-agent", ""))[:_LONGEST_CLIENT_CHARS]
+        return _UNPRINTABLE.sub("?", self.headers.get("user-agent", ""))[:_MAX_CLIENT_CHARS]
 
     def document(self) -> dict[str, Any]:
         """Return the body as a JSON object. Raises RejectedError: 400, or 413 if it has too many values."""
         # Marks within strings are counted as well. Parsed, a value takes tens of bytes for as few as two of the body.
-        if sum(self.body.count(mark) for mark in (b",", b"[", b"{")) > _MOST_VALUES:
-            raise RejectedError(413, "BadRequestException", f"the body contains more than {_MOST_VALUES} values")
+        if sum(self.body.count(mark) for mark in (b",", b"[", b"{")) > _MAX_VALUES:
+            raise RejectedError(413, "BadRequestException", f"the body contains more than {_MAX_VALUES} values")
         # An object becomes a schema field, an update or a part of a filter, at about 0.1 ms of work each.
-        if self.body.count(b"{") > _MOST_OBJECTS:
-            raise RejectedError(413, "BadRequestException", f"the body contains more than {_MOST_OBJECTS} objects")
+        if self.body.count(b"{") > _MAX_OBJECTS:
+            raise RejectedError(413, "BadRequestException", f"the body contains more than {_MAX_OBJECTS} objects")
         try:
             content = _DOCUMENT.validate_json(self.body)
         except PydanticError as error:
@@ -161,7 +161,7 @@ class Call:
         Raises:
             StorageError: If the latest version cannot be read at the moment.
         """
-        if self.principal.least_scope >= scope:
+        if self.principal.min_scope >= scope:
             return True
         namespaces = self.warehouse.current_namespaces(definition.id, latest)
         return bool(namespaces) and all(self.principal.may(scope, namespace) for namespace in namespaces)
@@ -300,9 +300,9 @@ KEY_LIFETIME_MS = 30 * 60_000
 #: The accepted difference between the clocks of clients and of the storage.
 CLOCK_MARGIN_MS = 5 * 60_000
 #: How often a change is attempted if it conflicts with other commits.
-MOST_ATTEMPTS = 20
-_LONGEST_MESSAGE_CHARS = 500
-_LONGEST_REQUEST_CHARS = 300
+MAX_ATTEMPTS = 20
+_MAX_MESSAGE_CHARS = 500
+_MAX_REQUEST_CHARS = 300
 _KEY_CHARS = 36
 _DIGEST_CHARS = 12
 #: The commit property that identifies the request of an idempotency key.
@@ -341,7 +341,7 @@ def transaction_of(call: Call, message: str, base: Snapshot | None = None) -> Tr
     lake, key = call.warehouse.served.lake, call.headers.get("idempotency-key")
     publication = None if key is None else publication_id("idempotency-key", call.principal.name, _checked_key(key))
     txn = lake.transaction(
-        message=message[:_LONGEST_MESSAGE_CHARS],
+        message=message[:_MAX_MESSAGE_CHARS],
         properties=_commit_properties(call),
         transaction_id=publication,
         base=base,
@@ -360,7 +360,7 @@ def _commit_properties(call: Call) -> Mapping[str, str]:
 def _request_text(call: Call) -> str:
     """Return a readable text that identifies the request."""
     body = hashlib.sha256(call.body).hexdigest()[:_DIGEST_CHARS]
-    return f"{call.method} {call.path}"[:_LONGEST_REQUEST_CHARS] + f" {body}"
+    return f"{call.method} {call.path}"[:_MAX_REQUEST_CHARS] + f" {body}"
 
 
 def _checked_key(key: str) -> str:
@@ -450,10 +450,10 @@ def retry_on_conflict(attempt: Callable[[], T], note_conflict: Callable[[], None
         The result of the attempt, None if the request was already carried out.
 
     Raises:
-        CommitFailedException: After ``MOST_ATTEMPTS`` conflicts. Other errors of an attempt are passed on.
+        CommitFailedException: After ``MAX_ATTEMPTS`` conflicts. Other errors of an attempt are passed on.
     """
     conflict: Exception | None = None
-    for _ in range(MOST_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         try:
             return attempt()
         except CommittedByOtherError:
@@ -466,5 +466,5 @@ def retry_on_conflict(attempt: Callable[[], T], note_conflict: Callable[[], None
             conflict = error
         note_conflict()
     raise CommitFailedException(
-        f"commit failed after {MOST_ATTEMPTS} conflicts with other commits; retry later: {conflict}"
+        f"commit failed after {MAX_ATTEMPTS} conflicts with other commits; retry later: {conflict}"
     ) from conflict

@@ -82,7 +82,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 logger = logging.getLogger(__name__)
 
 #: The maximum number of updates and of requirements. Each update is applied to all metadata, so their costs multiply.
-_MOST_PARTS = 1_000
+_MAX_PARTS = 1_000
 #: The entries of large manifests can take gigabytes of memory, so only one commit at a time may load them.
 _LARGE_MANIFESTS = threading.Lock()
 
@@ -105,9 +105,9 @@ class TableCommit:
     @classmethod
     def of(cls, request: CommitTableRequest) -> TableCommit:
         """Return the commit of a request. Raises NoSuchNamespaceError, or RejectedError if it has too many parts."""
-        if max(len(request.updates), len(request.requirements)) > _MOST_PARTS:
+        if max(len(request.updates), len(request.requirements)) > _MAX_PARTS:
             raise bad_request(
-                f"a table commit may have at most {_MOST_PARTS} updates and as many requirements; split it"
+                f"a table commit may have at most {_MAX_PARTS} updates and as many requirements; split it"
             )
         namespace = single_level(request.identifier.namespace.root)
         return cls((namespace, request.identifier.name), request)

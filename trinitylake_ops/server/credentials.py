@@ -189,7 +189,7 @@ _NO_CREDENTIALS = "this server vends no credentials for this table; use your own
 _NO_SIGNATURES = "this server signs no requests for this table; use your own credentials for its files"
 
 
-class _ToSign(BaseModel):
+class _SignRequest(BaseModel):
     """The body of a signing request, in the form of Iceberg's signer specification."""
 
     method: str
@@ -215,13 +215,13 @@ def sign_request(call: Call) -> JsonResponse:
     delegate = call.warehouse.served.delegate
     if delegate is None or not delegate.settings.sign or folder is None:
         raise unsupported(_NO_SIGNATURES)
-    asked = _ToSign.model_validate(call.document())
+    to_sign = _SignRequest.model_validate(call.document())
     from trinitylake_ops.storage.s3.delegation import S3Delegate
     from trinitylake_ops.storage.s3.signing import UnsignedRequest
 
     assert isinstance(delegate, S3Delegate)
-    headers = {name.lower(): values for name, values in asked.headers.items()}
-    request = UnsignedRequest(asked.method.upper(), asked.uri, asked.region, headers)
+    headers = {name.lower(): values for name, values in to_sign.headers.items()}
+    request = UnsignedRequest(to_sign.method.upper(), to_sign.uri, to_sign.region, headers)
     signed = delegate.sign(
         request,
         folder,

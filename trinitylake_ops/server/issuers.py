@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 #: Keys are fetched again when they are older than this, so that a withdrawn key is rejected after at most this time.
 KEPT_SECONDS = 300.0
 #: How long keys are used while their address does not respond.
-LONGEST_KEPT_SECONDS = 3_600.0
+MAX_KEPT_SECONDS = 3_600.0
 #: The minimum interval between downloads that unknown keys in tokens cause.
 PAUSE_SECONDS = 10.0
-LONGEST_FETCH_SECONDS = 10.0
-MOST_BYTES = 1 << 20
-MOST_KEYS = 100
+MAX_FETCH_SECONDS = 10.0
+MAX_BYTES = 1 << 20
+MAX_KEYS = 100
 _CONNECT_SECONDS = 5.0
 _PART_BYTES = 64 << 10
 _FAMILIES = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
@@ -120,7 +120,7 @@ class Keys:
         """
         now_s = self._now()
         with self._lock:
-            if self._fetched_s is None or now_s - self._fetched_s >= LONGEST_KEPT_SECONDS:
+            if self._fetched_s is None or now_s - self._fetched_s >= MAX_KEPT_SECONDS:
                 raise KeysUnavailableError("the issuer's keys are not available; retry later")
             candidates = (
                 self._keys.get(kid, ()) if kid is not None else [key for keys in self._keys.values() for key in keys]
@@ -147,8 +147,8 @@ class Keys:
     def _parse_keys(self, data: bytes) -> Mapping[str | None, tuple[Key, ...]]:
         content = json.loads(data)
         listed = content.get("keys") if isinstance(content, dict) else None
-        if not isinstance(listed, list) or not 1 <= len(listed) <= MOST_KEYS:
-            raise ValueError(f"the response is not a set of 1 to {MOST_KEYS} keys")
+        if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_KEYS:
+            raise ValueError(f"the response is not a set of 1 to {MAX_KEYS} keys")
         keys: dict[str | None, tuple[Key, ...]] = {}
         for entry in listed:
             key = self._key(entry)
@@ -176,7 +176,7 @@ class Keys:
 
 def _read(url: str) -> bytes:
     """Return the content at an address. Raises OSError, HTTPException, or ValueError if it is too large."""
-    deadline_s = time.monotonic() + LONGEST_FETCH_SECONDS
+    deadline_s = time.monotonic() + MAX_FETCH_SECONDS
     request = urllib.request.Request(url, headers={"Accept": "application/json"})
     parts, n_bytes = [], 0
     try:
@@ -187,10 +187,10 @@ def _read(url: str) -> bytes:
     with opened as response:
         while part := response.read1(_PART_BYTES):
             n_bytes += len(part)
-            if n_bytes > MOST_BYTES:
-                raise ValueError(f"the response is larger than {MOST_BYTES} bytes")
+            if n_bytes > MAX_BYTES:
+                raise ValueError(f"the response is larger than {MAX_BYTES} bytes")
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"the download took longer than {LONGEST_FETCH_SECONDS:.0f} seconds")
+                raise TimeoutError(f"the download took longer than {MAX_FETCH_SECONDS:.0f} seconds")
             parts.append(part)
     return b"".join(parts)
 
@@ -201,9 +201,9 @@ ALGORITHMS = frozenset(
 )  # fmt: skip
 _DEFAULT_ALGORITHMS = ("RS256", "ES256")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
-_KNOWN = frozenset({"name", "issuer", "audience", "keys", "algorithms", "principal", "claim", "grants", "lakehouses"})
-_NEEDED = ("name", "issuer", "audience", "keys", "grants")
-_MOST = 100
+_FIELDS = frozenset({"name", "issuer", "audience", "keys", "algorithms", "principal", "claim", "grants", "lakehouses"})
+_REQUIRED_FIELDS = ("name", "issuer", "audience", "keys", "grants")
+_MAX_COUNT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +243,8 @@ class IssuerSettings:
 def read_issuers(path: Path) -> tuple[IssuerSettings, ...]:
     """Read the issuers of a YAML file, which contains a list ``issuers``. Raises InvalidInputError."""
     content = read_yaml(path, "issuers")
-    if not isinstance(content, list) or not 1 <= len(content) <= _MOST:
-        raise InvalidInputError(f"{str(path)!r}: 'issuers' must be a list of 1 to {_MOST} issuers", path=str(path))
+    if not isinstance(content, list) or not 1 <= len(content) <= _MAX_COUNT:
+        raise InvalidInputError(f"{str(path)!r}: 'issuers' must be a list of 1 to {_MAX_COUNT} issuers", path=str(path))
     issuers = tuple(_issuer(f"{str(path)!r}: issuer {at}", raw) for at, raw in enumerate(content, 1))
     for field_name in ("name", "issuer"):
         if len({getattr(issuer, field_name) for issuer in issuers}) < len(issuers):
@@ -253,10 +253,10 @@ def read_issuers(path: Path) -> tuple[IssuerSettings, ...]:
 
 
 def _issuer(where: str, raw: Any) -> IssuerSettings:
-    if not isinstance(raw, dict) or not raw.keys() <= _KNOWN or not all(raw.get(name) for name in _NEEDED):
+    if not isinstance(raw, dict) or not raw.keys() <= _FIELDS or not all(raw.get(name) for name in _REQUIRED_FIELDS):
         raise InvalidInputError(
-            f"{where} must be a mapping with {', '.join(_NEEDED)}, and with no keys other than"
-            f" {', '.join(sorted(_KNOWN))}"
+            f"{where} must be a mapping with {', '.join(_REQUIRED_FIELDS)}, and with no keys other than"
+            f" {', '.join(sorted(_FIELDS))}"
         )
     name = raw["name"]
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -324,11 +324,11 @@ def _grant(where: str, raw: Any) -> Grant:
 
 #: Three base64url parts: the compact form of a signed token (RFC 7515).
 _SIGNED = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
-_LONGEST_CHARS = 16 << 10
+_MAX_CHARS = 16 << 10
 _PRINCIPAL = re.compile(r"[\x21-\x7e]{1,64}")
 #: The accepted difference between clocks.
 LEEWAY_SECONDS = 60
-_MOST_VALUES = 1_000
+_MAX_VALUES = 1_000
 
 
 def signed_token(authorization: str | None) -> str | None:
@@ -356,7 +356,7 @@ class Issuers:
 
     async def principal(self, token: str) -> Principal:
         """Return the principal of a token. Raises RejectedError: 401, or 503 if the issuer's keys are not available."""
-        if len(token) > _LONGEST_CHARS:
+        if len(token) > _MAX_CHARS:
             raise unauthorized_error("the token is too long")
         header, issuer = _header(token), _claimed_issuer(token)
         if issuer not in self._issuers:
@@ -367,7 +367,7 @@ class Issuers:
             raise unauthorized_error("the token's signature algorithm is not accepted")
         refresh = keys.refresh_for(kid)
         if refresh is not None:
-            await asyncio.wait({asyncio.wrap_future(refresh)}, timeout=LONGEST_FETCH_SECONDS)
+            await asyncio.wait({asyncio.wrap_future(refresh)}, timeout=MAX_FETCH_SECONDS)
         return self._checked(token, settings, keys, algorithm, kid)
 
     def _checked(self, token: str, settings: IssuerSettings, keys: Keys, algorithm: str, kid: str | None) -> Principal:
@@ -451,4 +451,4 @@ def _values(claim: Any) -> list[str]:
     values = claim.split() if isinstance(claim, str) else claim
     if not isinstance(values, list):
         return []
-    return list(dict.fromkeys(value for value in values[:_MOST_VALUES] if isinstance(value, str)))
+    return list(dict.fromkeys(value for value in values[:_MAX_VALUES] if isinstance(value, str)))

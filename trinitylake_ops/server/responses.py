@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN_STATE = "CommitStateUnknownException"
 UNAVAILABLE = "ServiceUnavailableException"
-_LONGEST_MESSAGE_CHARS = 2_000
+_MAX_MESSAGE_CHARS = 2_000
 _SHOWN_FAULTS = 3
 
 #: The first match applies, so a subclass must precede its base class.
@@ -230,7 +230,7 @@ def _failure(
     reason: str | None = None,
 ) -> JsonResponse:
     """Return an error response of the specification. ``reason`` is the code of one of this package's errors."""
-    short_message = message[:_LONGEST_MESSAGE_CHARS]
+    short_message = message[:_MAX_MESSAGE_CHARS]
     error = {"message": short_message, "type": kind, "code": status} | ({} if reason is None else {"reason": reason})
     body = json.dumps({"error": error}).encode()
     return JsonResponse(status, body, dict(headers or {}), kind, detail or short_message)

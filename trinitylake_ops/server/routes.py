@@ -21,7 +21,7 @@ _TABLES = f"{_NAMESPACE}/tables"
 _TABLE = f"{_TABLES}/{{table}}"
 _VIEWS = f"{_NAMESPACE}/views"
 _VIEW = f"{_VIEWS}/{{view}}"
-_LONGEST_NAME_BYTES = 10_000
+_MAX_NAME_BYTES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _names_in(segments: list[str], template: list[str]) -> dict[str, str] | None
 
 
 def _decoded(text: str) -> str:
-    if len(text) > _LONGEST_NAME_BYTES:
+    if len(text) > _MAX_NAME_BYTES:
         raise bad_request("a name in the path is too long")
     try:
         return unquote_to_bytes(text).decode()

@@ -31,10 +31,10 @@ _SWITCH_SECONDS = 0.0005
 #: Additional listening sockets. For each listening socket, uvloop accepts only one connection before it serves all
 #: connections with pending data, so new clients would wait behind many active ones.
 _MORE_LISTENERS = 15
-_MOST_FILES = 65_536
+_MAX_FILES = 65_536
 #: For TLS 1.2, only cipher suites with forward secrecy and authenticated encryption. All suites of TLS 1.3 are allowed.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-_MOST_HEADER_BYTES = 64 << 10
+_MAX_HEADER_BYTES = 64 << 10
 #: The number of open files that are reserved for the storage, however many clients are connected.
 _FILES_OF_STORAGE = 512
 #: A body may arrive in this number of chunks of any size, plus one more per this number of bytes.
@@ -70,7 +70,7 @@ class LimitedConnection(H11Protocol):
     """
 
     limits = Limits()
-    most_connections = _MOST_FILES
+    max_connections = _MAX_FILES
     #: The connections with a response that the client has not read completely, oldest first. Shared by a server.
     unread: ClassVar[dict[LimitedConnection, None]] = {}
     _head_timer: asyncio.TimerHandle | None = None
@@ -80,7 +80,7 @@ class LimitedConnection(H11Protocol):
 
     def __init__(self, config: uvicorn.Config, *arguments: Any, **named: Any):
         super().__init__(config, *arguments, **named)
-        self.conn = ChunkLimitedParser(h11.SERVER, _MOST_HEADER_BYTES)
+        self.conn = ChunkLimitedParser(h11.SERVER, _MAX_HEADER_BYTES)
 
     def handle_events(self) -> None:
         """Handle received data. A body in too many chunks ends the connection."""
@@ -94,7 +94,7 @@ class LimitedConnection(H11Protocol):
         super().connection_made(transport)
         # asyncio's own loop sets it for some sockets only. Without it, the second part of a response is delayed 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self.connections) > self.most_connections:
+        if len(self.connections) > self.max_connections:
             transport.abort()
         else:
             self._wait_for_head(self.limits.idle_seconds)
@@ -208,7 +208,7 @@ def _allow_many_connections() -> None:
     """Raise the limit on open files, because each connection needs one and the default is often 1,024."""
     try:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        limit = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
         if soft != resource.RLIM_INFINITY and soft < limit:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     except (OSError, ValueError) as error:
@@ -259,8 +259,8 @@ def configuration_of(application: Application, settings: ServerSettings) -> uvic
         settings: The settings of the server.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    max_files = _MOST_FILES if soft == resource.RLIM_INFINITY else max(soft - _FILES_OF_STORAGE, soft // 2)
-    bounds = {"limits": settings.limits, "most_connections": max_files, "unread": {}}
+    max_files = _MAX_FILES if soft == resource.RLIM_INFINITY else max(soft - _FILES_OF_STORAGE, soft // 2)
+    bounds = {"limits": settings.limits, "max_connections": max_files, "unread": {}}
     return uvicorn.Config(
         application,
         http=type("Connection", (LimitedConnection,), bounds),
@@ -271,7 +271,7 @@ def configuration_of(application: Application, settings: ServerSettings) -> uvic
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=round(settings.limits.idle_seconds),
-        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         ssl_certfile=None if settings.tls_certificate is None else str(settings.tls_certificate),
         ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
         ssl_ciphers=_CIPHERS,

@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 _LOCAL = "file://"
 #: Locks that make concurrent requests encode the same metadata only once, selected by the hash of its ETag.
 _ENCODING = tuple(threading.Lock() for _ in range(64))
-_MOST_IN_TRANSACTION = 1_000
+_MAX_IN_TRANSACTION = 1_000
 #: The types of client reports that are accepted.
 _REPORTS = ("scan-report", "commit-report")
 
@@ -152,8 +152,8 @@ def committed_tables(call: Call) -> list[Name]:
 
 def _changes(call: Call) -> list[Any]:
     changes = call.document().get("table-changes")
-    if not isinstance(changes, list) or not 1 <= len(changes) <= _MOST_IN_TRANSACTION:
-        raise bad_request(f"table-changes must be a list of 1 to {_MOST_IN_TRANSACTION} changes")
+    if not isinstance(changes, list) or not 1 <= len(changes) <= _MAX_IN_TRANSACTION:
+        raise bad_request(f"table-changes must be a list of 1 to {_MAX_IN_TRANSACTION} changes")
     return changes
 
 
@@ -241,7 +241,7 @@ def renamed(
 
 def _check_all_names(call: Call, name: tuple[str, str]) -> None:
     """Raise RejectedError, 403, unless the principal may write the table under all of its current names."""
-    if call.principal.least_scope < Scope.WRITE:
+    if call.principal.min_scope < Scope.WRITE:
         latest = call.warehouse.served.lake.snapshot()
         with contextlib.suppress(NotFoundError):  # the change reports it, unless this request already did it
             call.check_table(Scope.WRITE, latest.table(*name), latest)
@@ -316,9 +316,9 @@ def _check_served_format(metadata: TableMetadata) -> None:
 
 
 def _with_refs_only(metadata: TableMetadata) -> TableMetadata:
-    referenced = {ref.snapshot_id for ref in metadata.refs.values()}
+    referenced_ids = {ref.snapshot_id for ref in metadata.refs.values()}
     return metadata.model_copy(
-        update={"snapshots": [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id in referenced]}
+        update={"snapshots": [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id in referenced_ids]}
     )
 
 

@@ -68,7 +68,7 @@ class Metrics:
             ("lakehouse",),
             registry=self._registry,
         )
-        self._registry.register(_OfStorages(storages))
+        self._registry.register(_StorageCollector(storages))
         self._listener = PrometheusListener(self._registry, without=(STORAGE_REQUESTS, STORAGE_BYTES))
         self._end = listen(self._listener)
 
@@ -111,7 +111,7 @@ class Metrics:
         return self._listener.text()
 
 
-class _OfStorages(Collector):
+class _StorageCollector(Collector):
     """Metrics from the counters of the storages."""
 
     def __init__(self, storages: Mapping[str, MeteredStorage]):
@@ -157,9 +157,9 @@ class States:
     def page(self, names: Collection[str]) -> bytes:
         """Return the status page of some lakehouses. It lists those whose state cannot be read."""
         states = {name: self._of(name, PAGE_SECONDS) for name in self._lakes if name in names}
-        answering = [(name, status) for name, status in states.items() if status is not None]
+        known_states = [(name, status) for name, status in states.items() if status is not None]
         silent = [name for name, status in states.items() if status is None]
-        return status_page(answering, silent=silent, refresh_seconds=_REFRESH_SECONDS).encode("utf-8", "replace")
+        return status_page(known_states, silent=silent, refresh_seconds=_REFRESH_SECONDS).encode("utf-8", "replace")
 
     def emit(self) -> None:
         """Set the gauges of all lakehouses whose state can be read."""
@@ -185,8 +185,8 @@ class States:
 T = TypeVar("T")
 
 _NAME = "trinitylake_ops.server"
-_CALLERS = ("traceparent", "tracestate")
-_LONGEST_CHARS = 512
+_TRACE_HEADERS = ("traceparent", "tracestate")
+_MAX_CHARS = 512
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def request_span(method: str, headers: Mapping[str, str], request_id: str) -> It
         headers: The headers of the request, in lower case.
         request_id: The id of the request.
     """
-    carrier = {name: headers[name] for name in _CALLERS if len(headers.get(name, "")) in range(1, _LONGEST_CHARS)}
+    carrier = {name: headers[name] for name in _TRACE_HEADERS if len(headers.get(name, "")) in range(1, _MAX_CHARS)}
     tracer = trace.get_tracer(_NAME)
     with tracer.start_as_current_span(
         method,

@@ -27,7 +27,7 @@ _HOW_TO_WRITE = "; start the server with --anonymous-writes for programs on this
 _READ_SECONDS = 5.0
 #: The token that pyiceberg sends if none is configured.
 _OF_PYICEBERG = "None"
-_KNOWN = frozenset({"name", "sha256", "scope", "namespaces", "lakehouses", "expires"})
+_FIELDS = frozenset({"name", "sha256", "scope", "namespaces", "lakehouses", "expires"})
 
 
 class Scope(IntEnum):
@@ -64,12 +64,12 @@ class Principal:
         return self.namespaces.get(namespace, self.scope) >= scope
 
     @property
-    def least_scope(self) -> Scope:
+    def min_scope(self) -> Scope:
         """The scope that the principal has in every namespace."""
         return min(self.scope, *self.namespaces.values()) if self.namespaces else self.scope
 
     @property
-    def most_scope(self) -> Scope:
+    def max_scope(self) -> Scope:
         """The highest scope that the principal has in any namespace."""
         return max(self.scope, *self.namespaces.values()) if self.namespaces else self.scope
 
@@ -202,8 +202,8 @@ def _principals(path: Path) -> dict[str, Principal]:
 
 
 def _principal(where: str, raw: Any) -> tuple[str, Principal]:
-    if not isinstance(raw, dict) or not raw.keys() <= _KNOWN:
-        raise InvalidInputError(f"{where} must be a mapping with only these keys: {', '.join(sorted(_KNOWN))}")
+    if not isinstance(raw, dict) or not raw.keys() <= _FIELDS:
+        raise InvalidInputError(f"{where} must be a mapping with only these keys: {', '.join(sorted(_FIELDS))}")
     name, digest = raw.get("name"), raw.get("sha256")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidInputError(f"{where}: the name is missing or not made of letters, digits, '.', '_', '@' and '-'")

@@ -45,7 +45,7 @@ _VERSION = re.compile(r"v([0-9]{1,18})")
 _TIME = "at-"
 _EXPORT = "export-"
 _CLONE = "clone-"
-_LONGEST_CHARS = 1_000
+_MAX_CHARS = 1_000
 _FORMS = f"write {MAIN}, v12, {_TIME}2030-01-31T12:00:00Z, {_EXPORT}NAME or {_CLONE}NAME"
 #: The cache sizes for parsed metadata, by its JSON size (parsed, it takes several times as much), and for encoded one.
 _PARSED_BYTES, _ENCODED_BYTES = 8 << 20, 16 << 20
@@ -231,7 +231,7 @@ class Warehouses:
 
     def _split(self, name: str) -> tuple[str, str]:
         """Split a warehouse name into the lakehouse's name and the rest."""
-        name = name[:_LONGEST_CHARS]
+        name = name[:_MAX_CHARS]
         lakehouse, _, version_name = (ONLY, "", name) if ONLY in self._served else name.partition(".")
         return lakehouse, version_name or MAIN
 

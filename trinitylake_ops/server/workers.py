@@ -66,9 +66,9 @@ class _Pool:
     def __init__(self, kind: Work, n_threads: int, n_waiting: int, *, is_shared: bool):
         self._executor = ThreadPoolExecutor(n_threads, thread_name_prefix=f"request-{kind}")
         self._n_threads = n_threads
-        self._most_running = max(1, n_threads - n_threads // 4) if is_shared else n_threads
+        self._max_running = max(1, n_threads - n_threads // 4) if is_shared else n_threads
         self._most = n_threads + n_waiting
-        self._most_of_one = max(1, self._most // 2) if is_shared else self._most
+        self._max_per_principal = max(1, self._most // 2) if is_shared else self._most
         self._running: Counter[str] = Counter()
         self._queues: OrderedDict[str, deque[Job]] = OrderedDict()
         self.n_running = self.n_waiting = 0
@@ -95,7 +95,7 @@ class _Pool:
             RejectedError: 503 if too many jobs are waiting, in total or for this principal.
         """
         queue = self._queues.get(principal, ())
-        if self.is_full or self._running[principal] + len(queue) >= self._most_of_one:
+        if self.is_full or self._running[principal] + len(queue) >= self._max_per_principal:
             raise busy_error()
         job = Job(principal, work, asyncio.get_running_loop().create_future())
         self._queues.setdefault(principal, deque()).append(job)
@@ -126,7 +126,7 @@ class _Pool:
 
     def _start_waiting(self) -> None:
         while self.n_running < self._n_threads:
-            principal = next((name for name in self._queues if self._running[name] < self._most_running), None)
+            principal = next((name for name in self._queues if self._running[name] < self._max_running), None)
             if principal is None:
                 return
             job: Job = self._removed(principal, deque.popleft)
@@ -217,9 +217,9 @@ class Workers:
         pool = self._pools[kind]
         return pool.n_running, pool.n_waiting
 
-    def saturated(self, longest_s: float) -> list[Work]:
-        """Return the classes of work that reject every request, or have made no progress for ``longest_s`` seconds."""
-        return [kind for kind, pool in self._pools.items() if pool.is_full or pool.stalled_s > longest_s]
+    def saturated(self, max_s: float) -> list[Work]:
+        """Return the classes of work that reject every request, or have made no progress for ``max_s`` seconds."""
+        return [kind for kind, pool in self._pools.items() if pool.is_full or pool.stalled_s > max_s]
 
     def close(self) -> None:
         """Wait until all jobs that have begun are finished."""
@@ -252,12 +252,12 @@ class TableQueue:
 
     Args:
         most: The maximum number of commits in all queues, including running ones.
-        most_of_one: The maximum number of commits of one principal.
+        max_per_principal: The maximum number of commits of one principal.
     """
 
-    def __init__(self, most: int, most_of_one: int):
+    def __init__(self, most: int, max_per_principal: int):
         self._most = most
-        self._most_of_one = most_of_one
+        self._max_per_principal = max_per_principal
         self._queues: dict[TableKey, OrderedDict[QueueTicket, None]] = {}
         self._n_places: Counter[str] = Counter()
 
@@ -275,7 +275,7 @@ class TableQueue:
         Raises:
             RejectedError: 503 if too many commits are in the queues, in total or for this principal.
         """
-        if len(self) >= self._most or self._n_places[principal] >= self._most_of_one:
+        if len(self) >= self._most or self._n_places[principal] >= self._max_per_principal:
             raise busy_error()
         ticket = QueueTicket(principal, frozenset(tables), asyncio.get_running_loop().create_future())
         self._n_places[principal] += 1

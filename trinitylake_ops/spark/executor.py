@@ -40,7 +40,7 @@ SETTLE_MS = 10_000
 #: The driver itself does work for up to this number of items, because a job takes longer than one or two round trips.
 FEW = 16
 #: The maximum number of items in a batch, by weight: one or two seconds of work, which is repeated if a task is lost.
-_MOST_PER_BATCH = MappingProxyType(
+_MAX_PER_BATCH = MappingProxyType(
     {
         Weight.ANSWER: 512,
         Weight.DEFINITION: 256,
@@ -108,7 +108,7 @@ class SparkExecutor:
         slots = self.slots
         # With a rate, no more tasks may run than there are shares of it, even if slots are added.
         n_tasks = slots * _TASKS_PER_SLOT if self._rate is None else slots
-        size = batch_size(len(items), _MOST_PER_BATCH[work.weight], slots, n_tasks)
+        size = batch_size(len(items), _MAX_PER_BATCH[work.weight], slots, n_tasks)
         batches = [items[start : start + size] for start in range(0, len(items), size)]
         pickled = self._pickle_work(work, work.storages, None if self._rate is None else self._rate / slots)
         for start in range(0, len(batches), slots * _BATCHES_PER_SLOT):

@@ -23,7 +23,7 @@ from trinitylake_ops.storage.retry import without_retries
 
 #: A task need not check for a new version for this time after the driver's check.
 FRESH_MS = 5_000
-_KEPT_WORKS = 8
+_MAX_CACHED_WORKS = 8
 
 #: Work that this process has unpickled before, so that connections stay open between tasks.
 _work_cache: OrderedDict[bytes, Any] = OrderedDict()
@@ -155,7 +155,7 @@ def _loaded(pickled: bytes) -> Any:
     key = hashlib.sha256(pickled).digest()
     if key not in _work_cache:
         _work_cache[key] = pickle.loads(pickled)
-        while len(_work_cache) > _KEPT_WORKS:
+        while len(_work_cache) > _MAX_CACHED_WORKS:
             _work_cache.popitem(last=False)
     _work_cache.move_to_end(key)
     return _work_cache[key]

@@ -13,7 +13,7 @@ from cachetools import LRUCache
 
 from trinitylake_ops.errors import InvalidInputError
 
-SHORTEST_SESSION_SECONDS, LONGEST_SESSION_SECONDS, USUAL_SESSION_SECONDS = 900, 43_200, 3_600
+MIN_SESSION_SECONDS, MAX_SESSION_SECONDS, USUAL_SESSION_SECONDS = 900, 43_200, 3_600
 ROLE = re.compile(r"arn:([a-z-]+):iam::[0-9a-z]*:role/[\w+=,.@/-]{1,576}")
 _MAX_CACHED = 10_000
 
@@ -45,10 +45,10 @@ class DelegationSettings:
             raise InvalidInputError("invalid role: it must be an ARN, for example arn:aws:iam::123456789012:role/lake")
         if self.create_only and not self.role:
             raise InvalidInputError("create_only requires a role, because it restricts the role's sessions; set a role")
-        if not SHORTEST_SESSION_SECONDS <= self.seconds <= LONGEST_SESSION_SECONDS:
+        if not MIN_SESSION_SECONDS <= self.seconds <= MAX_SESSION_SECONDS:
             raise InvalidInputError(
-                f"invalid session duration {self.seconds} s: it must be from {SHORTEST_SESSION_SECONDS} to"
-                f" {LONGEST_SESSION_SECONDS} s"
+                f"invalid session duration {self.seconds} s: it must be from {MIN_SESSION_SECONDS} to"
+                f" {MAX_SESSION_SECONDS} s"
             )
         if self.downscope and (self.role or self.sign or self.seconds != USUAL_SESSION_SECONDS):
             raise InvalidInputError(

@@ -139,13 +139,13 @@ class Storage(ABC):
         """Undo a ``stage`` that was not followed by ``create``."""
         del data
 
-    def commit_lock(self, longest_s: float) -> contextlib.AbstractContextManager[bool]:
-        """Wait up to ``longest_s`` seconds for a lock that processes hold while they commit, and hold it in a block.
+    def commit_lock(self, max_s: float) -> contextlib.AbstractContextManager[bool]:
+        """Wait up to ``max_s`` seconds for a lock that processes hold while they commit, and hold it in a block.
 
         The value of the block is whether another process held the lock before, in which case there is a new version.
         The lock is advisory: no commit depends on it. A storage without locks does not wait.
         """
-        del longest_s
+        del max_s
         return contextlib.nullcontext(False)
 
     @abstractmethod
@@ -310,8 +310,8 @@ class StorageWrapper(Storage):
     def discard_staged(self, data: bytes) -> None:
         self.inner.discard_staged(data)
 
-    def commit_lock(self, longest_s: float) -> AbstractContextManager[bool]:
-        return self.inner.commit_lock(longest_s)
+    def commit_lock(self, max_s: float) -> AbstractContextManager[bool]:
+        return self.inner.commit_lock(max_s)
 
     def write(self, path: str, data: bytes) -> None:
         self.inner.write(path, data)

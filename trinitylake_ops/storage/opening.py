@@ -62,8 +62,8 @@ def with_environment(root_uri: str, options: Mapping[str, str]) -> StorageOption
 def _check_names(scheme: Scheme, names: Iterable[str]) -> None:
     known_names = {option.name for option in (*scheme.options, *COMMON_OPTIONS)}
     if unknown := sorted(set(names) - known_names):
-        supported = ", ".join(sorted(known_names))
-        raise InvalidInputError(f"unknown storage option {unknown[0]!r}: {scheme.name}:// supports {supported}")
+        scheme_names = ", ".join(sorted(known_names))
+        raise InvalidInputError(f"unknown storage option {unknown[0]!r}: {scheme.name}:// supports {scheme_names}")
 
 
 def _check_name_of_other_scheme(name: str) -> None:

@@ -189,7 +189,7 @@ def _count_retry(root: str, error: StorageError) -> None:
 FIRST_WAIT_SECONDS = 0.1
 
 
-def retry_listing(call: Callable[..., T], *arguments: Any, longest_s: float = math.inf, **options: Any) -> T:
+def retry_listing(call: Callable[..., T], *arguments: Any, max_s: float = math.inf, **options: Any) -> T:
     """Fetch one page or part, with up to four retries.
 
     Storages use it for requests that consist of several pages or parts, because RetryStorage would start with the first
@@ -198,7 +198,7 @@ def retry_listing(call: Callable[..., T], *arguments: Any, longest_s: float = ma
     Args:
         call: Sends the request. It must be idempotent.
         arguments: Positional arguments of the call.
-        longest_s: No retry starts after this many seconds.
+        max_s: No retry starts after this many seconds.
         options: Keyword arguments of the call.
 
     Raises:
@@ -206,7 +206,7 @@ def retry_listing(call: Callable[..., T], *arguments: Any, longest_s: float = ma
     """
     retrying = Retrying(
         retry=retry_if_exception_type(_RETRYABLE),
-        stop=stop_after_attempt(5) | stop_after_delay(longest_s),
+        stop=stop_after_attempt(5) | stop_after_delay(max_s),
         wait=wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=5),
         reraise=True,
     )

@@ -258,8 +258,8 @@ class CommitQueue:
         skipped: list[Footprint] = []
         for candidate in candidates:
             footprint = candidate.footprint
-            overtakes = any(footprint.may_conflict(other) for other in skipped)
-            if overtakes or candidate.base.version > base_version or not group.has_room_for(candidate):
+            conflicts_with_skipped = any(footprint.may_conflict(other) for other in skipped)
+            if conflicts_with_skipped or candidate.base.version > base_version or not group.has_room_for(candidate):
                 skipped.append(footprint)
                 continue
             with self._lock:

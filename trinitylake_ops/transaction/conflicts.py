@@ -105,14 +105,14 @@ def merge_lakehouse_defs(
     if _changed(base, ours, _OPERATIONAL_STATE) and _changed(base, theirs, _OPERATIONAL_STATE):
         conflicts.append("exports, pins and expirations of the lakehouse: both sides changed them")
     for name in (spec.name for spec in fields(LakehouseDef)):
-        before, mine, other = getattr(base, name), getattr(ours, name), getattr(theirs, name)
+        before, own_value, other = getattr(base, name), getattr(ours, name), getattr(theirs, name)
         if name in _MERGED_BY_KEY:
-            merged[name], both = _merge_maps(before, mine, other)
+            merged[name], both = _merge_maps(before, own_value, other)
             conflicts += [f"{name}[{key!r}] of the lakehouse: both sides changed it" for key in both]
-        elif mine != before and other not in (before, mine) and name not in _OPERATIONAL_STATE:
-            conflicts.append(f"{name} of the lakehouse: we set {mine!r}, a concurrent commit {other!r}")
-        elif mine != before:
-            merged[name] = mine
+        elif own_value != before and other not in (before, own_value) and name not in _OPERATIONAL_STATE:
+            conflicts.append(f"{name} of the lakehouse: we set {own_value!r}, a concurrent commit {other!r}")
+        elif own_value != before:
+            merged[name] = own_value
     return replace(theirs, **merged), conflicts
 
 

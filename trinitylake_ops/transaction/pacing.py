@@ -38,23 +38,23 @@ LONG_ATTEMPT_S = 0.5
 #: Number of its commits after which a process lists the requests of other writers.
 COMMITS_BETWEEN_POLLS = 8
 #: Maximum time that a process waits before one commit, unless a request names a longer attempt.
-LONGEST_WAIT_S = 20.0
+MAX_WAIT_S = 20.0
 #: Maximum time that a process waits for a writer with long attempts: a multiple of one attempt, and in total.
 _MAX_ATTEMPTS_WAITED = 2
-LONGEST_WAIT_FOR_LONG_ATTEMPTS_S = 120.0
+MAX_WAIT_FOR_LONG_ATTEMPTS_S = 120.0
 #: How often a writer renews its request, and how long a request is valid after a renewal, by the storage's clock.
 RENEWAL_S = 1.0
 LAPSE_MS = 3_500
-_FEWEST_PAUSES = 8
-_MOST_PAUSES = 64
-_LONGEST_PAUSE_S = 1.0  # between two listings of the requests
-_LONGEST_ATTEMPT_MS = 600_000
+_MIN_PAUSES = 8
+_MAX_PAUSES = 64
+_MAX_PAUSE_S = 1.0  # between two listings of the requests
+_MAX_ATTEMPT_MS = 600_000
 #: How long a request is renewed: a multiple of one attempt, and at least this time.
 _ATTEMPTS_RENEWED = 4
-_SHORTEST_RENEWAL_S = 5.0
-_LONGEST_RENEWAL_WAIT_S = 1.0
+_MIN_RENEWAL_S = 5.0
+_MAX_RENEWAL_WAIT_S = 1.0
 #: Maximum time that a commit waits for commits of other processes on a storage with a commit lock.
-LONGEST_LOCK_WAIT_S = 2.0
+MAX_LOCK_WAIT_S = 2.0
 
 
 class Pacing:
@@ -65,9 +65,9 @@ class Pacing:
     calls ``committed`` or ``withdraw``, and ``close`` in any case. Failures of pacing itself are only logged.
     """
 
-    def slot(self, longest_s: float) -> AbstractContextManager[bool]:
-        """Wait for other writers for up to ``longest_s`` seconds. Yields whether it waited."""
-        del longest_s
+    def slot(self, max_s: float) -> AbstractContextManager[bool]:
+        """Wait for other writers for up to ``max_s`` seconds. Yields whether it waited."""
+        del max_s
         return nullcontext(False)
 
     def calls_to_probe(self, roots: Roots, version: int) -> Sequence[Call]:
@@ -141,10 +141,10 @@ class WriterPacing(Pacing):
         self._probe: RootProbe | None = None
 
     @contextmanager
-    def slot(self, longest_s: float) -> Iterator[bool]:
+    def slot(self, max_s: float) -> Iterator[bool]:
         """Wait for writers of other processes: first for requested slots, then for the commit lock."""
-        has_yielded = self._fairness is not None and self._fairness.yield_to_others(self._storage, longest_s)
-        with self._storage.commit_lock(min(longest_s, LONGEST_LOCK_WAIT_S)) as has_waited:
+        has_yielded = self._fairness is not None and self._fairness.yield_to_others(self._storage, max_s)
+        with self._storage.commit_lock(min(max_s, MAX_LOCK_WAIT_S)) as has_waited:
             yield has_yielded or has_waited
 
     def calls_to_probe(self, roots: Roots, version: int) -> Sequence[Call]:
@@ -231,7 +231,7 @@ class SlotRequest:
                 self._write_request(attempt_seconds)
 
     def _write_request(self, attempt_seconds: float) -> None:
-        attempt_ms = max(1, min(_LONGEST_ATTEMPT_MS, round(1000 * attempt_seconds)))
+        attempt_ms = max(1, min(_MAX_ATTEMPT_MS, round(1000 * attempt_seconds)))
         if self._path is not None and attempt_ms > 2 * (parse_slot_request_path(self._path) or 0):
             self._delete()  # the duration in its name is out of date
         self._path = self._path or new_slot_request_path(attempt_ms)
@@ -240,8 +240,8 @@ class SlotRequest:
         except TrinityLakeError as error:
             logger.warning("a slot request could not be written: %s", error)
         self._end_renewal()
-        longest_s = max(_SHORTEST_RENEWAL_S, _ATTEMPTS_RENEWED * attempt_ms / 1000)
-        self._renewal = _Renewal(self._storage, self._path, process_clock.now_s() + longest_s)
+        max_s = max(_MIN_RENEWAL_S, _ATTEMPTS_RENEWED * attempt_ms / 1000)
+        self._renewal = _Renewal(self._storage, self._path, process_clock.now_s() + max_s)
         try:
             background.start_thread(self._renewal, "trinitylake-slot-request")
         except RuntimeError as error:  # at interpreter exit
@@ -307,7 +307,7 @@ class _Renewal:
     def end(self) -> None:
         """Stop. Waits briefly for a renewal in flight, which would otherwise recreate a deleted request."""
         self._is_ended.set()
-        self._is_idle.wait(_LONGEST_RENEWAL_WAIT_S)
+        self._is_idle.wait(_MAX_RENEWAL_WAIT_S)
 
 
 class Fairness:
@@ -318,7 +318,7 @@ class Fairness:
         self._n_crowded = 0
         self._storage: Storage | None = None
         self._pending_requests: Mapping[str, int] = {}
-        self._n_pauses = _FEWEST_PAUSES
+        self._n_pauses = _MIN_PAUSES
 
     @property
     def is_crowded(self) -> bool:
@@ -344,7 +344,7 @@ class Fairness:
         """List the requests of other writers."""
         self._pending_requests = _pending_requests(storage)
 
-    def yield_to_others(self, storage: Storage, longest_s: float) -> bool:
+    def yield_to_others(self, storage: Storage, max_s: float) -> bool:
         """Wait until the writers of the known requests have committed, up to a limit.
 
         If one of these requests is still pending after the wait, the next commit waits again, and twice as long:
@@ -352,7 +352,7 @@ class Fairness:
 
         Args:
             storage: The storage of the requests.
-            longest_s: Maximum time of the wait in seconds.
+            max_s: Maximum time of the wait in seconds.
 
         Returns:
             Whether it waited.
@@ -365,16 +365,16 @@ class Fairness:
         while True:
             self.poll(storage)
             attempt_s = max(self._pending_requests.values(), default=0) / 1000
-            wait_s = min(_MAX_ATTEMPTS_WAITED * attempt_s, LONGEST_WAIT_FOR_LONG_ATTEMPTS_S)
-            remaining_s = min(longest_s, max(LONGEST_WAIT_S, wait_s)) - (process_clock.now_s() - begun_s)
-            pause_s = min(_LONGEST_PAUSE_S, attempt_s)
+            wait_s = min(_MAX_ATTEMPTS_WAITED * attempt_s, MAX_WAIT_FOR_LONG_ATTEMPTS_S)
+            remaining_s = min(max_s, max(MAX_WAIT_S, wait_s)) - (process_clock.now_s() - begun_s)
+            pause_s = min(_MAX_PAUSE_S, attempt_s)
             # A long attempt gets the time that it needs, regardless of the number of pauses.
             if not self._pending_requests or remaining_s <= 0 or n_paused >= max(self._n_pauses, 2 * wait_s / pause_s):
                 break
             process_clock.sleep(min(remaining_s, random.uniform(0.5, 1) * pause_s))
             n_paused += 1
         is_pending = not first_requests.isdisjoint(self._pending_requests)
-        self._n_pauses = min(_MOST_PAUSES, 2 * self._n_pauses) if is_pending else _FEWEST_PAUSES
+        self._n_pauses = min(_MAX_PAUSES, 2 * self._n_pauses) if is_pending else _MIN_PAUSES
         return n_paused > 0
 
 

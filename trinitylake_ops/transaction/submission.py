@@ -20,8 +20,8 @@ from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.snapshot import Entry, Snapshot
 
-_LONGEST_OPERATION = "alter-definition"
-_LONGEST_SUMMARY_CHARS = 200
+_MAX_OPERATION = "alter-definition"
+_MAX_SUMMARY_CHARS = 200
 _SHORT_CHARS = 64  # an operation and a run id of this length always leave enough room
 _LARGEST_COUNTS = {"set": 10**9, "deleted": 10**9}
 
@@ -30,7 +30,7 @@ def check_info(info: CommitInfo) -> None:
     """Raise InvalidInputError if the message leaves no room for the entries that the commit adds."""
     if not (info.message or info.properties) and max(len(info.operation), len(info.run_id or "")) <= _SHORT_CHARS:
         return
-    _largest(info, "\N{LARGE BLUE CIRCLE}" * _LONGEST_SUMMARY_CHARS).largest()
+    _largest(info, "\N{LARGE BLUE CIRCLE}" * _MAX_SUMMARY_CHARS).largest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class Submission:
         """Return the name of the changed object as the message, if the transaction changes a single object."""
         if len(self._changes.writes) != 1:
             return None
-        return str(self.base.object_name(next(iter(self._changes.writes))))[:_LONGEST_SUMMARY_CHARS]
+        return str(self.base.object_name(next(iter(self._changes.writes))))[:_MAX_SUMMARY_CHARS]
 
     def _new_path(self, key: str) -> str:
         name = self.base.object_name(key)
@@ -275,5 +275,5 @@ def _has_entry(version: Snapshot, key: str, entry: Entry | None) -> bool:
 
 
 def _largest(info: CommitInfo, summary: str | None) -> CommitInfo:
-    operation, message = info.operation or _LONGEST_OPERATION, info.message or summary
+    operation, message = info.operation or _MAX_OPERATION, info.message or summary
     return replace(info, operation=operation, message=message, counts=_LARGEST_COUNTS)

@@ -12,7 +12,7 @@ from trinitylake_ops.tree.node import DirtyNode, TreeLimits, concatenate, split_
 from trinitylake_ops.tree.store import NodePath, NodeStore
 
 #: Neighboring nodes are rewritten only if that saves at least this fraction of them.
-LEAST_SAVING = 0.1
+MIN_SAVING = 0.1
 
 
 def compacted_tree(
@@ -79,7 +79,7 @@ class _Compaction(TreeEditor):
         if node.is_leaf:
             return False
         changed = bool(node.buffer)
-        self.relieve(node, {}, None)
+        self.flush_over_target(node, {}, None)
         self._children(node)  # read all children in parallel; the loop below reads them from the cache
         for position in reversed(range(len(node.children))):
             if position < len(node.children):  # the child may have been merged with its left neighbor
@@ -106,7 +106,7 @@ class _Compaction(TreeEditor):
         n_keys = len(node.keys) + sum(len(child.keys) for child in self._children(node))
         capacity = n_filled_keys(self.limits) + 1
         n_parts = -(-(n_keys + 1) // capacity)
-        if n_parts > (1 - LEAST_SAVING) * len(node.children):
+        if n_parts > (1 - MIN_SAVING) * len(node.children):
             return False
         if n_keys - (n_parts - 1) < n_parts * self.limits.min_keys:
             capacity = self.limits.order  # the parts would have too few keys; full nodes never do

@@ -171,12 +171,12 @@ class TreeEditor:
         self._max_flushes = max_flushes
         self._no_more_flushes = None if max_flushes is None else 0
         self._node_path = NodePath()
-        self._most_waiting_bytes = 2 * limits.buffer_target_bytes
+        self._max_waiting_bytes = 2 * limits.buffer_target_bytes
 
     def changed_root(self, root: DirtyNode, messages: dict[str, str | None]) -> DirtyNode:
         """Apply messages to a root, and return the root that replaces it."""
         root.absorb(messages)
-        self.relieve(root, self._root_system, self._max_flushes)
+        self.flush_over_target(root, self._root_system, self._max_flushes)
         return self.restored_root(root)
 
     def restored_root(self, root: DirtyNode) -> DirtyNode:
@@ -187,7 +187,7 @@ class TreeEditor:
             elif len(root.keys) > self.limits.max_keys:
                 root = self._split_root(root)
             elif self._is_over(root, self._root_system, self._no_more_flushes):
-                self.relieve(root, self._root_system, self._no_more_flushes)
+                self.flush_over_target(root, self._root_system, self._no_more_flushes)
             else:
                 return root
 
@@ -212,7 +212,7 @@ class TreeEditor:
             return True
         return node.size_bytes(self.limits.order, system) > self.limits.rows_max_size_bytes
 
-    def relieve(self, node: DirtyNode, system: dict[str, str], max_flushes: int | None) -> None:
+    def flush_over_target(self, node: DirtyNode, system: dict[str, str], max_flushes: int | None) -> None:
         """Flush the largest groups of messages until the buffer is within its target and the file within its limit.
 
         Args:
@@ -276,15 +276,15 @@ class TreeEditor:
         for the grandchild with the largest group, flushes this group, and accepts as many others as fit.
         """
         waiting = below.buffer | messages
-        if below.is_leaf or self._max_flushes is None or messages_bytes(waiting) <= self._most_waiting_bytes:
+        if below.is_leaf or self._max_flushes is None or messages_bytes(waiting) <= self._max_waiting_bytes:
             below.absorb(messages)
-            self.relieve(below, _NODE_SYSTEM, self._max_flushes)
+            self.flush_over_target(below, _NODE_SYSTEM, self._max_flushes)
             return messages
-        heaviest = _heaviest_child(below.keys, waiting)
-        accepted = {key: messages[key] for key in messages if bisect_left(below.keys, key) == heaviest}
+        largest_child = _heaviest_child(below.keys, waiting)
+        accepted = {key: messages[key] for key in messages if bisect_left(below.keys, key) == largest_child}
         below.absorb(accepted)
-        self._flush(below, heaviest)
-        room_bytes = self._most_waiting_bytes - messages_bytes(below.buffer)
+        self._flush(below, largest_child)
+        room_bytes = self._max_waiting_bytes - messages_bytes(below.buffer)
         for key, value in messages.items():
             if key in accepted:
                 continue
@@ -293,7 +293,7 @@ class TreeEditor:
                 break
             accepted[key] = value
             below.absorb({key: value})
-        self.relieve(below, _NODE_SYSTEM, self._max_flushes - 1)
+        self.flush_over_target(below, _NODE_SYSTEM, self._max_flushes - 1)
         return accepted
 
     def _apply_own_message(self, node: DirtyNode, key: str) -> None:
@@ -320,16 +320,16 @@ class TreeEditor:
         """Join two neighbors of the same level with no key between them into one node of any number of keys."""
         if left.is_leaf:
             return concatenate(left, right)
-        seam = len(left.keys)
-        middle = self._join(self.dirty_child(left, seam), self.dirty_child(right, 0))
+        left_count = len(left.keys)
+        middle = self._join(self.dirty_child(left, left_count), self.dirty_child(right, 0))
         joined = DirtyNode(
             left.keys + right.keys,
             left.values + right.values,
             [*left.children[:-1], middle, *right.children[1:]],
             left.buffer | right.buffer,
         )
-        self.restore_child(joined, seam)
-        self.relieve(joined, _NODE_SYSTEM, self._no_more_flushes)
+        self.restore_child(joined, left_count)
+        self.flush_over_target(joined, _NODE_SYSTEM, self._no_more_flushes)
         return joined
 
     # Restoring the number of keys
@@ -358,7 +358,7 @@ class TreeEditor:
         for below in reversed(range(len(merged.children))):
             if below < len(merged.children):
                 self.restore_child(merged, below)
-        self.relieve(merged, _NODE_SYSTEM, self._no_more_flushes)
+        self.flush_over_target(merged, _NODE_SYSTEM, self._no_more_flushes)
         self.restore_child(parent, left_position)
 
     @staticmethod

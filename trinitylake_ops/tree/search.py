@@ -253,7 +253,7 @@ def prefix_end(prefix: str) -> str | None:
     return stem[:-1] + chr(ord(stem[-1]) + 1) if stem else None
 
 
-_MOST_RANGES = 4_096
+_MAX_RANGES = 4_096
 _TYPICAL_FILL = 0.8  # between the fill of nodes after splits and the fill of a bulk-loaded tree
 
 
@@ -332,7 +332,7 @@ def split(nodes: NodeStore, root: NodeFile, order: int, within: KeyRange, object
         bounds.update(key for node in level for key in node.keys if key != within.lower)
         children = [child for node in level for child in node.children]
         n_objects = len(children) * (1 + (order - 1) * _TYPICAL_FILL) ** levels_below
-        n_wanted = min(max(1, round(n_objects / objects_per_range)), _MOST_RANGES)
+        n_wanted = min(max(1, round(n_objects / objects_per_range)), _MAX_RANGES)
         if len(bounds) + 1 >= n_wanted or levels_below <= 1:
             break
         level = limited.load_many(children)

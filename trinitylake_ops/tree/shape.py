@@ -17,7 +17,7 @@ from trinitylake_ops.tree.store import NodePath, NodeStore, check_depth
 _BATCH = 256
 
 #: A node's location and depth, and the keys of its ancestors that bound its keys.
-_Place: TypeAlias = tuple[str, int, str | None, str | None]
+_NodePosition: TypeAlias = tuple[str, int, str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def walk(store: NodeStore, root: NodeFile, root_location: str, skipped: Collecti
     yield visited
     places = list(_child_places(visited))
     while places := [place for place in places if place[0] not in skipped]:
-        below: list[_Place] = []
+        below: list[_NodePosition] = []
         for start in range(0, len(places), _BATCH):
             batch = places[start : start + _BATCH]
             node_path.add(location for location, *_ in batch)
@@ -66,7 +66,7 @@ def walk(store: NodeStore, root: NodeFile, root_location: str, skipped: Collecti
         places = below
 
 
-def _child_places(visited: VisitedNode) -> Iterator[_Place]:
+def _child_places(visited: VisitedNode) -> Iterator[_NodePosition]:
     if visited.node.is_leaf:
         return
     bounds = [visited.lower, *visited.node.keys, visited.upper]

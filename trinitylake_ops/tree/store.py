@@ -158,7 +158,7 @@ class NodeStore:
 
 
 #: No tree has this many levels: with at least two children per node, it would have 2^64 leaves.
-MOST_LEVELS = 64
+MAX_LEVELS = 64
 
 
 class NodePath:
@@ -177,7 +177,7 @@ class NodePath:
 
 def check_depth(depth: int, location: str) -> None:
     """Raise CorruptFileError if a node is so far below the root that the pointers above it must form a cycle."""
-    if depth > MOST_LEVELS:
+    if depth > MAX_LEVELS:
         raise repeated_node_error(location)
 
 

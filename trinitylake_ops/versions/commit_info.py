@@ -17,7 +17,7 @@ from trinitylake_ops.format.file_names import MAX_VERSION
 from trinitylake_ops.format.keys import STAMPED_VERSION, encode_commit_info
 
 #: Maximum length of a recorded user name.
-LONGEST_USER_CHARS = 64
+MAX_USER_CHARS = 64
 
 _acting_run: ContextVar[str | None] = ContextVar("acting_run", default=None)
 _approver: ContextVar[str | None] = ContextVar("approver", default=None)
@@ -29,10 +29,10 @@ def acting_for_run(run_id: str, approved_by: str | None = None) -> Iterator[None
 
     Args:
         run_id: The id of the run.
-        approved_by: The user who approved the run, truncated to LONGEST_USER_CHARS.
+        approved_by: The user who approved the run, truncated to MAX_USER_CHARS.
     """
     run_token = _acting_run.set(run_id)
-    approver_token = _approver.set(None if approved_by is None else approved_by[:LONGEST_USER_CHARS])
+    approver_token = _approver.set(None if approved_by is None else approved_by[:MAX_USER_CHARS])
     try:
         yield
     finally:
@@ -137,6 +137,6 @@ def _user_of(user_id: int, *environment: str | None) -> str:
     del environment
     try:
         # The environment may contain invalid UTF-8.
-        return getpass.getuser().encode("utf-8", "replace").decode("utf-8")[:LONGEST_USER_CHARS]
+        return getpass.getuser().encode("utf-8", "replace").decode("utf-8")[:MAX_USER_CHARS]
     except (KeyError, OSError):  # a user id without a name, for example in containers
         return str(user_id)

@@ -29,7 +29,7 @@ from trinitylake_ops.versions.roots import read_roots
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, utc_datetime
 
 _BATCH = 32  # roots that are read at a time
-_MOST = 2**63 - 1
+_MAX_COUNT = 2**63 - 1
 #: The property of a commit by the REST server that names the client.
 CLIENT_PROPERTY = "principal"
 
@@ -188,7 +188,7 @@ def _text(value: object) -> str | None:
 def _numbers(value: object) -> dict[str, int]:
     """Return the entries of an object of ``commit_info`` that are non-negative integers."""
     entries: dict[str, object] = _of_type(dict, value)
-    return {name: number for name, number in entries.items() if type(number) is int and 0 <= number <= _MOST}
+    return {name: number for name, number in entries.items() if type(number) is int and 0 <= number <= _MAX_COUNT}
 
 
 def _texts(value: object) -> dict[str, str]:

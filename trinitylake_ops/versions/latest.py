@@ -10,7 +10,7 @@ from trinitylake_ops.versions.root_files import ProbedRoots, read_hint
 from trinitylake_ops.versions.roots import RootProbe, confirm_latest, find_latest_after, find_latest_from, open_roots
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
-_MOST_PROBES = 5
+_MAX_PROBES = 5
 
 
 def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) -> Snapshot:
@@ -26,7 +26,7 @@ def latest_snapshot(files: LakehouseFiles, probed: ProbedRoots | None = None) ->
         StorageError: A root cannot be read.
     """
     snapshot = _resolve_latest(files, probed)
-    for _ in range(_MOST_PROBES):
+    for _ in range(_MAX_PROBES):
         if not snapshot.root.is_sealed:
             return snapshot
         # If a reader is suspended between finding and reading a version, the version may have been purged.

@@ -108,7 +108,7 @@ _n_created = 0
 #: this time. It is so short that the program can hardly have learned of a commit by another process in between.
 _RECENT_OPEN_S = 0.001
 #: Number of versions that are read together after two that are not the latest.
-_N_NEAR = 2
+_N_FOLLOWING = 2
 
 
 def find_latest(roots: Roots) -> tuple[int, bytes]:
@@ -346,7 +346,7 @@ def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoo
     if start == MAX_VERSION or probed.contents[naming.path(start + 1)] is None:
         return start, root
     is_near = start > 0  # without a hint, the latest may be far away
-    near = [version for version in range(start + 2, start + 2 + _N_NEAR) if version <= MAX_VERSION and is_near]
+    near = [version for version in range(start + 2, start + 2 + _N_FOLLOWING) if version <= MAX_VERSION and is_near]
     probed.read(map(naming.path, near))
     for version in near:
         root = probed.contents[naming.path(version)]

@@ -48,7 +48,7 @@ from trinitylake_ops.versions.roots import Roots
 #: The keys that a caller is about to read, in the encoding of the lakehouse.
 Wanted = Callable[[KeyCodec], KeyRange]
 
-_MOST_NODES = 1_000  # read ahead; each takes a separate request
+_MAX_NODES = 1_000  # read ahead; each takes a separate request
 _DEFAULTS = LakehouseDef(id="")
 _LIKELY_KEYS = KeyCodec(_DEFAULTS.namespace_name_max_size_bytes, _DEFAULTS.table_name_max_size_bytes)
 
@@ -81,7 +81,7 @@ def read_ahead(
     except InvalidNameError:  # may only be too long for the default sizes
         return
     node_paths = [path for child in keys.part_of(root).children if (path := nodes.unread_path(child)) is not None]
-    if not 0 < len(node_paths) <= _MOST_NODES:
+    if not 0 < len(node_paths) <= _MAX_NODES:
         return
     definition, *contents = storage.read_available([definition_path, *node_paths])
     definitions.offer_lakehouse(definition_location, definition_path, definition)

@@ -18,7 +18,7 @@ CLOCK_SKEW = timedelta(hours=1)
 
 _BATCH = 64
 #: Assumed maximum error of a slow clock, for example with a wrong time zone.
-_MOST_BEHIND_MS = 24 * 3_600_000
+_MAX_BEHIND_MS = 24 * 3_600_000
 
 
 def find_version_at(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots) -> int:
@@ -55,11 +55,11 @@ def find_version_before(roots: Roots, timestamp_ms: int, latest: int, probed: Pr
     Raises:
         VersionNotFoundError: The time is before the oldest version.
     """
-    return _find(roots, timestamp_ms, latest, probed, behind_ms=_MOST_BEHIND_MS)
+    return _find(roots, timestamp_ms, latest, probed, behind_ms=_MAX_BEHIND_MS)
 
 
 @dataclass(frozen=True, slots=True)
-class _Reset:
+class _ClockReset:
     """A version with a clock reset, and its time."""
 
     version: int
@@ -75,7 +75,7 @@ def _find(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots, *, 
         end = reset.version - 1
 
 
-def _last_reset(roots: Roots, version: int, probed: ProbedRoots) -> _Reset | None:
+def _last_reset(roots: Roots, version: int, probed: ProbedRoots) -> _ClockReset | None:
     """Return the last clock reset up to ``version``, None if the roots name none that confirms it.
 
     Roots of other programs may not name it. The last root of this package is then searched in one more round trip.
@@ -91,7 +91,7 @@ def _last_reset(roots: Roots, version: int, probed: ProbedRoots) -> _Reset | Non
     named = None if reset is None else _system(roots, reset, probed)
     if reset is None or named is None or clock_reset(named, reset) != reset:
         return None
-    return _Reset(reset, int(named[CREATED_AT_MILLIS]))
+    return _ClockReset(reset, int(named[CREATED_AT_MILLIS]))
 
 
 def _search_between(roots: Roots, timestamp_ms: int, first: int, last: int, probed: ProbedRoots) -> int:

@@ -28,10 +28,10 @@ _OPERATIONS = ("rollback", "restore")
 _PLAIN_MESSAGE = re.compile(r"to version (\d{1,10})(?:: .*)?", re.ASCII)
 _NUMBER = re.compile(r"\d{1,10}", re.ASCII)
 #: Rollbacks of other programs name no target. It is searched for among this number of earlier versions.
-_MOST_SEARCHED = 16
+_MAX_SEARCHED = 16
 #: The root of a rollback and the root of its target.
 _ROOTS_OF_A_ROLLBACK = 2
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class Undone:
         alone = [(name, self.objects[name].get(version)) for name in sorted(self.objects, key=str)]
         names = [(name, by) for name, by in alone if by is not None and by != whole]
         parts = [] if whole is None else [f"undone by {whole}"]
-        parts += [f"{name} undone by {by}" for name, by in names[:_MOST_NAMED]]
-        if len(names) > _MOST_NAMED:
-            parts.append(f"{len(names) - _MOST_NAMED:,} more objects undone")
+        parts += [f"{name} undone by {by}" for name, by in names[:_MAX_NAMED]]
+        if len(names) > _MAX_NAMED:
+            parts.append(f"{len(names) - _MAX_NAMED:,} more objects undone")
         return ", ".join(parts)
 
 
@@ -103,7 +103,7 @@ def rolled_back_to(version: int, message: str | None, properties: object) -> int
 
 
 def find_undone(
-    files: LakehouseFiles, infos: Sequence[VersionInfo], oldest: int | None = None, *, most_requests: int | None = None
+    files: LakehouseFiles, infos: Sequence[VersionInfo], oldest: int | None = None, *, max_requests: int | None = None
 ) -> Undone:
     """Return the undone versions among the newest ones.
 
@@ -114,7 +114,7 @@ def find_undone(
         files: The files of the lakehouse.
         infos: The newest versions without a gap, newest first, as :func:`history` yields them.
         oldest: The oldest version to mark, by default the last of ``infos``.
-        most_requests: The most roots to read. With this limit, only the newest rollbacks of the whole lakehouse
+        max_requests: The most roots to read. With this limit, only the newest rollbacks of the whole lakehouse
             count, and no node is read.
 
     Raises:
@@ -122,11 +122,11 @@ def find_undone(
     """
     if not infos:
         return Undone()
-    is_limited = most_requests is not None
+    is_limited = max_requests is not None
     claims = [info for info in infos if recorded_targets(info) or (info.rollback_from is not None and not is_limited)]
-    if most_requests is not None:
+    if max_requests is not None:
         whole = [info for info in claims if info.rollback_from is not None]
-        claims = whole[: most_requests // _ROOTS_OF_A_ROLLBACK]
+        claims = whole[: max_requests // _ROOTS_OF_A_ROLLBACK]
 
     def verified(info: VersionInfo) -> list[VerifiedRollback]:
         return list(_verified_rollbacks(files, info, reads_nodes=not is_limited))
@@ -183,7 +183,7 @@ def _verified_rollbacks(files: LakehouseFiles, info: VersionInfo, *, reads_nodes
     if after is None:
         yield from (VerifiedRollback(version, to) for to in claims)
         return
-    candidates = range(version - 2, max(-1, version - 2 - _MOST_SEARCHED), -1) if is_whole else ()
+    candidates = range(version - 2, max(-1, version - 2 - _MAX_SEARCHED), -1) if is_whole else ()
     for to in (claims or candidates) if is_whole else ():
         before = readable_version(files, to)
         if before is None and claims:

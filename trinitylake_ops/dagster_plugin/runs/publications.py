@@ -205,8 +205,8 @@ class RunPublisher:
     def _has_a_version(self, staged: StagedTable) -> bool:
         """Whether a publication of these runs committed a staged table."""
         attempts = chain.from_iterable(self._attempts.values())
-        matching = (attempt for attempt in attempts if staged.metadata_location in attempt.tables)
-        return bool(committed_versions(self._lake, matching))
+        matching_attempts = (attempt for attempt in attempts if staged.metadata_location in attempt.tables)
+        return bool(committed_versions(self._lake, matching_attempts))
 
     def _stager(self, key: dg.AssetKey) -> str:
         """Return the run that staged a table."""

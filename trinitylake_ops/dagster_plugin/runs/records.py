@@ -12,7 +12,7 @@ from trinitylake_ops.versions.time_travel import CLOCK_SKEW
 _PAGE = 100
 BACKFILL_TAG = "dagster/backfill"
 ROOT_TAG = "dagster/root_run_id"
-_LONGEST_RUN_ID_CHARS = 255  # characters of the column in Dagster's databases
+_MAX_RUN_ID_CHARS = 255  # characters of the column in Dagster's databases
 
 
 def known_run(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun | None:
@@ -20,7 +20,7 @@ def known_run(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun | None
 
     The id is untrusted: commits of other programs can contain any text, and some databases reject some texts.
     """
-    is_valid = run_id.isascii() and run_id.isprintable() and len(run_id) <= _LONGEST_RUN_ID_CHARS
+    is_valid = run_id.isascii() and run_id.isprintable() and len(run_id) <= _MAX_RUN_ID_CHARS
     return instance.get_run_by_id(run_id) if is_valid else None
 
 

@@ -305,7 +305,7 @@ class StorageFileIO(FileIO):
     def for_change(self) -> Self:
         """Return a FileIO for one change of a table, which writes new files in the background.
 
-        Call ``settle`` before the commit, and ``close_change`` or ``abandon`` after it.
+        Call ``settle`` before the commit, and ``close_change`` or ``abandon`` afterwards.
         """
         change_io = type(self).__new__(type(self))
         change_io.__dict__.update(self.__dict__)

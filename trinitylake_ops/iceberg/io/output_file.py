@@ -210,8 +210,8 @@ class _PendingWrite:
 class PendingFiles(StorageWrapper):
     """A storage wrapper for the files of one change, whose ``create`` and ``write`` return before the file is written.
 
-    Call ``settle`` before anything durable refers to the files, and ``close`` or ``abandon`` after it. From then on all
-    requests are synchronous, as are those for large files and files of other kinds.
+    Call ``settle`` before anything durable refers to the files, and ``close`` or ``abandon`` afterwards. From then on
+    all requests are synchronous, as are those for large files and files of other kinds.
     """
 
     def __init__(self, inner: Storage):

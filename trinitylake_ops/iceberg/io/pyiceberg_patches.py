@@ -42,11 +42,11 @@ def keep_nested_nulls() -> None:
     """Fix PyIceberg's projection, now or when its module is imported. Later calls do nothing."""
     if _MODULE in sys.modules:
         _fix(importlib.import_module(_MODULE))  # waits for another thread that imports it
-    elif not any(isinstance(finder, _FixOnImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _FixOnImport())
+    elif not any(isinstance(finder, _PatchOnImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _PatchOnImport())
 
 
-class _FixOnImport(MetaPathFinder):
+class _PatchOnImport(MetaPathFinder):
     """Finds the module with the other finders, and fixes it after it was loaded."""
 
     def find_spec(

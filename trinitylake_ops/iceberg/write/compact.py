@@ -74,7 +74,7 @@ class FileGroup:
         return sum(file.record_count for file in self.files)
 
     @property
-    def least_rows(self) -> int:
+    def min_rows(self) -> int:
         """Minimum number of rows that remain after deletes, as far as it is known."""
         applied = {delete for deletes in self.deletes.values() for delete in deletes}
         if any(delete.content == DataFileContent.EQUALITY_DELETES for delete in applied):

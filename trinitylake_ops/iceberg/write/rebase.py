@@ -95,11 +95,11 @@ def rebase(
             raise staging_conflict(
                 name, staged.base_version, "it lost the snapshots that show whether it was published"
             )
-        return rebased.restaged()
+        return rebased.restage()
     files = _superseded_files(lake, catalog, table, superseded)
     if is_unchanged and not files:
         return staged
-    return _Rebase(catalog, table, staged, superseded=files).restaged()
+    return _Rebase(catalog, table, staged, superseded=files).restage()
 
 
 def _superseded_files(
@@ -159,7 +159,7 @@ class _Rebase:
         """Whether the table lacks snapshots since the base, or was rolled back to one before it."""
         return self._since is None
 
-    def restaged(self) -> StagedTable:
+    def restage(self) -> StagedTable:
         self._check_files()
         transaction = self._table.transaction()
         self._put_columns(transaction)

@@ -287,7 +287,7 @@ class ReadsCheck:
     staged_reads: Sequence[StagedRead]
     #: Tables that the reader staged. Changes by their publications do not count.
     own: Sequence[StagedTable]
-    #: Whether the table of a staged read must be unchanged since. Otherwise it only must have been published.
+    #: Whether the table of a staged read must be unchanged since the read. Otherwise it only must have been published.
     strict: Callable[[StagedTable], bool]
     #: Whether a table was published, for tables whose snapshots were trimmed.
     was_published: Callable[[StagedTable], bool]

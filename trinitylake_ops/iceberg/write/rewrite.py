@@ -95,9 +95,9 @@ class Rewriting:
             sort_order_id=None if order is None else self.metadata.default_sort_order_id,
         )
         rows = sum(file.record_count for file in written)
-        if not group.least_rows <= read.rows == rows <= group.rows:
+        if not group.min_rows <= read.rows == rows <= group.rows:
             delete_data_files(self.io, written)
-            minimum = "" if group.least_rows == group.rows else f" (at least {group.least_rows} of them not deleted)"
+            minimum = "" if group.min_rows == group.rows else f" (at least {group.min_rows} of them not deleted)"
             raise CorruptFileError(
                 f"{len(group.files)} data files have {read.rows} rows, but the table's manifests declare {group.rows}"
                 f"{minimum}, and {rows} were written; find the damaged file with 'trinitylake verify'",
@@ -230,11 +230,11 @@ def stage_rewritten(
         raise _conflict(name, catalog.base_version, _LOST_FILES) from error
     change.commit_transaction()
     staged = replace(catalog.staged(name), begun_at_ms=begun_at_ms)
-    least_rows, most_rows = sum(group.least_rows for group in groups), sum(group.rows for group in groups)
-    if staged.removed_rows != most_rows or not least_rows <= staged.added_rows <= most_rows:
+    min_rows, max_rows = sum(group.min_rows for group in groups), sum(group.rows for group in groups)
+    if staged.removed_rows != max_rows or not min_rows <= staged.added_rows <= max_rows:
         raise CorruptFileError(
             f"table {'.'.join(name)} would gain {staged.added_rows - staged.removed_rows} rows in addition to up to"
-            f" {most_rows - least_rows} deleted ones; check it with 'trinitylake verify --deep'",
+            f" {max_rows - min_rows} deleted ones; check it with 'trinitylake verify --deep'",
             path=staged.metadata_location,
         )
     return staged

@@ -29,14 +29,14 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import DAMAGE
 from trinitylake_ops.iceberg.read import file_batches
 from trinitylake_ops.operations.diff.versions import TableState
-from trinitylake_ops.operations.rendering import MOST_SAMPLES
+from trinitylake_ops.operations.rendering import MAX_SAMPLES
 
 #: The limits of one plan for all its tables: bytes of files, rows to compare, and seconds.
-MOST_BYTES = 128 << 20
-MOST_ROWS = 5_000_000
-MOST_SECONDS = 20.0
-_MOST_SAMPLED_COLUMNS = 20
-_LONGEST_VALUE_CHARS = 100
+MAX_BYTES = 128 << 20
+MAX_ROWS = 5_000_000
+MAX_SECONDS = 20.0
+_MAX_SAMPLED_COLUMNS = 20
+_MAX_VALUE_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +70,12 @@ class RowCounter:
     """Counts differing rows of tables, within limits that all tables share."""
 
     io: StorageFileIO
-    #: The number of differing rows to return for each table, at most MOST_SAMPLES. With 0, there are no minima and
+    #: The number of differing rows to return for each table, at most MAX_SAMPLES. With 0, there are no minima and
     #: maxima of texts and bytes either, because these are values of single rows.
     samples: int = 0
-    bytes_left: int = MOST_BYTES
-    rows_left: int = MOST_ROWS
-    ends_s: float = field(default_factory=lambda: time.monotonic() + MOST_SECONDS)
+    bytes_left: int = MAX_BYTES
+    rows_left: int = MAX_ROWS
+    ends_s: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
 
     def count(self, before: TableState | None, after: TableState | None) -> RowChanges:
         """Compare the rows of a table. Tables that cannot be read or exceed the limits are not counted.
@@ -106,12 +106,12 @@ class RowCounter:
             _Side(state, schema, self.io, files, self.ends_s)
             for state, files in zip((before, after), differing, strict=True)
         ]
-        surplus = _surplus(*(side.hashes() for side in sides))
-        removed, added = (pc.sum(counts, min_count=0).as_py() for _, counts in surplus)
+        differing_rows = _differing_rows(*(side.hashes() for side in sides))
+        removed, added = (pc.sum(counts, min_count=0).as_py() for _, counts in differing_rows)
         if not removed and not added:
             return RowChanges(added=0, removed=0, changed=0)
         keys = set(after.schema().identifier_field_ids) & set(before.schema().identifier_field_ids)
-        for side, (values, _) in zip(sides, surplus, strict=True):
+        for side, (values, _) in zip(sides, differing_rows, strict=True):
             side.read_surplus(values, keys, self.samples)
         changed = len(set.intersection(*(side.keys for side in sides))) if keys else None
         return RowChanges(
@@ -119,7 +119,7 @@ class RowCounter:
             removed=removed - (changed or 0),
             changed=changed,
             ranges=tuple(_ranges(*sides, shows_texts=self.samples > 0)),
-            sample_columns=tuple(name for name, _ in islice(sides[0].ranges.items(), _MOST_SAMPLED_COLUMNS)),
+            sample_columns=tuple(name for name, _ in islice(sides[0].ranges.items(), _MAX_SAMPLED_COLUMNS)),
             samples=(*_named("before", sides[0].samples), *_named("after", sides[1].samples)) if self.samples else (),
         )
 
@@ -131,9 +131,9 @@ class RowCounter:
                 sizes[file.file_path] = file.file_size_in_bytes
         rows = sum(task.file.record_count for tasks in differing for task in tasks)
         if sum(sizes.values()) > self.bytes_left:
-            raise _OverLimitError(f"its files exceed the {MOST_BYTES >> 20} MiB that a plan reads")
+            raise _OverLimitError(f"its files exceed the {MAX_BYTES >> 20} MiB that a plan reads")
         if rows > self.rows_left:
-            raise _OverLimitError(f"it exceeds the {MOST_ROWS:,} rows that a plan compares")
+            raise _OverLimitError(f"it exceeds the {MAX_ROWS:,} rows that a plan compares")
         self.bytes_left -= sum(sizes.values())
         self.rows_left -= rows
 
@@ -193,8 +193,8 @@ class _Side:
                 continue
             values += [end for end in (ends["min"], ends["max"]) if end is not None and not _is_nan(end)]
             values[:] = [min(values), max(values)] if values else []
-        missing = min(n_samples, MOST_SAMPLES) // 2 - len(self.samples)
-        names = list(islice(self.ranges, _MOST_SAMPLED_COLUMNS))
+        missing = min(n_samples, MAX_SAMPLES) // 2 - len(self.samples)
+        names = list(islice(self.ranges, _MAX_SAMPLED_COLUMNS))
         for row in rows.slice(0, max(0, missing)).select(names).to_pylist():
             self.samples.append(tuple(_short(row[name]) for name in names))
 
@@ -206,7 +206,7 @@ class _Side:
         remaining = RemainingRows(ArrowScan(self._metadata, io, self.schema, AlwaysTrue()))
         for task in self._tasks:
             if time.monotonic() > self._ends_s:
-                raise _OverLimitError(f"it takes more than the {MOST_SECONDS:g} seconds of a plan")
+                raise _OverLimitError(f"it takes more than the {MAX_SECONDS:g} seconds of a plan")
             yield from file_batches(remaining, task, io)
 
 
@@ -249,7 +249,7 @@ def _unshared_files(*sides: Sequence[FileScanTask]) -> list[list[FileScanTask]]:
     ]
 
 
-def _surplus(
+def _differing_rows(
     first: pa.ChunkedArray, second: pa.ChunkedArray
 ) -> tuple[tuple[pa.Array, pa.Array], tuple[pa.Array, pa.Array]]:
     """Return the values that each side contains more often than the other, and how much more often."""
@@ -286,4 +286,4 @@ def _is_nan(value: object) -> bool:
 
 def _short(value: object) -> str:
     text = "" if value is None else str(value)
-    return text if len(text) <= _LONGEST_VALUE_CHARS else f"{text[:_LONGEST_VALUE_CHARS]}..."
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}..."

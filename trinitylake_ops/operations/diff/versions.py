@@ -194,7 +194,7 @@ def signed(added: int | None, removed: int | None) -> str:
 
 
 #: The maximum number of changed tables of a version that are counted. The others are only named.
-MOST_COUNTED = 100
+MAX_COUNTED = 100
 
 # Errors of a table's files after which the table has no numbers. Verify reports them.
 _UNREADABLE = (CorruptFileError, FileMissingError, InvalidDefinitionError, InvalidLocationError, StoragePermissionError)
@@ -293,7 +293,7 @@ def delta_texts(delta: TableDelta | None) -> tuple[str, str, str]:
 
 
 def diff_versions(lake: Lakehouse, before: Snapshot, after: Snapshot) -> VersionDiff:
-    """Return the differences between two versions, with the numbers of the first MOST_COUNTED tables.
+    """Return the differences between two versions, with the numbers of the first MAX_COUNTED tables.
 
     Tables of an export at another root are not counted.
 
@@ -310,7 +310,7 @@ def diff_versions(lake: Lakehouse, before: Snapshot, after: Snapshot) -> Version
 
 
 def count_changes(lake: Lakehouse, before: Snapshot, after: Snapshot, changes: Sequence[Change]) -> VersionDiff:
-    """Return known differences between two versions, with the numbers of the first MOST_COUNTED tables.
+    """Return known differences between two versions, with the numbers of the first MAX_COUNTED tables.
 
     Args:
         lake: The lakehouse.
@@ -320,7 +320,7 @@ def count_changes(lake: Lakehouse, before: Snapshot, after: Snapshot, changes: S
     """
     are_here = before.files is lake.files and after.files is lake.files
     tables = [change for change in changes if change.table is not None]
-    counted = tables[:MOST_COUNTED] if are_here else []
+    counted = tables[:MAX_COUNTED] if are_here else []
     states = TableStates(lake)
     counts = run_parallel(
         in_one_round_trip(lambda change: states.changed(before, after, change)), counted, lake.storage.concurrency

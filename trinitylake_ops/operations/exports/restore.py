@@ -54,7 +54,7 @@ from trinitylake_ops.versions.table_names import table_ids
 from trinitylake_ops.versions.undone import ROLLED_BACK_TO
 
 _OPERATION = "restore"
-_LONGEST_MESSAGE_CHARS = 500
+_MAX_MESSAGE_CHARS = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +288,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         assert self.export is not None
         lake = metered.lake
         io = self._export_io(metered.meter(self.export.files.storage), lake)
-        message = f"export {self.name} from {plan.target}"[:_LONGEST_MESSAGE_CHARS]
+        message = f"export {self.name} from {plan.target}"[:_MAX_MESSAGE_CHARS]
         properties = {} if plan.exported is None else {ROLLED_BACK_TO: str(plan.exported)}
         with lake.transaction(message=message, properties=properties, operation=_OPERATION) as txn:
             txn.require(lambda base: self._check_base(plan, base))

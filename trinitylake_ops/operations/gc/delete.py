@@ -35,10 +35,10 @@ from trinitylake_ops.telemetry.hub import FREED_BYTES, FREED_FILES
 logger = logging.getLogger(__name__)
 
 _TRANSIENT = (ThrottledError, TransientError, AmbiguousWriteError)
-_TRIES = 4
-_MOST_IDLE_ROUNDS = 4
+_MAX_ATTEMPTS = 4
+_MAX_IDLE_ROUNDS = 4
 _FIRST_PAUSE_SECONDS = 1.0
-_LONGEST_PAUSE_SECONDS = 30.0
+_MAX_PAUSE_SECONDS = 30.0
 
 
 @dataclass(slots=True)
@@ -127,8 +127,8 @@ class DeletionReport(Document):
 
     def failure_rows(self, n_columns: int) -> list[Sequence[object]]:
         """Return one row for each failure, in the last of ``n_columns`` columns."""
-        blanks = [""] * (n_columns - 1)
-        return [(*blanks, f"{path}: {reason}") for path, reason in sorted(self.failures.items())]
+        empty_cells = [""] * (n_columns - 1)
+        return [(*empty_cells, f"{path}: {reason}") for path, reason in sorted(self.failures.items())]
 
 
 def delete_files(
@@ -229,9 +229,9 @@ class _Run:
         """Put back files that executors held back, and end the deletion if they repeatedly make no progress."""
         left.extendleft(sorted(self._held_back, reverse=True))
         self._idle_rounds = self._idle_rounds + 1 if len(self._held_back) == len(batch) else 0
-        if self._idle_rounds == _MOST_IDLE_ROUNDS:
+        if self._idle_rounds == _MAX_IDLE_ROUNDS:
             self._done.stopped = (
-                f"executors deleted nothing in {_MOST_IDLE_ROUNDS} rounds, because they were lost or late"
+                f"executors deleted nothing in {_MAX_IDLE_ROUNDS} rounds, because they were lost or late"
             )
 
     def _files_to_try(self, batch: Iterable[str]) -> list[str]:
@@ -288,8 +288,8 @@ class _Run:
             return
         again = Retrying(
             retry=retry_if_exception_type(_TRANSIENT),
-            stop=stop_after_attempt(_TRIES),
-            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_LONGEST_PAUSE_SECONDS),
+            stop=stop_after_attempt(_MAX_ATTEMPTS),
+            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_MAX_PAUSE_SECONDS),
             sleep=process_clock.sleep,
             retry_error_callback=lambda _: None,  # final failures are in the report
         )

@@ -54,7 +54,7 @@ _ROWS_AT_ONCE = 8_192
 #: Limits of the keys in an inventory file: always so many keys and characters, and more by the size of the file.
 _ALWAYS_ALLOWED_KEYS, _ALWAYS_ALLOWED_CHARS = 1 << 20, 64 << 20
 _CHARS_PER_BYTE = 64
-_LONGEST_KEY_BYTES = 4096
+_MAX_KEY_BYTES = 4096
 _PIECE_BYTES = 8 << 20
 _MAX_LINE_CHARS = 1 << 20  # keys have at most 1024 bytes
 #: The column to read.
@@ -243,7 +243,7 @@ def _texts(batches: Iterable[pa.RecordBatch]) -> Iterator[str]:
     for batch in batches:
         column = batch.column(KEY_COLUMN)
         texts = column.dictionary if isinstance(column, pa.DictionaryArray) else column
-        if texts.nbytes > _LONGEST_KEY_BYTES * max(1, len(texts)):
+        if texts.nbytes > _MAX_KEY_BYTES * max(1, len(texts)):
             raise ValueError(f"its column {KEY_COLUMN!r} contains texts longer than any key")
         keys = column.to_pylist()
         if not all(isinstance(key, str) for key in keys):

@@ -189,7 +189,7 @@ def _digest(path: str) -> bytes:
 
 #: The property of the lakehouse definition that contains acknowledged versions, as ranges.
 ACKNOWLEDGED = "trinitylake.acknowledged-versions"
-_MOST_AT_ONCE = 1000
+_MAX_AT_ONCE = 1000
 
 
 def chain_faults(roots: Roots, version: int, root: NodeFile, before_ms: int) -> Iterator[tuple[str, str]]:
@@ -249,9 +249,9 @@ def without_acknowledged(definition: LakehouseDef) -> LakehouseDef:
 def parse_acknowledged(text: str) -> VersionRanges:
     """Parse versions such as ``7`` or ``7,9-12``. Raises InvalidInputError."""
     versions = VersionRanges.parse(text)
-    if not versions or len(versions) > _MOST_AT_ONCE:
+    if not versions or len(versions) > _MAX_AT_ONCE:
         raise InvalidInputError(
-            f"{text!r} cannot be acknowledged; pass 1 to {_MOST_AT_ONCE} versions, such as 7 or 7,9-12"
+            f"{text!r} cannot be acknowledged; pass 1 to {_MAX_AT_ONCE} versions, such as 7 or 7,9-12"
         )
     return versions
 

@@ -71,10 +71,10 @@ def find_orphans(lake: Lakehouse, mark: Mark, listed: Iterable[FileInfo], modifi
     }
     owners = _unused_owner_files(orphans, listing, mark.tables.managed_ids)
     unowned = [info for path, info in old.items() if (table_id := table_id_in(path)) and table_id not in owned]
-    going = {path: size for path, size in orphans.items() if path in owners or not _is_owner_path(path)}
+    deletable = {path: size for path, size in orphans.items() if path in owners or not _is_owner_path(path)}
     return Orphans(
-        sizes_bytes={path: size for path, size in going.items() if path not in owners},
-        owners={path: size for path, size in going.items() if path in owners},
+        sizes_bytes={path: size for path, size in deletable.items() if path not in owners},
+        owners={path: size for path, size in deletable.items() if path in owners},
         unowned_files=len(unowned),
         unowned_bytes=sum(info.size_bytes for info in unowned),
     )
@@ -157,11 +157,11 @@ def _is_owner_path(path: str) -> bool:
 
 def _unused_owner_files(orphans: Iterable[str], listing: _Listing, managed_ids: CompactUuidSet) -> set[str]:
     """Return the owner files of tables that no kept version defines, if all other files in the folder are orphans."""
-    going = Counter(table_id for path in orphans if (table_id := table_id_in(path)) is not None)
+    deletable = Counter(table_id for path in orphans if (table_id := table_id_in(path)) is not None)
     return {
         path
         for path in orphans
         if _is_owner_path(path)
         and not managed_ids.has_like(table_id := table_id_in(path) or "")
-        and going[table_id] == listing.n_table_files[table_id]
+        and deletable[table_id] == listing.n_table_files[table_id]
     }

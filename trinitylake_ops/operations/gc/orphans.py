@@ -248,9 +248,9 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
         still_needed = len(plan.sizes_bytes) - len(doomed) + done.spared
         # deleted last, because without it the owner of the other files is unknown
         if done.is_complete and plan.owners:
-            inhabited = {_folder_owner_file(path, mark) for path in plan.sizes_bytes if path not in doomed}
+            kept_owners = {_folder_owner_file(path, mark) for path in plan.sizes_bytes if path not in doomed}
             owners = unreached(mark, plan.owners)
-            owners = {path: size for path, size in owners.items() if path not in inhabited}
+            owners = {path: size for path, size in owners.items() if path not in kept_owners}
             last = delete_unreached(storage, owners, mark, held_lease, self.spending)
             still_needed += len(plan.owners) - len(owners) + last.spared
             done.add(last)

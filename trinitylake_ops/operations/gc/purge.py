@@ -61,9 +61,9 @@ class PurgeReport(DeletionReport):
         else:
             title = "Nothing to purge" if self.version is None else f"Purged, recorded in version {self.version}"
         title += damaged_tables(self.damaged)
-        did_something = self.versions or self.files or self.version is not None
+        has_result = self.versions or self.files or self.version is not None
         figures = (self.versions or "none", self.files, self.bytes, self.still_needed, "")
-        rows: list[Sequence[object]] = [figures] if did_something else []
+        rows: list[Sequence[object]] = [figures] if has_result else []
         columns = ("versions", "files", "bytes", "still needed", "failures")
         return new_table(title, *columns, rows=[*rows, *self.failure_rows(len(columns))])
 

@@ -34,7 +34,7 @@ from trinitylake_ops.versions.roots import Roots, read_roots, versions_beyond_ga
 from trinitylake_ops.versions.snapshot import Snapshot
 
 RECONCILE = "reconcile"
-_MOST_PROBES = 10
+_MAX_PROBES = 10
 
 T = TypeVar("T")
 
@@ -262,7 +262,7 @@ def on_latest(lake: Lakehouse, work: Callable[[Snapshot], T]) -> T:
         FileMissingError: A file that the latest version needs is missing.
     """
     base = lake.snapshot()
-    for _ in range(_MOST_PROBES):
+    for _ in range(_MAX_PROBES):
         try:
             return work(base)
         except FileMissingError:

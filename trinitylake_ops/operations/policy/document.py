@@ -29,10 +29,10 @@ from trinitylake_ops.storage.registry import check_root
 
 #: The largest document, in bytes of its canonical text.
 MAX_POLICY_BYTES = 65_536
-_MOST_RULES = 256
-_MOST_WINDOWS = 32
-_LONGEST_PATTERN_CHARS = 512
-_LONGEST_ROOT_CHARS = 2_048
+_MAX_RULES = 256
+_MAX_WINDOWS = 32
+_MAX_PATTERN_CHARS = 512
+_MAX_ROOT_CHARS = 2_048
 _DAY_MS = 86_400_000
 _SHOWN_CHARS = 80
 #: Messages for types of errors whose own messages name classes.
@@ -68,7 +68,7 @@ class Step(StrEnum):
 _APPROVABLE = frozenset(Step) - {Step.REPAIR_HINT, Step.FINISH_INTERRUPTED, Step.VERIFY}
 _STEPS = {step.value: step for step in Step}
 
-Pattern = Annotated[str, Field(min_length=1, max_length=_LONGEST_PATTERN_CHARS, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Pattern = Annotated[str, Field(min_length=1, max_length=_MAX_PATTERN_CHARS, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 WEEKDAYS: tuple[Weekday, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
@@ -146,9 +146,9 @@ class Retention(_Part):
 
     versions: VersionRules = VersionRules()
     #: The first rule that matches a table applies.
-    tables: Annotated[list[TableRule], Field(max_length=_MOST_RULES)] = []
+    tables: Annotated[list[TableRule], Field(max_length=_MAX_RULES)] = []
     #: Each rule applies to the exports that it matches.
-    exports: Annotated[list[ExportRule], Field(max_length=_MOST_RULES)] = []
+    exports: Annotated[list[ExportRule], Field(max_length=_MAX_RULES)] = []
 
 
 class Limits(_Part):
@@ -176,7 +176,7 @@ class ExportTarget(_Part):
     every_ms: PositiveDuration = Field(alias="every")
     level: Literal["minimal", "partial", "full"] = "minimal"
     #: The root of the lakehouse to export to, which must be an allowed root; None for this lakehouse.
-    target: Annotated[str, Field(min_length=1, max_length=_LONGEST_ROOT_CHARS)] | None = None
+    target: Annotated[str, Field(min_length=1, max_length=_MAX_ROOT_CHARS)] | None = None
     #: How long the export keeps its version; None until it is dropped.
     retain_for_ms: PositiveDuration | None = Field(default=None, alias="retain_for")
 
@@ -247,9 +247,9 @@ class MaintenancePolicy(_Part):
     limits: Limits = Limits()
     targets: Targets = Targets()
     #: A run does something only within one of these windows; empty for any time.
-    windows: Annotated[list[Window], Field(max_length=_MOST_WINDOWS)] = []
+    windows: Annotated[list[Window], Field(max_length=_MAX_WINDOWS)] = []
     #: A run does nothing within one of these windows.
-    blackouts: Annotated[list[Window], Field(max_length=_MOST_WINDOWS)] = []
+    blackouts: Annotated[list[Window], Field(max_length=_MAX_WINDOWS)] = []
     #: Steps whose plans wait for approval, whatever their size.
     approval: Annotated[list[Step], Field(max_length=len(Step))] = []
     #: Steps that a run leaves out.

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 
 _DAY_MS = 86_400_000
 #: The longest duration, except for the age of versions, which the lakehouse stores in milliseconds.
-MOST_MS = 1_000_000 * _DAY_MS
+MAX_MS = 1_000_000 * _DAY_MS
 _UINT64 = 2**64 - 1
 _UINT32 = 2**32 - 1
 
@@ -17,7 +17,7 @@ _UNIT_MS = {"d": _DAY_MS, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _DURATION = re.compile(r"(\d{1,20})(d|h|m|s|ms)", re.ASCII)
 _UNIT_BYTES = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
 _SIZE = re.compile(r"(\d{1,19})(TiB|GiB|MiB|KiB|B)", re.ASCII)
-_MOST_BYTES = 2**63 - 1
+_MAX_BYTES = 2**63 - 1
 _CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
 _MINUTES_PER_HOUR = 60
 
@@ -67,20 +67,18 @@ def clock_text(minutes: int) -> str:
 
 _duration = (BeforeValidator(parse_duration_ms), PlainSerializer(duration_text))
 #: A duration in milliseconds.
-Duration = Annotated[int, Field(ge=0, le=MOST_MS), *_duration]
+Duration = Annotated[int, Field(ge=0, le=MAX_MS), *_duration]
 #: A duration in milliseconds, longer than 0.
-PositiveDuration = Annotated[int, Field(ge=1, le=MOST_MS), *_duration]
+PositiveDuration = Annotated[int, Field(ge=1, le=MAX_MS), *_duration]
 #: An age that the lakehouse stores as an unsigned number of milliseconds.
 StoredAge = Annotated[int, Field(ge=0, le=_UINT64), *_duration]
 #: A size in bytes.
-Size = Annotated[int, Field(ge=0, le=_MOST_BYTES), BeforeValidator(parse_size_bytes), PlainSerializer(size_text)]
+Size = Annotated[int, Field(ge=0, le=_MAX_BYTES), BeforeValidator(parse_size_bytes), PlainSerializer(size_text)]
 #: A size in bytes of at least 1.
-PositiveSize = Annotated[
-    int, Field(ge=1, le=_MOST_BYTES), BeforeValidator(parse_size_bytes), PlainSerializer(size_text)
-]
+PositiveSize = Annotated[int, Field(ge=1, le=_MAX_BYTES), BeforeValidator(parse_size_bytes), PlainSerializer(size_text)]
 #: A time of day in UTC, in minutes since midnight.
 ClockTime = Annotated[int, BeforeValidator(parse_clock_minutes), PlainSerializer(clock_text)]
 #: A number of versions, exports or snapshots.
 Count = Annotated[int, Field(ge=0, le=_UINT32)]
 #: A number of files or requests.
-LargeCount = Annotated[int, Field(ge=0, le=_MOST_BYTES)]
+LargeCount = Annotated[int, Field(ge=0, le=_MAX_BYTES)]

@@ -19,9 +19,9 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.history import VersionInfo, history
 from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 
-_MOST_COMMITTERS = 8
-_MOST_OPERATIONS = 3
-_LONGEST_NAME_CHARS = 80
+_MAX_COMMITTERS = 8
+_MAX_OPERATIONS = 3
+_MAX_NAME_CHARS = 80
 _MS_PER_SECOND = 1000
 
 
@@ -101,7 +101,7 @@ def _transactions(info: VersionInfo) -> int:
 
 def _name(info: VersionInfo) -> str:
     if info.committer:
-        return info.committer[:_LONGEST_NAME_CHARS]
+        return info.committer[:_MAX_NAME_CHARS]
     return "another program" if info.commit_id is None else "unknown"
 
 
@@ -112,12 +112,12 @@ def _committers(infos: Sequence[VersionInfo]) -> tuple[Committer, ...]:
         by_name.setdefault((_name(info), info.engine), []).append(info)
     committers = [_committer(name, engine, versions) for (name, engine), versions in by_name.items()]
     committers.sort(key=lambda committer: (-committer.versions, committer.name))
-    if len(committers) <= _MOST_COMMITTERS:
+    if len(committers) <= _MAX_COMMITTERS:
         return tuple(committers)
-    kept = {(committer.name, committer.engine) for committer in committers[: _MOST_COMMITTERS - 1]}
+    kept = {(committer.name, committer.engine) for committer in committers[: _MAX_COMMITTERS - 1]}
     rest = [info for info in infos if (_name(info), info.engine) not in kept]
     remainder = _committer(f"{len(committers) - len(kept)} others", None, rest)
-    return (*committers[: _MOST_COMMITTERS - 1], remainder)
+    return (*committers[: _MAX_COMMITTERS - 1], remainder)
 
 
 def _committer(name: str, engine: str | None, infos: Sequence[VersionInfo]) -> Committer:
@@ -129,13 +129,13 @@ def _committer(name: str, engine: str | None, infos: Sequence[VersionInfo]) -> C
         transactions=sum(map(_transactions, infos)),
         lost=sum(max(0, info.cost.get("attempts", 1) - 1) for info in infos),
         last_at=max(info.created_at for info in infos),
-        operations=tuple(operation for operation, _ in operations.most_common(_MOST_OPERATIONS)),
+        operations=tuple(operation for operation, _ in operations.most_common(_MAX_OPERATIONS)),
     )
 
 
 def _operations(info: VersionInfo) -> Iterable[str]:
     names = [member.operation for member in info.transactions] or [info.operation]
-    return [name[:_LONGEST_NAME_CHARS] for name in names if name]
+    return [name[:_MAX_NAME_CHARS] for name in names if name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +178,8 @@ class Activity:
 
 
 #: The number of oldest batches whose plans are read, and the maximum size of such a plan.
-_MOST_BATCHES = 16
-_MOST_PLAN_BYTES = 4 << 20
+_MAX_BATCHES = 16
+_MAX_PLAN_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ class Space:
         return sum(sizes) if sizes else None
 
 
-class _TooLongError(Exception):
+class _TimeLimitError(Exception):
     """The plans took too long."""
 
 
@@ -219,8 +219,8 @@ def recorded_space(latest: Snapshot, now_ms: int) -> Space:
     unpurged = [batch for batch in latest.definition.expirations if batch.state != ExpirationState.PURGED]
     grace_ms, storage = protected_ms(latest.definition), latest.files.roots.storage
     sizes_bytes: dict[str, int] = {}
-    batches, n_unknown = [], max(0, len(unpurged) - _MOST_BATCHES)
-    for batch in unpurged[:_MOST_BATCHES]:
+    batches, n_unknown = [], max(0, len(unpurged) - _MAX_BATCHES)
+    for batch in unpurged[:_MAX_BATCHES]:
         planned = _planned_sizes(storage, batch)
         sizes_bytes |= planned or {}
         n_unknown += planned is None
@@ -244,7 +244,7 @@ def recorded_space(latest: Snapshot, now_ms: int) -> Space:
 def _planned_sizes(storage: Storage, batch: ExpirationBatch) -> dict[str, int] | None:
     """Return the files of a batch's plan; None if it is missing, too large, or not the recorded one."""
     try:
-        data = storage.read(batch.plan_path, limit_bytes=_MOST_PLAN_BYTES) if batch.plan_path else b""
+        data = storage.read(batch.plan_path, limit_bytes=_MAX_PLAN_BYTES) if batch.plan_path else b""
         plan = PlanFile.from_bytes(data, batch.plan_path)
     except (FileMissingError, CorruptFileError):
         return None
@@ -268,12 +268,12 @@ def planned_space(lake: Lakehouse, max_seconds: float) -> Space:
 
     def check_time(_what: str, _done: int, _all: int) -> None:
         if time.monotonic() > end_s:
-            raise _TooLongError
+            raise _TimeLimitError
 
     try:
         expirable = plan_expiration(lake, progress=check_time).bytes
         purgeable = plan_purge(lake, progress=check_time).bytes
-    except _TooLongError:
+    except _TimeLimitError:
         return Space(note=f"not counted: it takes more than {max_seconds:g} seconds")
     except (MaintenanceBlockedError, CorruptFileError, FileMissingError) as error:
         return Space(note=f"not counted: {error}")

@@ -24,7 +24,7 @@ from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms, utc_of
 
 #: The number of oldest unpinned versions that are read.
 _OLDEST = 2
-_MOST_NAMES = 3
+_MAX_NAMES = 3
 
 
 class DueState(StrEnum):
@@ -218,7 +218,7 @@ def _by_age(
     command: str,
     last_ms: int | None,
     inputs: MaintenanceInputs,
-    most_ms: int | None,
+    max_ms: int | None,
     now_ms: int,
     template: str = "the last was {} ago",
 ) -> Due:
@@ -226,12 +226,12 @@ def _by_age(
     begun_ms = last_ms if last_ms is not None else inputs.first_ms
     age_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
     happened = "" if last_ms is None or age_ms is None else template.format(span_text(age_ms))
-    if most_ms is None:
+    if max_ms is None:
         return Due(what=what, state=DueState.FINE, why=happened or "none so far", command="")
-    every = f"due every {span_text(most_ms)}"
-    if age_ms is not None and age_ms <= most_ms:
+    every = f"due every {span_text(max_ms)}"
+    if age_ms is not None and age_ms <= max_ms:
         return Due(what=what, state=DueState.FINE, why=f"{happened or 'the lakehouse is new'}; {every}", command="")
-    since_seconds = None if age_ms is None else (age_ms - most_ms) / 1000
+    since_seconds = None if age_ms is None else (age_ms - max_ms) / 1000
     why = f"{happened or 'none so far'}; {every}"
     return Due(what=what, state=DueState.DUE, why=why, command=command, since_seconds=since_seconds)
 
@@ -274,12 +274,12 @@ def _interrupted(records: Sequence[ExportRecord], ages: DueAges, now_ms: int) ->
 
 
 def _named(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return _truncate(", ".join(names[:_MOST_NAMES])) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMES
+    return _truncate(", ".join(names[:_MAX_NAMES])) + (f" and {more} more" if more > 0 else "")
 
 
-def _truncate(text: str, most_chars: int = 80) -> str:
-    return text if len(text) <= most_chars else f"{text[: most_chars - 3]}..."
+def _truncate(text: str, max_chars: int = 80) -> str:
+    return text if len(text) <= max_chars else f"{text[: max_chars - 3]}..."
 
 
 _FUTURE_MS = 5 * 60 * 1000

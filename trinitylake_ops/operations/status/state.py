@@ -1,7 +1,7 @@
 """The state of a lakehouse as data.
 
 Reading it takes a bounded number of requests: one root for each of the newest versions, and at most
-``MOST_OTHER_REQUESTS`` more. Tables and nodes of the tree are not read. Files that cannot be read become findings.
+``MAX_OTHER_REQUESTS`` more. Tables and nodes of the tree are not read. Files that cannot be read become findings.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from trinitylake_ops.versions.undone import Undone, find_undone
 #: The default number of newest versions to read.
 LAST_VERSIONS = 20
 #: The maximum number of requests besides those for the newest versions, without plans.
-MOST_OTHER_REQUESTS = 48
+MAX_OTHER_REQUESTS = 48
 #: How many of these requests verify rollbacks among the newest versions.
 _ROLLBACK_REQUESTS = 8
 _UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
@@ -167,7 +167,7 @@ def lakehouse_status(
     definition, now_ms = latest.definition, lake.storage.now_ms()
     commits = reading.attempt("the newest versions", lambda: commits_of(latest, last), Commits())
     undone = reading.attempt(
-        "the rollbacks", lambda: find_undone(latest.files, commits.infos, most_requests=_ROLLBACK_REQUESTS), Undone()
+        "the rollbacks", lambda: find_undone(latest.files, commits.infos, max_requests=_ROLLBACK_REQUESTS), Undone()
     )
     recorded = reading.attempt(
         "the plans of expirations", lambda: recorded_space(latest, now_ms), Space(note="unknown")

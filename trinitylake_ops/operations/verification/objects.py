@@ -60,7 +60,7 @@ class PrefetchedDefinitions:
 
     _REQUESTED: Mapping[Kind, int] = MappingProxyType({"namespace": 1, "table": 2})
     _INTACT: Mapping[Kind, int] = MappingProxyType({"namespace": 4, "table": 8})
-    _SEEN = 16
+    _COUNTED = 16
 
     def __init__(self, on_seen: Callable[[str], None]) -> None:
         """Create an empty collection. ``on_seen`` is called once with the location of each definition that is seen."""
@@ -111,15 +111,15 @@ class PrefetchedDefinitions:
         bits = self._bits.get(digest, 0)
         if not bits & self._INTACT[kind]:
             return False
-        if not bits & self._SEEN:
-            self._bits[digest] = bits | self._SEEN
+        if not bits & self._COUNTED:
+            self._bits[digest] = bits | self._COUNTED
             self.n_seen += 1
             self._on_seen(location)
         return True
 
     def is_seen(self, location: str) -> bool:
         """Whether an intact definition was marked as seen."""
-        return bool(self._bits.get(_digest(location), 0) & self._SEEN)
+        return bool(self._bits.get(_digest(location), 0) & self._COUNTED)
 
 
 def _digest(location: str) -> bytes:

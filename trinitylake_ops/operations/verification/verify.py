@@ -262,7 +262,7 @@ class _Verification:
 
     def _read_ahead(self, purged: VersionRanges) -> None:
         """Read what versions and exports under this root reach, using the executor."""
-        ahead = ReadAhead(
+        read_ahead = ReadAhead(
             self._executor,
             self._plain,
             self.lake.storage_options,
@@ -272,10 +272,10 @@ class _Verification:
         )
         roots = [self.lake.files.roots.path(version) for version in range(self.latest + 1) if version not in purged]
         exported = () if self._definition is None else self._definition.exported_snapshots.values()
-        ahead.walk([*roots, *(path for path in exported if path in self.listing)], is_deep=self._is_deep)
-        self.versions.objects.prefetched = ahead.definitions
-        self.tables.prefetched = ahead.contents
-        self.tables.has_seals.update(ahead.has_seals)
+        read_ahead.walk([*roots, *(path for path in exported if path in self.listing)], is_deep=self._is_deep)
+        self.versions.objects.prefetched = read_ahead.definitions
+        self.tables.prefetched = read_ahead.contents
+        self.tables.has_seals.update(read_ahead.has_seals)
         self._has_read_ahead = True
 
     def _expired_versions(self, *states: ExpirationState) -> VersionRanges:

@@ -44,7 +44,7 @@ class TreeVerifier:
         self._subtrees: dict[str, _Subtree | None] = {}
         self._unsound: set[str] = set()
         self._parents: dict[str, str] = {}
-        self._is_followable = True
+        self._can_follow = True
         self._counted: set[str] = set()
         #: Whether the last checked tree satisfies all invariants.
         self.is_sound = True
@@ -68,7 +68,7 @@ class TreeVerifier:
             snapshot: The version.
             limits: The limits of its tree.
         """
-        self._is_followable = True
+        self._can_follow = True
         self._parents = {}
         checked: list[_CheckedNode] = []
         reached: set[str] = set()
@@ -84,11 +84,11 @@ class TreeVerifier:
         for node in reversed(checked):
             self._subtrees[node.location] = self._subtree(node, snapshot.version)
         tree = self._subtrees.pop(snapshot.location)
-        if not self._is_followable:
+        if not self._can_follow:
             for node in checked:
                 self._subtrees.pop(node.location, None)
-        self.is_sound = self._is_followable and tree is not None and tree.is_sound
-        return self._is_followable and tree is not None
+        self.is_sound = self._can_follow and tree is not None and tree.is_sound
+        return self._can_follow and tree is not None
 
     def _violation(self, message: str, location: str, version: int) -> None:
         self._report("tree-invariant", message, location, version)
@@ -101,7 +101,7 @@ class TreeVerifier:
         for index, child in enumerate(parent.node.children):
             if child in reached:
                 self._violation("the node is reached twice in one tree", child, version)
-                self._is_followable = False
+                self._can_follow = False
             reached.add(child)
             if child not in self._subtrees:
                 self._parents[child] = parent.location

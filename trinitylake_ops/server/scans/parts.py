@@ -40,12 +40,12 @@ from trinitylake_ops.iceberg.reach import entries_within
 from trinitylake_ops.server.responses import RejectedError, bad_request
 
 #: The maximum size of a request for a scan that is planned in parts, because each part repeats it.
-LONGEST_REQUEST_BYTES = 32 << 10
-_LONGEST_TASK_CHARS = 64 << 10
-_MOST_BYTES = 128 << 10
+MAX_REQUEST_BYTES = 32 << 10
+_MAX_TASK_CHARS = 64 << 10
+_MAX_BYTES = 128 << 10
 _VERSION = 2
-_MOST_MANIFESTS = 10_000_000
-_MOST_FILES = 2**40
+_MAX_MANIFESTS = 10_000_000
+_MAX_FILES = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class Part:
     def text(self) -> str:
         """Encode the part for the client. Raises RejectedError, 400, if the request is too long to be repeated."""
         request = json.dumps(self.request, separators=(",", ":"))
-        if len(request) > LONGEST_REQUEST_BYTES:
+        if len(request) > MAX_REQUEST_BYTES:
             raise bad_request(
-                f"the scan has too many files for one response, and its filter has more than {LONGEST_REQUEST_BYTES}"
+                f"the scan has too many files for one response, and its filter has more than {MAX_REQUEST_BYTES}"
                 " bytes; plan with a shorter filter"
             )
         content = [_VERSION, self.table_uuid, self.snapshot_id, request, self.first, self.last, self.after]
@@ -80,12 +80,12 @@ class Part:
 
 def part_of(text: str) -> Part:
     """Decode the text of a part. Raises RejectedError, 404, if it is not valid."""
-    if len(text) > _LONGEST_TASK_CHARS:
+    if len(text) > _MAX_TASK_CHARS:
         raise no_such_task()
     try:
         packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         decompressor = zlib.decompressobj()
-        content = json.loads(decompressor.decompress(packed, _MOST_BYTES))
+        content = json.loads(decompressor.decompress(packed, _MAX_BYTES))
         if not decompressor.eof or not isinstance(content, list):
             raise no_such_task()
         version, table_uuid, snapshot_id, request, first, last, after = content
@@ -99,7 +99,7 @@ def part_of(text: str) -> Part:
         or any(type(number) is not int for number in numbers)
     ):
         raise no_such_task()
-    if version != _VERSION or not 0 <= first <= last <= _MOST_MANIFESTS or not 0 <= after <= _MOST_FILES:
+    if version != _VERSION or not 0 <= first <= last <= _MAX_MANIFESTS or not 0 <= after <= _MAX_FILES:
         raise no_such_task()
     return Part(table_uuid, snapshot_id, document, first, last, after)
 
@@ -110,14 +110,14 @@ def no_such_task() -> RejectedError:
 
 
 #: The units of the largest accepted filter: 50,000 values, or 5,000 predicates and operators.
-MOST_UNITS = 50_000
+MAX_UNITS = 50_000
 _NODE_UNITS = 10
 #: The maximum number of filter units times files that one plan evaluates.
-MOST_STEPS = 2_000_000
+MAX_STEPS = 2_000_000
 #: A partition spec costs as much as this number of files, because the filter is projected to its partitions.
 _FILES_PER_SPEC = 10
 #: A weaker filter replaces larger sets by ranges. pyiceberg does not compare larger sets with the metrics of a file.
-_MOST_VALUES = 200
+_MAX_VALUES = 200
 
 
 def units_of(content: Any) -> int:
@@ -130,11 +130,11 @@ def units_of(content: Any) -> int:
             pending += [member for member in value.values() if isinstance(member, dict | list)]
         elif isinstance(value, list):
             pending += value
-        if units + len(pending) > MOST_UNITS:
+        if units + len(pending) > MAX_UNITS:
             raise RejectedError(
                 413,
                 "BadRequestException",
-                f"the filter has more than {MOST_UNITS} values or {MOST_UNITS // _NODE_UNITS} predicates and operators;"
+                f"the filter has more than {MAX_UNITS} values or {MAX_UNITS // _NODE_UNITS} predicates and operators;"
                 " plan with a shorter filter, or read the manifests in the client",
             )
     return units
@@ -148,7 +148,7 @@ def is_too_much(units: int, n_files: int, n_specs: int) -> bool:
         n_files: The number of files.
         n_specs: The number of their partition specs.
     """
-    return units * (n_files + n_specs * _FILES_PER_SPEC) > MOST_STEPS
+    return units * (n_files + n_specs * _FILES_PER_SPEC) > MAX_STEPS
 
 
 def weaken(expression: BooleanExpression, schema: Schema, *, case_sensitive: bool) -> BooleanExpression:
@@ -165,9 +165,9 @@ def weaken(expression: BooleanExpression, schema: Schema, *, case_sensitive: boo
             return And(weaker(part.left), weaker(part.right))
         if isinstance(part, Or):
             return Or(weaker(part.left), weaker(part.right))
-        if isinstance(part, NotIn) and len(part.literals) > _MOST_VALUES:
+        if isinstance(part, NotIn) and len(part.literals) > _MAX_VALUES:
             return AlwaysTrue()
-        if isinstance(part, In) and len(part.literals) > _MOST_VALUES:
+        if isinstance(part, In) and len(part.literals) > _MAX_VALUES:
             return _range(part, schema, case_sensitive=case_sensitive)
         return part
 

@@ -34,19 +34,19 @@ from trinitylake_ops.server.scans.parts import (
 )
 
 #: The maximum number of manifests of a part, so that false sizes in the manifest list cannot cause unlimited work.
-MOST_MANIFESTS = 100
+MAX_MANIFESTS = 100
 #: The maximum number of parts in a response; the last one covers all remaining manifests.
-MOST_PARTS = 100
+MAX_PARTS = 100
 #: The maximum number of columns that a request may select, or request statistics for.
-_MOST_NAMES = 20_000
+_MAX_NAMES = 20_000
 #: The maximum number of statistics in one response: columns times files.
-_MOST_STATISTICS = 500_000
+_MAX_STATISTICS = 500_000
 #: The maximum number of data file entries that a request decodes, at 30 microseconds or more each.
-_MOST_ENTRIES = 20_000
+_MAX_ENTRIES = 20_000
 #: More entries than any readable manifest has.
-_MOST_ENTRIES_OF_FILE = 1 << 40
+_MAX_ENTRIES_OF_FILE = 1 << 40
 #: The maximum number of delete file entries, all of which each part of a scan needs.
-_MOST_DELETES = 100_000
+_MAX_DELETES = 100_000
 _EQUALITY = "equality deletes"
 
 
@@ -85,13 +85,13 @@ class Planner:
     Args:
         table: The table.
         request: The client's request, as JSON.
-        most_files: The maximum number of data files in one response.
+        max_files: The maximum number of data files in one response.
 
     Raises:
         RejectedError: 400, 404, 406 or 413 if the request describes no valid scan.
     """
 
-    def __init__(self, table: Table, request: dict[str, Any], most_files: int):
+    def __init__(self, table: Table, request: dict[str, Any], max_files: int):
         io = table.io
         if not isinstance(io, StorageFileIO):
             raise TypeError(type(io).__name__)
@@ -116,7 +116,7 @@ class Planner:
                 for name in self._scan_request.stats_fields or ()
             }
             list(self._scan(self._filter).plan_files())  # reads no manifest; raises if the filter is invalid
-        self._most_files = max(1, min(most_files, _MOST_STATISTICS // max(1, len(self.stats_fields))))
+        self._max_files = max(1, min(max_files, _MAX_STATISTICS // max(1, len(self.stats_fields))))
 
     @property
     def metadata(self) -> TableMetadata:
@@ -128,7 +128,7 @@ class Planner:
         if self._snapshot is None:
             return Planned([], [])
         data, _ = self._manifests()
-        if _n_files(data) <= self._most_files and len(data) <= MOST_MANIFESTS:
+        if _n_files(data) <= self._max_files and len(data) <= MAX_MANIFESTS:
             return self.part(self._part(0, len(data)))
         return Planned([], self._parts(data, 0))
 
@@ -139,30 +139,30 @@ class Planner:
         data, deletes = self._manifests()
         if part.last > len(data):
             raise no_such_task()
-        if part.last - part.first > MOST_MANIFESTS:
+        if part.last - part.first > MAX_MANIFESTS:
             return Planned([], self._parts(data[: part.last], part.first))
         if part.after and part.last - part.first != 1:
             raise no_such_task()
         row_filter = self._filter_for([*data[part.first : part.last], *deletes])
         residual = None if row_filter is self._filter else self._filter
-        every = EntryBudget(_MOST_DELETES)
-        whole = [WindowedManifest.of(manifest, range(_MOST_DELETES + 1), every) for manifest in deletes]
+        every = EntryBudget(_MAX_DELETES)
+        whole = [WindowedManifest.of(manifest, range(_MAX_DELETES + 1), every) for manifest in deletes]
         if part.last - part.first == 1:
             try:
                 tasks, rest = self._single(part, data[part.first], whole, row_filter)
             except TooManyEntriesError as error:
                 raise unsupported(
-                    f"tables with more than {_MOST_DELETES} delete files are not supported by scan planning; compact"
+                    f"tables with more than {_MAX_DELETES} delete files are not supported by scan planning; compact"
                     " the table, or read the manifests in the client"
                 ) from error
             return Planned(tasks, rest, residual)
-        budget = EntryBudget(_MOST_ENTRIES)
+        budget = EntryBudget(_MAX_ENTRIES)
         several = [
-            WindowedManifest.of(manifest, range(_MOST_ENTRIES + 1), budget) for manifest in data[part.first : part.last]
+            WindowedManifest.of(manifest, range(_MAX_ENTRIES + 1), budget) for manifest in data[part.first : part.last]
         ]
         with suppress(TooManyEntriesError):
             tasks = self._tasks(several, whole, row_filter)
-            if len(tasks) <= self._most_files:
+            if len(tasks) <= self._max_files:
                 return Planned(tasks, [], residual)
         # the manifest list declares fewer files than there are
         return Planned([], [self._part(at, at + 1) for at in range(part.first, part.last)])
@@ -173,15 +173,15 @@ class Planner:
         """Return files of one manifest, beginning with an entry, and the part with the remaining entries."""
         tasks_so_far: list[FileScanTask] = []
         begin = part.after
-        budget = EntryBudget(_MOST_ENTRIES_OF_FILE)
+        budget = EntryBudget(_MAX_ENTRIES_OF_FILE)
         windowed = WindowedManifest.of(manifest, range(0), budget)
-        while budget.n_taken < _MOST_ENTRIES and len(tasks_so_far) < self._most_files:
-            windowed.window = range(begin, begin + self._most_files)
+        while budget.n_taken < _MAX_ENTRIES and len(tasks_so_far) < self._max_files:
+            windowed.window = range(begin, begin + self._max_files)
             tasks = self._tasks([windowed], deletes, row_filter)
-            if len(tasks_so_far) + len(tasks) > self._most_files:
+            if len(tasks_so_far) + len(tasks) > self._max_files:
                 break
             tasks_so_far += tasks
-            begin += self._most_files
+            begin += self._max_files
             if windowed.n_entries is None or begin >= windowed.n_entries:
                 return tasks_so_far, []
         return tasks_so_far, [self._part(part.first, part.last, begin)]
@@ -212,10 +212,10 @@ class Planner:
         parts: list[Part] = []
         begin, n_files = first, 0
         for at in range(first, len(data)):
-            if at > begin and (n_files + _n_files([data[at]]) > self._most_files or at - begin == MOST_MANIFESTS):
+            if at > begin and (n_files + _n_files([data[at]]) > self._max_files or at - begin == MAX_MANIFESTS):
                 parts.append(self._part(begin, at))
                 begin, n_files = at, 0
-                if len(parts) == MOST_PARTS - 1 and len(data) - begin > MOST_MANIFESTS:
+                if len(parts) == MAX_PARTS - 1 and len(data) - begin > MAX_MANIFESTS:
                     break
             n_files += _n_files([data[at]])
         return [*parts, self._part(begin, len(data))]
@@ -258,8 +258,8 @@ class Planner:
 def _check_names(request: dict[str, Any]) -> None:
     for member in ("select", "stats-fields"):
         names = request.get(member)
-        if isinstance(names, list) and len(names) > _MOST_NAMES:
-            raise RejectedError(413, "BadRequestException", f"{member} has more than {_MOST_NAMES} names")
+        if isinstance(names, list) and len(names) > _MAX_NAMES:
+            raise RejectedError(413, "BadRequestException", f"{member} has more than {_MAX_NAMES} names")
 
 
 def check_is_of(part: Part, table: Table) -> None:

@@ -146,7 +146,7 @@ class MetadataTable(Protocol):
         ...
 
 
-_MOST_TABLE_KEYS = 1_000
+_MAX_TABLE_KEYS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class WantedNames:
             return []
         ranges = [KeyRange.only(key)] if self.tables.has_null else []
         tables = self.tables.values
-        if tables is None or len(tables) > _MOST_TABLE_KEYS:
+        if tables is None or len(tables) > _MAX_TABLE_KEYS:
             return [*ranges, KeyRange.prefixed(prefix)]
         return [*ranges, *(key_range for table in tables for key_range in _of_table(namespace, str(table), keys))]
 

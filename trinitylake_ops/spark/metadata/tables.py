@@ -22,14 +22,14 @@ from trinitylake_ops.tree.shape import VisitedNode, walk
 from trinitylake_ops.versions.history import Change, VersionInfo, change_of, version_infos
 from trinitylake_ops.versions.snapshot import Snapshot
 
-_FEWEST_VERSIONS = 32
-_MOST_VERSIONS = 500
+_MIN_VERSIONS = 32
+_MAX_VERSIONS = 500
 _SEARCH_BACK = 16
 
 
 def _shares(versions: Sequence[int], parallelism: int) -> list[Sequence[int]]:
     """Split versions into one share per task."""
-    size = min(max(-(-len(versions) // parallelism), _FEWEST_VERSIONS), _MOST_VERSIONS)
+    size = min(max(-(-len(versions) // parallelism), _MIN_VERSIONS), _MAX_VERSIONS)
     return [versions[start : start + size] for start in range(0, len(versions), size)]
 
 

@@ -55,7 +55,7 @@ def start_keeper(url: str, session_id: str, user_id: str | None) -> subprocess.P
     )
 
 
-def dismiss(keeper: subprocess.Popen[bytes]) -> None:
+def stop_keeper(keeper: subprocess.Popen[bytes]) -> None:
     """End a keeper process after its session was released."""
     try:
         keeper.communicate(_DONE, timeout=_LEAVE_QUEUE_SECONDS)
@@ -172,7 +172,7 @@ def close_remote(session: SparkSession) -> None:
     try:
         session.stop()
         if (keeper := _keepers.pop(id(session), None)) is not None:
-            dismiss(keeper)
+            stop_keeper(keeper)
     finally:
         os.environ.pop(_MODE_VARIABLE, None)
 

@@ -103,9 +103,9 @@ def _remote_job(
         return _over_batches(task, batches)
 
     size = -(-len(elements) // n_tasks)
-    firsts = range(0, len(elements), size)
-    groups = [list(elements[first : first + size]) for first in firsts]
-    table = pa.Table.from_pydict({"number": list(firsts), "elements": groups}, schema=_INPUT_SCHEMA)
+    offsets = range(0, len(elements), size)
+    groups = [list(elements[first : first + size]) for first in offsets]
+    table = pa.Table.from_pydict({"number": list(offsets), "elements": groups}, schema=_INPUT_SCHEMA)
     with _interrupted_by_errors(spark, description):
         rows: pa.Table = spark.createDataFrame(table).mapInArrow(over_batches, _RETURNED_DDL).toArrow()
     pieces: dict[int, list[bytes]] = {}

@@ -36,7 +36,7 @@ OPTIONS: Mapping[str, str] = {
     "parallelism": "the minimum number of tasks for large reads; the default is the number of the driver's processors",
 }
 
-_MOST_TASKS = 100_000
+_MAX_TASKS = 100_000
 
 Time: TypeAlias = datetime | int
 
@@ -127,7 +127,7 @@ class SourceOptions:
             columns=_names(plain.get("columns")),
             first_version=_number(plain, "from"),
             last_version=_number(plain, "to"),
-            parallelism=min(_number(plain, "parallelism") or os.cpu_count() or 1, _MOST_TASKS),
+            parallelism=min(_number(plain, "parallelism") or os.cpu_count() or 1, _MAX_TASKS),
         )
         return cls(plain[ROOT], _with_environment(plain[ROOT], storage), request)
 
@@ -197,8 +197,8 @@ WRITE_OPTIONS: Mapping[str, str] = {
     "message": "the commit message",
 }
 
-_MOST_VERSIONS = 1_000_000
-_LONGEST_ID_CHARS = 200
+_MAX_VERSIONS = 1_000_000
+_MAX_ID_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,8 +258,8 @@ class WriteOptions:
         if "replace" in options and "partition" in options:
             raise InvalidInputError("the options replace and partition exclude each other; use one of them")
         for name in ("stream_id", "run_id"):
-            if name in options and not 0 < len(options[name]) <= _LONGEST_ID_CHARS:
-                raise InvalidInputError(f"option {name!r} must have 1 to {_LONGEST_ID_CHARS} characters")
+            if name in options and not 0 < len(options[name]) <= _MAX_ID_CHARS:
+                raise InvalidInputError(f"option {name!r} must have 1 to {_MAX_ID_CHARS} characters")
         return cls(
             stream_id=options.get("stream_id"),
             run_id=options.get("run_id"),
@@ -278,7 +278,7 @@ def _stream_number(options: Mapping[str, str], name: str, least: int) -> int | N
     if text is None:
         return None
     is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(2**32))
-    if not is_number or int(text) < least or (least and int(text) > _MOST_VERSIONS):
+    if not is_number or int(text) < least or (least and int(text) > _MAX_VERSIONS):
         raise InvalidInputError(f"invalid value {text!r} of option {name!r}; use a number of at least {least}")
     return int(text)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Offset: TypeAlias = dict[str, Any]
 
 _LAKEHOUSE, _OF = "lakehouse", "of"
-_LONGEST_SHOWN_CHARS = 300
+_MAX_SHOWN_CHARS = 300
 
 
 class Followed(Protocol):
@@ -153,7 +153,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ):
             return
         raise InvalidInputError(
-            f"the checkpoint contains {json.dumps(offset)[:_LONGEST_SHOWN_CHARS]}, which is not an offset of"
+            f"the checkpoint contains {json.dumps(offset)[:_MAX_SHOWN_CHARS]}, which is not an offset of"
             f" {self._followed.kind} in lakehouse {self._marks[_LAKEHOUSE]} at {self._lake.root}: it is damaged, or"
             " belongs to another stream; use a separate checkpoint for each stream"
         )

@@ -128,21 +128,23 @@ class FollowedTable:
         """
         lags = end["version"] < self.version
         if metadata.table_uuid != self.table_uuid:
-            misfit: str | None = "the name refers to another table"
+            mismatch: str | None = "the name refers to another table"
         else:
-            misfit = self._misfit(self.schema.fields, index_by_id(metadata.schema()), lags=lags)
-        if misfit is None:
+            mismatch = self._mismatch(self.schema.fields, index_by_id(metadata.schema()), lags=lags)
+        if mismatch is None:
             return
         remedy = "restart the stream, or if that does not help, start a new stream with a new checkpoint"
         if lags:
             remedy = "exclude that column with the option 'columns', or start a new stream with a new checkpoint"
         since = f"in versions {start['version'] + 1} to {end['version']}" if lags else "since the stream was loaded"
         raise CommitConflictError(
-            f"cannot read table {self.namespace}.{self.table} as a stream: {since} {misfit}; {remedy}",
+            f"cannot read table {self.namespace}.{self.table} as a stream: {since} {mismatch}; {remedy}",
             latest_version=end["version"],
         )
 
-    def _misfit(self, fields: Iterable[NestedField], of_batch: Mapping[int, NestedField], *, lags: bool) -> str | None:
+    def _mismatch(
+        self, fields: Iterable[NestedField], of_batch: Mapping[int, NestedField], *, lags: bool
+    ) -> str | None:
         for field in fields:
             name = self.table_schema.find_column_name(field.field_id)
             written_type = of_batch.get(field.field_id)
@@ -156,8 +158,8 @@ class FollowedTable:
             if kind.is_primitive:
                 if not _is_readable_as(written_type.field_type, kind):
                     return f"column {name!r} {'had type' if lags else 'was changed to type'} {written_type.field_type}"
-            elif misfit := self._misfit(_fields_within(kind), of_batch, lags=lags):
-                return misfit
+            elif mismatch := self._mismatch(_fields_within(kind), of_batch, lags=lags):
+                return mismatch
         return None
 
 
@@ -216,20 +218,20 @@ class _Batch:
             self._refuse_overwrite("the name refers to another table, or to none")
         if end["snapshot_id"] == _NONE:
             return []
-        tip = self._snapshot(int(end["snapshot_id"]))
-        if tip is None:
+        current = self._snapshot(int(end["snapshot_id"]))
+        if current is None:
             raise self._gap()
         if start["version"] < 0:
-            scan = DataScan(self._metadata_with(tip), self.io, snapshot_id=tip.snapshot_id)
+            scan = DataScan(self._metadata_with(current), self.io, snapshot_id=current.snapshot_id)
             return planned(scan)
         base = int(start["snapshot_id"]) if start["snapshot_id"] and start["table_id"] == end["table_id"] else None
-        added = self._since(tip, base)
+        added = self._since(current, base)
         return [FileScanTask(file) for snapshot in reversed(added) for file in self._appended_by(snapshot)]
 
-    def _since(self, tip: TableSnapshot, base: int | None) -> list[TableSnapshot]:
-        """Return the snapshots after ``base`` up to ``tip``, newest first."""
+    def _since(self, current: TableSnapshot, base: int | None) -> list[TableSnapshot]:
+        """Return the snapshots after ``base`` up to ``current``, newest first."""
         chain: list[TableSnapshot] = []
-        step: TableSnapshot | None = tip
+        step: TableSnapshot | None = current
         while step is not None and step.snapshot_id != base:
             chain.append(step)
             parent = self._parent(step)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS = 5
 
-_LONGEST_MESSAGE_CHARS = 500
+_MAX_MESSAGE_CHARS = 500
 
 #: Options of Spark's streams, which Spark also passes to their sinks.
 _OF_SPARK = ("checkpointlocation", "queryname")
@@ -202,7 +202,7 @@ class BatchWriter(DataSourceArrowWriter):
                 since=self._since,
                 operation=_WRITE,
                 run_id=options.run_id,
-                message=options.message or f"write {'.'.join(self._target.name)}"[:_LONGEST_MESSAGE_CHARS],
+                message=options.message or f"write {'.'.join(self._target.name)}"[:_MAX_MESSAGE_CHARS],
                 reads=reads,
             )
 

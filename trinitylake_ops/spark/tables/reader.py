@@ -146,7 +146,8 @@ class OpenIcebergTable:
     io: StorageFileIO
     #: The metadata of the table.
     metadata: TableMetadata
-    #: The version that is read, for error messages. None for a table of no version, or of an export at another root.
+    #: The version that is read, for error messages. None for a table that belongs to no version, or to an export at
+    #: another root.
     version: ReadVersion | None = None
 
     def tasks(self, row_filter: BooleanExpression = _ALL_ROWS) -> list[FileScanTask]:

@@ -69,7 +69,7 @@ _PRIMITIVES: tuple[tuple[type[spark.DataType], type[iceberg.IcebergType]], ...] 
 _TO_ICEBERG = dict(_PRIMITIVES)
 _TO_SPARK = {theirs: ours for ours, theirs in _PRIMITIVES}
 
-_USE_INSTEAD: tuple[tuple[type[spark.DataType], str], ...] = (
+_REPLACEMENTS: tuple[tuple[type[spark.DataType], str], ...] = (
     (spark.ByteType, "cast it to int"),
     (spark.ShortType, "cast it to int"),
     (spark.CharType, "cast it to string"),
@@ -156,7 +156,7 @@ def _keeps_its_meaning(kind: spark.DataType) -> bool:
 
 
 def _advice(kind: spark.DataType) -> str:
-    return next((advice for refused, advice in _USE_INSTEAD if isinstance(kind, refused)), "cast it to another type")
+    return next((advice for refused, advice in _REPLACEMENTS if isinstance(kind, refused)), "cast it to another type")
 
 
 def _to_spark_struct(fields: Collection[iceberg.NestedField], prefix: str) -> spark.StructType:

@@ -141,13 +141,13 @@ def plan_rows(
         table_columns = {field.name: field.required for field in evolved_schema.fields}
     elif exists:
         table_columns = {column.name: not column.nullable for column in snapshot.table(namespace, table).schema.columns}
-    alike = {column.lower(): column for column in table_columns}
+    lower_names = {column.lower(): column for column in table_columns}
     if variant := next(
-        (column for column in rows.names if column not in table_columns and column.lower() in alike), None
+        (column for column in rows.names if column not in table_columns and column.lower() in lower_names), None
     ):
         raise InvalidDefinitionError(
-            f"column {variant!r} differs from column {alike[variant.lower()]!r} of table {name} only by case, which"
-            " Spark ignores; rename it"
+            f"column {variant!r} differs from column {lower_names[variant.lower()]!r} of table {name} only by case,"
+            " which Spark ignores; rename it"
         )
     required = [name for name, is_required in table_columns.items() if is_required]
     schema = to_iceberg_schema(rows, required=required, primary_key=primary_key)

@@ -33,7 +33,7 @@ from trinitylake_ops.storage.azure.settings import Account, AzureSettings
 from trinitylake_ops.storage.background import at_fork, leak
 from trinitylake_ops.storage.http.clients import close_on_loop, run_on_loop
 from trinitylake_ops.storage.http.requests import StorageRequest, aiohttp_failure, error_from_transport
-from trinitylake_ops.storage.http.settings import longest_seconds
+from trinitylake_ops.storage.http.settings import max_seconds
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class BlobClient:
 
         The client's timeouts detect a server that is silent, but not one that sends or reads very slowly.
         """
-        return asyncio.timeout(longest_seconds(self._settings, n_bytes))
+        return asyncio.timeout(max_seconds(self._settings, n_bytes))
 
     @contextlib.asynccontextmanager
     async def send(

@@ -136,7 +136,7 @@ class CacheOptions:
 
 
 #: Options that do not affect how a root is accessed.
-_NOT_OF_THE_STORAGE = {ALLOWED_ROOTS, *(option.name for option in CACHE_OPTIONS)}
+_ENGINE_OPTIONS = {ALLOWED_ROOTS, *(option.name for option in CACHE_OPTIONS)}
 
 
 def storage_identity(root: str, options: Mapping[str, str]) -> str:
@@ -149,6 +149,6 @@ def storage_identity(root: str, options: Mapping[str, str]) -> str:
         root: The URI of the root.
         options: The storage options of the root.
     """
-    connection_options = sorted((name, value) for name, value in options.items() if name not in _NOT_OF_THE_STORAGE)
+    connection_options = sorted((name, value) for name, value in options.items() if name not in _ENGINE_OPTIONS)
     environment = [os.environ.get(name) for name in environment_of(root)]
     return hashlib.sha256(json.dumps([root, connection_options, environment]).encode()).hexdigest()

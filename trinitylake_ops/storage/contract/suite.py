@@ -75,7 +75,7 @@ def finally_set(event: threading.Event) -> Iterator[None]:
 
 
 @contextmanager
-def restless_threads() -> Iterator[None]:
+def frequent_thread_switches() -> Iterator[None]:
     """Switch threads as often as possible, to detect checks that are not atomic with their actions."""
     switch_interval_seconds = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -158,7 +158,7 @@ class StorageContract:
             def create(data: bytes, name: str = name) -> None:
                 storage.create(name, data)
 
-            with restless_threads():
+            with frequent_thread_switches():
                 outcomes = run_together([lambda data=data: create(data) for data in bodies])  # type: ignore[misc]
             winners = [i for i, outcome in enumerate(outcomes) if outcome is None]
             assert len(winners) == 1

@@ -21,7 +21,7 @@ from trinitylake_ops.storage.dynamodb.errors import CLIENT_ERRORS, MISSING_TABLE
 from trinitylake_ops.storage.dynamodb.settings import PATH_KEY, ROOT_KEY, DynamoDBLocation, DynamoDBSettings
 from trinitylake_ops.storage.http.clock import ServerClock, monotonic_ms
 from trinitylake_ops.storage.http.requests import Request, StorageRequest
-from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, MIN_BYTES_PER_SECOND, longest_seconds
+from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, MIN_BYTES_PER_SECOND, max_seconds
 from trinitylake_ops.storage.options import StorageOptions
 
 ItemResponse = Mapping[str, Any]
@@ -45,7 +45,7 @@ class _VerifyingSession:
     def send(self, request: AWSPreparedRequest) -> AWSResponse:
         """Send a request. Raise the exceptions of botocore's transport."""
         n_sent = len(request.body or b"")
-        deadline = time.monotonic() + longest_seconds(self._settings, n_sent)
+        deadline = time.monotonic() + max_seconds(self._settings, n_sent)
         request.stream_output = True  # this class reads the body
         response = self._session.send(request)
         try:

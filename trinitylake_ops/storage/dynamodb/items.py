@@ -173,11 +173,11 @@ ORPHAN_AGE_MS = 2 * 60 * 60 * 1000
 #: Maximum duration of an upload. The signature of its last request expires long before ``ORPHAN_AGE_MS``.
 MAX_UPLOAD_MS = 30 * 60 * 1000
 #: No retry of a request for parts starts after this time, because RetryStorage repeats the whole operation.
-LONGEST_REPEATED_SECONDS = 10.0
+MAX_REPEATED_SECONDS = 10.0
 #: Maximum number of items of a BatchWriteItem request.
 BATCH_ITEMS = 25
 
-_retry_listing = functools.partial(retry_listing, longest_s=LONGEST_REPEATED_SECONDS)
+_retry_listing = functools.partial(retry_listing, max_s=MAX_REPEATED_SECONDS)
 
 
 class Parts:

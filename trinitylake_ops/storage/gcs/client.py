@@ -36,7 +36,7 @@ from trinitylake_ops.storage.gcs.errors import error_without_credentials
 from trinitylake_ops.storage.gcs.settings import ANONYMOUS, GcsSettings, check_kind
 from trinitylake_ops.storage.http.clients import close_on_loop, run_on_loop
 from trinitylake_ops.storage.http.requests import StorageRequest, aiohttp_failure, error_from_transport
-from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, longest_seconds
+from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, max_seconds
 
 
 def scoped_credentials(credentials: str | Mapping[str, Any], scope: str) -> Any:
@@ -212,7 +212,7 @@ class GcsClient:
 
         The client's timeouts detect a server that is silent, but not one that sends or reads very slowly.
         """
-        return asyncio.timeout(longest_seconds(self._settings, n_bytes))
+        return asyncio.timeout(max_seconds(self._settings, n_bytes))
 
     def after_fork_in_child(self) -> None:
         """Discard the parent's client, and the lock, whose owner may not exist in the child."""

@@ -97,9 +97,14 @@ _NO_SPACE = re.compile(
 )
 _NO_SOURCE = "rename source "
 _NO_PARENT = "rename destination parent "
-_NOT_NOW = {"SafeModeException", "StandbyException", "RetriableException", "ObserverRetryOnActiveException"}
+_TEMPORARY_EXCEPTIONS = {
+    "SafeModeException",
+    "StandbyException",
+    "RetriableException",
+    "ObserverRetryOnActiveException",
+}
 _RENAMES = tuple(step for step in Step if step.is_rename)
-_FILE_IN_THE_PATH = "{failure}: a part of the path is a file, not a folder; choose another path"
+_FILE_IN_PATH = "{failure}: a part of the path is a file, not a folder; choose another path"
 _OTHER_NAME = "{what}; use a shorter or simpler name"
 
 _BLOCKED = {"ParentNotDirectoryException", "NotDirectoryException"}
@@ -175,8 +180,8 @@ _ERRORS = (
         text=_IS_FOLDER,
     ),
     ErrorRow(FileExistsAlreadyError, EXISTS, codes={"FileExistsError"}, operations={Step.CREATE}),
-    ErrorRow(StorageError, _FILE_IN_THE_PATH, codes=_BLOCKED),
-    ErrorRow(StorageError, _FILE_IN_THE_PATH, codes={"FileExistsError"}, operations={Step.FOLDER}),
+    ErrorRow(StorageError, _FILE_IN_PATH, codes=_BLOCKED),
+    ErrorRow(StorageError, _FILE_IN_PATH, codes={"FileExistsError"}, operations={Step.FOLDER}),
     ErrorRow(InvalidLocationError, _OTHER_NAME, codes={"InvalidPathException", "PathComponentTooLongException"}),
     ErrorRow(InvalidLocationError, _OTHER_NAME, text=re.compile("Pathname too long")),
     ErrorRow(
@@ -211,8 +216,8 @@ _ERRORS = (
     ),
     ErrorRow(ThrottledError, SLOWER, operations=set(Step) - set(_RENAMES), text=re.compile("too busy")),
     # The server may have completed the rename before it stopped, and the library has repeated it.
-    ErrorRow(AmbiguousWriteError, "{what}", codes=_NOT_NOW, operations=_RENAMES),
-    ErrorRow(TransientError, RETRY, codes=_NOT_NOW),
+    ErrorRow(AmbiguousWriteError, "{what}", codes=_TEMPORARY_EXCEPTIONS, operations=_RENAMES),
+    ErrorRow(TransientError, RETRY, codes=_TEMPORARY_EXCEPTIONS),
     ErrorRow(TransientError, "{failure}: no DataNode can be reached; retry", text=_NO_REPLICA),
     ErrorRow(
         AmbiguousWriteError,

@@ -69,7 +69,7 @@ class HdfsLocation:
         """Parse a normalized root URI.
 
         Raise InvalidLocationError if its form is invalid or its path is reserved. The message does not repeat an
-        invalid server, which may contain credentials.
+        invalid server address, which may contain credentials.
         """
         match = _AUTHORITY.fullmatch(root.removeprefix("hdfs://").partition("/")[0])
         if not match or not root.startswith("hdfs://"):

@@ -107,7 +107,7 @@ class ServerClock:
             responded_at_ms=received_at_ms,
         )
         with self._lock:
-            self._estimate = estimate if self._estimate is None else _tightest(self._estimate, estimate)
+            self._estimate = estimate if self._estimate is None else _narrower(self._estimate, estimate)
 
     def expect(self, fetch_time: Callable[[], object]) -> None:
         """Start the request that the next ``now_ms`` would send, if any."""
@@ -148,7 +148,7 @@ class ServerClock:
         return estimate is not None and self._local_ms() - estimate.responded_at_ms <= MAX_AGE_SECONDS * _SECOND_MS
 
 
-def _tightest(earlier: _Estimate, newer: _Estimate) -> _Estimate:
+def _narrower(earlier: _Estimate, newer: _Estimate) -> _Estimate:
     """Return the tightest bounds of two estimates, or the newer estimate if they contradict each other."""
     at_ms = max(earlier.responded_at_ms, newer.responded_at_ms)
     lower = max(earlier.lower, newer.lower, key=lambda reading: reading.lower_bound_at(at_ms))

@@ -57,7 +57,7 @@ class TransportFailure(Enum):
 
 
 # Credentials of AWS, Google and Azure in requests that a server or a client library quotes.
-_LOOKS_SECRET = re.compile(
+_SECRET_TEXT = re.compile(
     r"(?i)\b(?:AKIA|ASIA)[A-Z0-9]{8,}\b|\bya29\.[\w.-]+|\bbearer\s+[^\s,;&]+"
     r"|\b(?:sig|signature|credential|x-amz-[a-z-]+|security-?token|access-?key-?id|account-?key|access_token"
     r"|refresh_token|secret)\s*[=:]\s*[^\s,;&]+"
@@ -94,7 +94,7 @@ class StorageRequest:
         """Shorten a text to one line, without credentials and markup."""
         for secret in self.secrets:
             text = text.replace(secret, "***")
-        text = _LOOKS_SECRET.sub("***", self.options.redact(text))
+        text = _SECRET_TEXT.sub("***", self.options.redact(text))
         text = re.sub(r"<[^>]*>?", " ", text)
         text = " ".join(part for part in re.split(r"[\s\x00-\x1f\x7f]+", text) if part).rstrip(".;: ")
         return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."

@@ -32,7 +32,7 @@ class Timeouts(Protocol):
         """Maximum time without a byte of the response."""
 
 
-def longest_seconds(timeouts: Timeouts, n_bytes: int = 0) -> float:
+def max_seconds(timeouts: Timeouts, n_bytes: int = 0) -> float:
     """Return the maximum total time of a request or a response, in seconds.
 
     The timeouts of a client detect a server that is silent, but not one that sends or reads very slowly.

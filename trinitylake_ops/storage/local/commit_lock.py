@@ -29,10 +29,10 @@ class CommitLock:
         self._abandoned_wait: _Wait | None = None
 
     @contextlib.contextmanager
-    def acquire(self, longest_s: float) -> Iterator[bool]:
+    def acquire(self, max_s: float) -> Iterator[bool]:
         """Hold the lock in a block, and yield whether another process held it now or in the last second.
 
-        The block runs without the lock if it is not acquired in ``longest_s`` seconds, or if the file system does not
+        The block runs without the lock if it is not acquired in ``max_s`` seconds, or if the file system does not
         support locks.
         """
         try:
@@ -41,7 +41,7 @@ class CommitLock:
             yield False  # the first write reports the problem with the folder
             return
         is_free = _lock(descriptor)
-        if not (is_free or self._wait(descriptor, longest_s)):
+        if not (is_free or self._wait(descriptor, max_s)):
             yield True
             return
         try:
@@ -49,7 +49,7 @@ class CommitLock:
         finally:
             _unlock(descriptor)
 
-    def _wait(self, descriptor: int, longest_s: float) -> bool:
+    def _wait(self, descriptor: int, max_s: float) -> bool:
         """Wait for the lock. Return whether it was acquired. Otherwise close the descriptor.
 
         Do not wait if an earlier wait timed out and is still blocked.
@@ -58,7 +58,7 @@ class CommitLock:
             os.close(descriptor)
             return False
         wait = _Wait(descriptor)
-        if wait.ends_within(longest_s):
+        if wait.ends_within(max_s):
             self._crowded_until_s = time.monotonic() + _CROWDED_S
             return True
         self._abandoned_wait = wait
@@ -84,7 +84,7 @@ class _Wait:
         """Whether the call is still blocked."""
         return not self._is_over.is_set()
 
-    def ends_within(self, longest_s: float) -> bool:
+    def ends_within(self, max_s: float) -> bool:
         """Wait for the lock. Return whether it was acquired. Otherwise release it as soon as it is acquired."""
         try:
             threading.Thread(target=self._block, name="commit-lock", daemon=True).start()
@@ -94,7 +94,7 @@ class _Wait:
             self._is_over.set()
             return False
         try:
-            return self._is_over.wait(longest_s) or not self._abandon()
+            return self._is_over.wait(max_s) or not self._abandon()
         except BaseException:  # an interrupt
             if not self._abandon():
                 _unlock(self._descriptor)

@@ -203,7 +203,7 @@ def lies_within(root: str, other: str) -> bool:
     return any(
         ancestor == folder
         or (outer is not None and (status := _status(ancestor)) is not None and os.path.samestat(status, outer))
-        for ancestor in _upwards(os.path.realpath(root.removeprefix(_FILE)))
+        for ancestor in _parent_folders(os.path.realpath(root.removeprefix(_FILE)))
     )
 
 
@@ -237,7 +237,7 @@ def check_can_hold(root: str) -> None:
     if not root.startswith(_FILE):
         return
     folder = root.removeprefix(_FILE).rstrip("/") or "/"
-    existing = next(name for name in _upwards(folder) if os.path.lexists(name))
+    existing = next(name for name in _parent_folders(folder) if os.path.lexists(name))
     if not os.path.isdir(existing):  # includes a dangling link
         raise InvalidInputError(f"target {root!r} cannot be created: {existing!r} is a file; choose another target")
     if not os.access(existing, os.W_OK | os.X_OK, effective_ids=True):
@@ -255,7 +255,7 @@ def make_root_folder(root: str) -> None:
     if not root.startswith(_FILE):
         return
     folder = root.removeprefix(_FILE).rstrip("/") or "/"
-    for name in reversed([name for name in _upwards(folder) if not os.path.isdir(name)]):
+    for name in reversed([name for name in _parent_folders(folder) if not os.path.isdir(name)]):
         with translate_errors(root, name, "create"):
             create_folder(name.encode())
 
@@ -307,7 +307,7 @@ def _opened_part(part: bytes, folder: int) -> int:
         raise
 
 
-def _upwards(name: str) -> Iterator[str]:
+def _parent_folders(name: str) -> Iterator[str]:
     while name != "/":
         yield name
         name = os.path.dirname(name)

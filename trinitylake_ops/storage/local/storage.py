@@ -175,8 +175,8 @@ class LocalStorage(Storage):
         if staged is not None:
             _remove_temporary(staged.temporary)
 
-    def commit_lock(self, longest_s: float) -> contextlib.AbstractContextManager[bool]:
-        return self._commit_lock.acquire(longest_s)
+    def commit_lock(self, max_s: float) -> contextlib.AbstractContextManager[bool]:
+        return self._commit_lock.acquire(max_s)
 
     def create(self, path: str, data: bytes) -> None:
         self._put(path, data, link_to_free_name, "create")

@@ -77,15 +77,15 @@ class RedisClient:
         self._location = location
         self._settings = settings
         self._check = DurabilityCheck(settings, location.root)
-        self._closers: list[finalize[[], RedisClient]] = []
+        self._finalizers: list[finalize[[], RedisClient]] = []
         self.after_fork_in_child()
         at_fork(self)
 
     def after_fork_in_child(self) -> None:
         """Discard the parent's connections."""
-        for closer in self._closers:
-            closer.detach()
-        self._closers = []
+        for finalizer in self._finalizers:
+            finalizer.detach()
+        self._finalizers = []
         self._lock = threading.Lock()
         self._pool: ConnectionPool | None = None
         self._cluster: RedisCluster | None = None
@@ -188,8 +188,10 @@ class RedisClient:
 
     def _new_cluster(self) -> RedisCluster:
         if self._location.is_tls:  # the connections of redis-py's cluster have no timeout for the handshake
-            once = Retry(NoBackoff(), 0)
-            first = TlsConnection(host=self._location.host, port=self._location.port, retry=once, **self._arguments())
+            single_attempt = Retry(NoBackoff(), 0)
+            first = TlsConnection(
+                host=self._location.host, port=self._location.port, retry=single_attempt, **self._arguments()
+            )
             first.connect()  # type: ignore[no-untyped-call]
             first.disconnect()  # type: ignore[no-untyped-call]
         return RedisCluster(
@@ -232,9 +234,9 @@ class RedisClient:
 
     def _close_at_end(self, close: Callable[[], None]) -> None:
         """Close connections when this client is garbage-collected."""
-        closer = finalize(self, close)
-        closer.atexit = False  # background work may still use them at interpreter exit
-        self._closers.append(closer)
+        finalizer = finalize(self, close)
+        finalizer.atexit = False  # background work may still use them at interpreter exit
+        self._finalizers.append(finalizer)
 
     def _arguments(self) -> dict[str, Any]:
         settings = self._settings

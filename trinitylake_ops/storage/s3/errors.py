@@ -25,14 +25,14 @@ _NO_BUCKET = (
     "{failure}: the bucket {bucket!r} does not exist; check its name and the options 'endpoint' and 'region', or create"
     " it"
 )
-_OTHER_PLACE = "{what}: the bucket is in another region or on another server; set the option 'region' or 'endpoint'"
+_WRONG_LOCATION = "{what}: the bucket is in another region or on another server; set the option 'region' or 'endpoint'"
 
 #: Codes about a file or a bucket precede the statuses 401 and 403, with which some servers return them.
 _ERRORS = (
     *PERMISSION_CODES,
     ErrorRow(
         StorageError,
-        _OTHER_PLACE,
+        _WRONG_LOCATION,
         codes={
             "AuthorizationHeaderMalformed", "IllegalLocationConstraint", "IllegalLocationConstraintException",
             "IncorrectEndpoint", "InvalidRegionName", "PermanentRedirect", "Redirect", "TemporaryRedirect",
@@ -53,7 +53,7 @@ _ERRORS = (
     ),
     PERMISSION_STATUSES,
     ErrorRow(StorageError, _NO_BUCKET, codes={"NoSuchBucket"}),
-    ErrorRow(StorageError, _OTHER_PLACE, statuses=REDIRECTS),
+    ErrorRow(StorageError, _WRONG_LOCATION, statuses=REDIRECTS),
     ErrorRow(FileMissingError, MISSING, codes={"NoSuchKey"}),
     ErrorRow(FileMissingError, MISSING, bare_statuses={404}, operations=OF_ONE_FILE),
     ErrorRow(StorageError, _NO_BUCKET, bare_statuses={404}),

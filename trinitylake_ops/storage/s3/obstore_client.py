@@ -16,7 +16,7 @@ from botocore.credentials import RefreshableCredentials
 from obstore.store import S3Store
 
 from trinitylake_ops.storage.http.clients import ClientCache
-from trinitylake_ops.storage.http.settings import MIN_BYTES_PER_SECOND, longest_seconds
+from trinitylake_ops.storage.http.settings import MIN_BYTES_PER_SECOND, max_seconds
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.s3.s3fs_client import S3Client, bucket_address, new_session
 from trinitylake_ops.storage.s3.settings import S3Settings
@@ -99,7 +99,7 @@ class S3Stores:
     def body_of(self, response: GetResult) -> bytes:
         """Read the body of a response. Raise TimeoutError if it takes too long for its size."""
         start, end = response.range
-        deadline = time.monotonic() + longest_seconds(self._settings, end - start)
+        deadline = time.monotonic() + max_seconds(self._settings, end - start)
         chunks = []
         for chunk in response.stream(min_chunk_size=1):
             chunks.append(bytes(chunk))
@@ -120,7 +120,7 @@ class S3Stores:
         Fork.has_clients = True
         read_timeout, timeout = timedelta(seconds=self._settings.read_timeout_seconds), _ONE_DAY
         if allowance_bytes is not None:
-            timeout = timedelta(seconds=longest_seconds(self._settings, allowance_bytes))
+            timeout = timedelta(seconds=max_seconds(self._settings, allowance_bytes))
             if allowance_bytes > _SMALL_BODY_BYTES:
                 read_timeout += timedelta(seconds=allowance_bytes / MIN_BYTES_PER_SECOND)
         limits: ClientConfig = {

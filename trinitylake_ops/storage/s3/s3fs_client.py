@@ -45,7 +45,7 @@ from trinitylake_ops.storage.background import at_fork, leak
 from trinitylake_ops.storage.http.aws import environment_of_clients, error_without_credentials, is_without_credentials
 from trinitylake_ops.storage.http.clients import ClientCache, close_on_loop, run_on_loop
 from trinitylake_ops.storage.http.requests import StorageRequest, TransportFailure, error_from_transport
-from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, longest_seconds
+from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, max_seconds
 from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.s3.errors import error_from_response
 from trinitylake_ops.storage.s3.settings import S3Settings
@@ -125,7 +125,7 @@ class S3Client:
 
         The client's timeouts detect a server that is silent, but not one that sends or reads very slowly.
         """
-        return asyncio.timeout(longest_seconds(self._settings, n_bytes))
+        return asyncio.timeout(max_seconds(self._settings, n_bytes))
 
     def after_fork_in_child(self) -> None:
         """Discard the parent's client, and the lock, whose owner may not exist in the child."""

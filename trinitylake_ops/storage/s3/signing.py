@@ -59,7 +59,7 @@ _KNOWN_HEADERS = re.compile(
     r"|checksum-[a-z0-9-]+)"
 )
 _REPLACED = frozenset({"authorization", "x-amz-date", "x-amz-security-token", _CONTENT_HASH})
-_ALSO_SIGNED = frozenset({"host", "content-md5", "content-type", "if-none-match"})
+_OTHER_SIGNED_HEADERS = frozenset({"host", "content-md5", "content-type", "if-none-match"})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 _INVALID_URI = "cannot sign the request: its URI is invalid"
@@ -243,6 +243,6 @@ class _Signer(S3SigV4Auth):  # type: ignore[misc]
     def headers_to_sign(self, request: AWSRequest) -> object:
         headers = super().headers_to_sign(request)
         for name in {name for name, _ in headers.items()}:
-            if name.lower() not in _ALSO_SIGNED and not name.lower().startswith("x-amz-"):
+            if name.lower() not in _OTHER_SIGNED_HEADERS and not name.lower().startswith("x-amz-"):
                 del headers[name]
         return headers
