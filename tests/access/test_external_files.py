@@ -16,29 +16,29 @@ ROOT = "redis://host/0/lake/"
 TABLES = "s3://bucket/tables/"
 FILE = f"{TABLES}tables/an-id/data/a.parquet"
 DEFINITION = LakehouseDef(id="an-id", table_root=TABLES)
-FOUND = FileAddress(TABLES, "tables/an-id/data/a.parquet", is_writable=True)
+ADDRESS = FileAddress(TABLES, "tables/an-id/data/a.parquet", is_writable=True)
 
 
 def test_thread_waits_for_definition_read_by_another_thread() -> None:
     """Otherwise a path that contains ``tables/`` twice would be mistaken for a moved file of this lakehouse."""
-    places: list[FileAddress] = []
-    others = [threading.Thread(target=lambda: places.append(external_storages.locate(FILE))) for _ in range(3)]
+    addresses: list[FileAddress] = []
+    threads = [threading.Thread(target=lambda: addresses.append(external_storages.locate(FILE))) for _ in range(3)]
 
     def load_definition() -> LakehouseDef:
-        for other in others:
-            other.start()
-        others[0].join(0.3)  # a thread that does not wait has finished by then
+        for thread in threads:
+            thread.start()
+        threads[0].join(0.3)  # a thread that does not wait finishes within this time
         return DEFINITION
 
     external_storages = ExternalStorages(ROOT, StorageOptions(), load_definition=load_definition)
-    places.append(external_storages.locate(FILE))
-    for other in others:
-        other.join()
-    assert places == [FOUND] * 4
+    addresses.append(external_storages.locate(FILE))
+    for thread in threads:
+        thread.join()
+    assert addresses == [ADDRESS] * 4
 
 
 def test_definition_is_read_again_after_a_failure() -> None:
-    failures = [TransientError("no answer")]
+    failures = [TransientError("no response")]
 
     def load_definition() -> LakehouseDef:
         if failures:
@@ -48,7 +48,7 @@ def test_definition_is_read_again_after_a_failure() -> None:
     external_storages = ExternalStorages(ROOT, StorageOptions(), load_definition=load_definition)
     with pytest.raises(TransientError):
         external_storages.locate(FILE)
-    assert external_storages.locate(FILE) == FOUND
+    assert external_storages.locate(FILE) == ADDRESS
 
 
 def test_recursive_lookup_does_not_deadlock() -> None:
@@ -61,5 +61,5 @@ def test_recursive_lookup_does_not_deadlock() -> None:
         return DEFINITION
 
     external_storages = ExternalStorages(ROOT, StorageOptions(), load_definition=load_definition)
-    assert external_storages.locate(FILE) == FOUND
+    assert external_storages.locate(FILE) == ADDRESS
     assert outcomes == ["rejected"]

@@ -27,8 +27,8 @@ def test_concurrent_readers_wait_for_the_definition() -> None:
     external_storages = ExternalStorages("memory://own/", StorageOptions(), load_definition=load_definition)
     with ThreadPoolExecutor(8) as pool:
         uris = [f"{TABLE_ROOT}tables/t/data/{number}" for number in range(8)]
-        found = list(pool.map(external_storages.find, uris))
-    assert {place.root for place in found} == {TABLE_ROOT}
+        addresses = list(pool.map(external_storages.find, uris))
+    assert {address.root for address in addresses} == {TABLE_ROOT}
 
 
 def test_unknown_roots_cause_bounded_definition_reads() -> None:
@@ -44,7 +44,7 @@ def test_unknown_roots_cause_bounded_definition_reads() -> None:
     assert 1 < len(reads) < 10
 
 
-def test_users_of_table_root_are_identified_by_id_and_root(lakes: Lakes) -> None:
+def test_table_users_are_identified_by_id_and_root(lakes: Lakes) -> None:
     storage = lakes.storage()
     assert users_of(storage, "a") == []
     assert "it is not claimed for the lakehouse" in retention_reason(storage, "a", "memory://a/")
@@ -67,10 +67,10 @@ def test_users_of_table_root_are_identified_by_id_and_root(lakes: Lakes) -> None
     assert users_of(storage, "b") == [TableUser("b", "memory://b/", frees=True)]
 
 
-def test_user_file_is_decoded_and_invalid_ones_are_rejected() -> None:
+def test_table_user_file_is_decoded_and_invalid_content_is_rejected() -> None:
     user = TableUser("an id of any kind/\u00e9", "s3://bucket/lake/", frees=True)
     assert user.path.startswith("tables/_lakehouse-")
-    assert user.path.count("/") == 1, "no table's folder"
+    assert user.path.count("/") == 1, "the file is not in a table's folder"
     assert TableUser.from_bytes(user.to_bytes(), user.path) == user
     for data in (
         b"",

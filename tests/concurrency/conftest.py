@@ -1,4 +1,4 @@
-"""Fixtures that check the lakehouses of these tests at their end."""
+"""Fixtures that check the lakehouses at the end of each test."""
 
 from tests.lakes import lake, lakes
 

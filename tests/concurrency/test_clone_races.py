@@ -1,4 +1,4 @@
-"""A clone and its parent, changed by processes that are killed: no row is lost or duplicated."""
+"""Processes that change a clone and its parent are killed at random; no row is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from trinitylake_ops.storage.local import storage as local_storage
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900), pytest.mark.local_only("processes on one folder")]
 #: Factor by which the clock and file times run faster, so that orphans are old after seconds.
-FASTER = 200
-SECONDS = 90.0
+CLOCK_SPEEDUP = 200
+DURATION_S = 90.0
 Work = Callable[[tuple[str, str], Callable[[str], None]], None]
 
 
 @pytest.fixture
 def fast_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    began_ms = time.time_ns() // 1_000_000
+    start_ms = time.time_ns() // 1_000_000
 
-    def fast(at_ms: int) -> int:
-        return began_ms + (at_ms - began_ms) * FASTER if at_ms > began_ms else at_ms
+    def sped_up(time_ms: int) -> int:
+        return start_ms + (time_ms - start_ms) * CLOCK_SPEEDUP if time_ms > start_ms else time_ms
 
-    info_of = local_storage._file_info
+    original_file_info = local_storage._file_info
 
     def file_info(path: str, status: os.stat_result) -> local_storage.FileInfo:
-        info = info_of(path, status)
-        return local_storage.FileInfo(info.path, info.size_bytes, fast(info.last_modified_ms))
+        info = original_file_info(path, status)
+        return local_storage.FileInfo(info.path, info.size_bytes, sped_up(info.last_modified_ms))
 
     monkeypatch.setattr(local_storage, "_file_info", file_info)
-    monkeypatch.setattr(LocalStorage, "now_ms", lambda _storage: fast(time.time_ns() // 1_000_000))
+    monkeypatch.setattr(LocalStorage, "now_ms", lambda _storage: sped_up(time.time_ns() // 1_000_000))
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def roots(fast_clock: None, tmp_path: Path) -> tuple[str, str]:
     lake = Lakehouse.create(f"{tmp_path}/lake", {"fsync": "false"}, txn_ttl_millis=600_000)
     with catalog_at(lake) as catalog:
         catalog.create_namespace("ns")
-        for name in ("ns.there", "ns.here", "ns.both"):
+        for name in ("ns.clone", "ns.parent", "ns.both"):
             catalog.create_table(name, pa.schema([("id", pa.int64())]))
     operations.plan_clone(lake, f"{tmp_path}/clone", "feature").execute()
     return f"{tmp_path}/lake", f"{tmp_path}/clone"
 
 
-def opened(root: str) -> Lakehouse:
+def open_lake(root: str) -> Lakehouse:
     return Lakehouse.open(root, {"fsync": "false"})
 
 
@@ -71,52 +71,53 @@ def rows(lake: Lakehouse, name: str) -> list[int]:
         return sorted(catalog.load_table(name).scan().to_arrow()["id"].to_pylist())
 
 
-def work_there(roots: tuple[str, str], report: Callable[[str], None]) -> None:
-    """Append in the clone and promote, and report acknowledged rows."""
-    chance = random.Random(os.getpid())
+def work_in_clone(roots: tuple[str, str], report: Callable[[str], None]) -> None:
+    """Append to tables of the clone and promote it. Report each acknowledged row."""
+    rng = random.Random(os.getpid())
     while True:
-        name, number = chance.choice(["ns.there", "ns.both"]), chance.getrandbits(60)
-        step(lambda: append(opened(roots[1]), name, number), lambda: report(f"{name} {number}"))  # noqa: B023
-        if chance.random() < 0.6:
-            step(lambda: operations.plan_promotion(opened(roots[0]), "feature").execute(), lambda: report("promoted"))
+        name, number = rng.choice(["ns.clone", "ns.both"]), rng.getrandbits(60)
+        run_step(lambda: append(open_lake(roots[1]), name, number), lambda: report(f"{name} {number}"))  # noqa: B023
+        if rng.random() < 0.6:
+            run_step(
+                lambda: operations.plan_promotion(open_lake(roots[0]), "feature").execute(), lambda: report("promoted")
+            )
 
 
-def work_here(roots: tuple[str, str], report: Callable[[str], None]) -> None:
-    """Append in the parent, and sometimes refresh the clone."""
-    chance = random.Random(os.getpid())
+def work_in_parent(roots: tuple[str, str], report: Callable[[str], None]) -> None:
+    """Append to tables of the parent, and sometimes refresh the clone."""
+    rng = random.Random(os.getpid())
     while True:
-        name, number = chance.choice(["ns.here", "ns.both"]), chance.getrandbits(60)
-        step(lambda: append(opened(roots[0]), name, number), lambda: report(f"{name} {number}"))  # noqa: B023
-        if chance.random() < 0.2:
-            step(lambda: operations.plan_refresh(opened(roots[0]), "feature").execute(), lambda: report("refreshed"))
+        name, number = rng.choice(["ns.parent", "ns.both"]), rng.getrandbits(60)
+        run_step(lambda: append(open_lake(roots[0]), name, number), lambda: report(f"{name} {number}"))  # noqa: B023
+        if rng.random() < 0.2:
+            run_step(
+                lambda: operations.plan_refresh(open_lake(roots[0]), "feature").execute(), lambda: report("refreshed")
+            )
         time.sleep(0.2)
 
 
-def upkeep(roots: tuple[str, str], report: Callable[[str], None]) -> None:
-    """Reclaim files that one side does not need."""
-    chance = random.Random(os.getpid())
+def reclaim_files(roots: tuple[str, str], report: Callable[[str], None]) -> None:
+    """Reclaim files that the clone or its parent no longer needs."""
+    rng = random.Random(os.getpid())
     while True:
-        lake = opened(chance.choice(roots))
-        for what in (
+        lake = open_lake(rng.choice(roots))
+        for operation in (
             lambda: operations.plan_expiration(lake, keeping(1)).execute(),  # noqa: B023
             lambda: operations.plan_purge(lake).execute(),  # noqa: B023
             lambda: operations.plan_orphan_removal(lake).execute(),  # noqa: B023
             lambda: operations.compact(lake),  # noqa: B023
         ):
-            step(what, lambda: report("upkeep"))
+            run_step(operation, lambda: report("reclaimed"))
 
 
-def step(what: Callable[[], object], done: Callable[[], None]) -> None:
-    """Run one operation. Errors of this package are expected; any other ends the process and fails the test."""
+def run_step(operation: Callable[[], object], on_success: Callable[[], None]) -> None:
+    """Run one operation. Errors of this package and conflicts are expected; any other error fails the test."""
     try:
-        what()
-    except (
-        TrinityLakeError,
-        CommitFailedException,
-        ValidationException,
-    ):  # only the last row if a refresh took its snapshot
+        operation()
+    # A refresh may have replaced the snapshot that an append is based on, which is a ValidationException.
+    except (TrinityLakeError, CommitFailedException, ValidationException):
         return
-    done()
+    on_success()
 
 
 class Workers:
@@ -128,15 +129,15 @@ class Workers:
         self.completed_steps: list[str] = []
 
     def start(self, work: Work) -> None:
-        child = fork(lambda report: work(self._roots, report), time_limit_seconds=int(SECONDS) + 120)
+        child = fork(lambda report: work(self._roots, report), time_limit_seconds=int(DURATION_S) + 120)
         self._running.append((child, work))
 
-    def kill(self, which: int) -> Work:
-        child, work = self._running.pop(which)
+    def kill(self, index: int) -> Work:
+        child, work = self._running.pop(index)
         os.kill(child.pid, signal.SIGKILL)
         status, lines = child.finish()
         self.completed_steps += lines
-        assert status == -signal.SIGKILL, f"{work.__name__} ended by itself before"
+        assert status == -signal.SIGKILL, f"{work.__name__} exited before it was killed"
         return work
 
     def kill_all(self) -> None:
@@ -151,40 +152,41 @@ def workers(roots: tuple[str, str]) -> Iterator[Workers]:
     running_workers.kill_all()
 
 
-def test_kills_lose_and_duplicate_no_row(
+def test_killed_processes_neither_lose_nor_duplicate_rows(
     roots: tuple[str, str], workers: Workers, record_property: Callable[[str, object], None]
 ) -> None:
-    chance, kills, works = random.Random(), 0, [work_there, work_there, work_here, upkeep, upkeep]
-    for work in works:
+    work_functions = [work_in_clone, work_in_clone, work_in_parent, reclaim_files, reclaim_files]
+    rng, n_kills = random.Random(), 0
+    for work in work_functions:
         workers.start(work)
-    end_s = time.monotonic() + SECONDS
-    while time.monotonic() < end_s:
-        time.sleep(chance.uniform(0.1, 2.0))
-        workers.start(workers.kill(chance.randrange(len(works))))
-        kills += 1
+    deadline_s = time.monotonic() + DURATION_S
+    while time.monotonic() < deadline_s:
+        time.sleep(rng.uniform(0.1, 2.0))
+        workers.start(workers.kill(rng.randrange(len(work_functions))))
+        n_kills += 1
     workers.kill_all()
     completed_steps = workers.completed_steps
-    time.sleep(600_000 / 1000 / FASTER * 2)  # leases of the killed processes end
-    check(roots, completed_steps)
-    counts = {word: completed_steps.count(word) for word in ("promoted", "refreshed", "upkeep")}
-    record_property(SUMMARY_PROPERTY, f"{kills} kills, {len(completed_steps)} steps were done, among them {counts}")
+    time.sleep(600_000 / 1000 / CLOCK_SPEEDUP * 2)  # until the leases of the killed processes have expired
+    check_lakehouses(roots, completed_steps)
+    counts = {word: completed_steps.count(word) for word in ("promoted", "refreshed", "reclaimed")}
+    record_property(SUMMARY_PROPERTY, f"{n_kills} kills, {len(completed_steps)} completed steps, including {counts}")
     assert all(counts.values())
 
 
-def check(roots: tuple[str, str], completed_steps: list[str]) -> None:
-    """Check both sides. After a final promotion and refresh each acknowledged row exists exactly once."""
-    lake, clone = map(opened, roots)
+def check_lakehouses(roots: tuple[str, str], completed_steps: list[str]) -> None:
+    """Check that each acknowledged row exists exactly once in both lakehouses after a final promotion and refresh."""
+    lake, clone = map(open_lake, roots)
     for plan in (operations.plan_promotion(lake, "feature"), operations.plan_refresh(lake, "feature")):
         assert plan.conflicts == ()
     operations.plan_promotion(lake, "feature").execute()
     operations.plan_refresh(lake, "feature").execute()
-    for name in ("ns.there", "ns.here", "ns.both"):
+    for name in ("ns.clone", "ns.parent", "ns.both"):
         acknowledged = {int(line.split()[1]) for line in completed_steps if line.startswith(f"{name} ")}
         row_ids = rows(lake, name)
-        assert len(row_ids) == len(set(row_ids)), f"rows of {name} came twice"
-        assert acknowledged <= set(row_ids), f"rows of {name} are lost"
+        assert len(row_ids) == len(set(row_ids)), f"{name} has duplicate rows"
+        assert acknowledged <= set(row_ids), f"{name} lost rows"
         assert rows(clone, name) == row_ids
-    for each in (lake, clone):
-        operations.repair_hint(each)
-        findings = operations.verify(each, deep=True).findings
+    for lakehouse in (lake, clone):
+        operations.repair_hint(lakehouse)
+        findings = operations.verify(lakehouse, deep=True).findings
         assert [finding for finding in findings if finding.severity == "error"] == []

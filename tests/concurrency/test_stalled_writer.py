@@ -1,4 +1,4 @@
-"""A writer that sleeps before it creates its root, while the version that it would create expires and is purged."""
+"""A writer is paused before it creates its root, while the version that it would create expires and is purged."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from trinitylake_ops.errors import TransactionExpiredError
 from trinitylake_ops.format.file_names import parse_root_path
 from trinitylake_ops.storage import Storage, StorageWrapper
 
-pytestmark = pytest.mark.local_only("chooses its places itself")
+pytestmark = pytest.mark.local_only("creates its own lakehouse")
 
 DAY_MS = 24 * 3_600_000
 
 
-class _Later(StorageWrapper):
+class _ClockAhead(StorageWrapper):
     """A storage whose clock is ahead."""
 
     def __init__(self, inner: Storage, shift_ms: int):
@@ -34,8 +34,8 @@ class _Later(StorageWrapper):
         return self.inner.now_ms() + self.shift_ms
 
 
-class _FallsAsleep(_Later):
-    """Stops its process before it sends a root. When the process resumes, a day has passed."""
+class _PausedBeforeRoot(_ClockAhead):
+    """A storage that stops the process before it creates a root. Its clock is a day ahead when the process resumes."""
 
     def create(self, path: str, data: bytes) -> None:
         if parse_root_path(path) is not None and not self.shift_ms:
@@ -58,16 +58,16 @@ def test_stalled_writer_never_creates_a_purged_version(lake: Lakehouse) -> None:
             txn.create_namespace(f"n{number}")
             for name in ("a", "b", "c"):
                 txn.create_table(f"n{number}", name, table(n="0"))
-    stalled_on = lake.latest_version()
+    base_version = lake.latest_version()
 
     def write(report: Callable[[str], None]) -> None:
-        own = Lakehouse(_FallsAsleep(lake.storage, 0))
-        txn = own.transaction()
+        stalled_lake = Lakehouse(_PausedBeforeRoot(lake.storage, 0))
+        txn = stalled_lake.transaction()
         txn.alter_table("n0", "a", table(n="stalled"))
         try:
             report(f"committed {txn.commit()}")
         except TransactionExpiredError as error:
-            report(f"refused: {error}")
+            report(f"rejected: {error}")
 
     child = fork(write, time_limit_seconds=60)
     _, status = os.waitpid(child.pid, os.WUNTRACED)
@@ -76,21 +76,21 @@ def test_stalled_writer_never_creates_a_purged_version(lake: Lakehouse) -> None:
         with lake.transaction() as txn:
             for namespace in range(12):
                 txn.alter_table(f"n{namespace}", "b", table(n=str(number)))
-    later = Lakehouse(_Later(lake.storage, DAY_MS // 2))
-    keeping = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=2, protected_ms=0)
-    operations.plan_expiration(later, keeping).execute()
-    later = Lakehouse(_Later(lake.storage, DAY_MS))
-    assert operations.plan_purge(later).execute().files > 0
-    latest = later.latest_version()
-    states = {info.version: info.state for info in later.history()}
-    assert states[stalled_on] == states[stalled_on + 1] == "sealed"
-    later.close()
-    before = {info.path: lake.storage.read(info.path) for info in lake.storage.list("_")}
+    later_lake = Lakehouse(_ClockAhead(lake.storage, DAY_MS // 2))
+    policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=2, protected_ms=0)
+    operations.plan_expiration(later_lake, policy).execute()
+    later_lake = Lakehouse(_ClockAhead(lake.storage, DAY_MS))
+    assert operations.plan_purge(later_lake).execute().files > 0
+    latest = later_lake.latest_version()
+    states = {info.version: info.state for info in later_lake.history()}
+    assert states[base_version] == states[base_version + 1] == "sealed"
+    later_lake.close()
+    files_before = {info.path: lake.storage.read(info.path) for info in lake.storage.list("_")}
 
     os.kill(child.pid, signal.SIGCONT)
-    code, (outcome,) = child.finish()
-    assert code == 0
-    assert outcome.startswith("refused: transaction expired")
-    assert later.latest_version() == latest
-    assert {path: lake.storage.read(path) for path in before} == before
-    assert operations.verify(later).is_clean
+    exit_code, (outcome,) = child.finish()
+    assert exit_code == 0
+    assert outcome.startswith("rejected: transaction expired")
+    assert later_lake.latest_version() == latest
+    assert {path: lake.storage.read(path) for path in files_before} == files_before
+    assert operations.verify(later_lake).is_clean
