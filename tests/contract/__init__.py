@@ -1,1 +1,1 @@
-"""Contract tests that several implementations inherit."""
+"""The storage contract, run on each storage implementation."""

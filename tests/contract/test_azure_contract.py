@@ -1,6 +1,6 @@
-"""The contract on Azurite: with ``open_storage``, for a root with and one without an account.
+"""The contract on Azurite: with ``open_storage``, for roots with and without an account name.
 
-Azurite stores names that Azure changes. The storage rejects these names, so both behave the same.
+Azurite stores names that Azure changes. The storage rejects these names, so that both behave the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class AzureContract(StorageContract):
     """A separate prefix for each test, deleted after the test."""
 
     time_precision_ms = 1000
-    # Azure takes "\" for "/", refuses control characters, and drops dots at the end of a segment.
+    # Azure treats "\" as "/", rejects control characters, and drops trailing dots of a segment.
     refused_names = frozenset({"back\\slash", "new\nline", "tab\t", "a..", "..."})
     n_passing_files = 20
     n_listed_files = 250

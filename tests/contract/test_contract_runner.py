@@ -1,4 +1,4 @@
-"""The contract as other packages run it for their storages."""
+"""The contract tests, run as another package would run them for its storage."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _MODULE = "tests.contract.test_contract_runner"
 
 
 def correct_storage(folder: Path) -> Storage:
-    """Return a storage that meets the contract."""
-    return LocalStorage(f"file://{folder}/shelf/", fsync=False)
+    """Return a storage that satisfies the contract."""
+    return LocalStorage(f"file://{folder}/lake/", fsync=False)
 
 
 class _OverwritingStorage(LocalStorage):
-    """A storage whose create is a write, which overwrites."""
+    """A storage whose ``create`` overwrites existing files."""
 
     def create(self, path: str, data: bytes) -> None:
         self.write(path, data)
 
 
 def overwriting_storage(folder: Path) -> Storage:
-    """Return a storage whose create overwrites."""
-    return _OverwritingStorage(f"file://{folder}/shelf/", fsync=False)
+    """Return a storage that violates the contract."""
+    return _OverwritingStorage(f"file://{folder}/lake/", fsync=False)
 
 
 not_a_function = 7
@@ -76,7 +76,7 @@ def test_invalid_arguments_are_rejected(name: str | None, message: str) -> None:
         plugin.pytest_configure(cast(pytest.Config, Config()))
 
 
-def test_invalid_factory_fails_with_one_line() -> None:
+def test_invalid_factory_fails_without_traceback() -> None:
     completed = _run("nowhere:f")
     assert completed.returncode == pytest.ExitCode.USAGE_ERROR
     assert "--storage nowhere:f: No module named 'nowhere'" in completed.stderr

@@ -27,12 +27,12 @@ class DynamoDBContract(StorageContract):
         self._server = server
         self._root = server.fresh_root()
         yield self._root
-        # Only listed files may remain under any key: no part and no upload.
+        # After the listed files are deleted, no item may remain: no part of a file and no upload.
         storage = open_storage(self._root, server.storage_options)
-        assert storage.delete_many([*(file.path for file in storage.list()), *self.temporary(storage)]) == {}
-        assert server.items_of(self._root) == []
+        assert storage.delete_many([*(file.path for file in storage.list()), *self.temporary_paths(storage)]) == {}
+        assert server.item_keys(self._root) == []
 
-    def temporary(self, storage: Storage) -> list[str]:
+    def temporary_paths(self, storage: Storage) -> list[str]:
         return [file.path for file in storage.list("_ops/tmp/")]
 
 

@@ -1,4 +1,4 @@
-"""Races for one file, and lakehouses end to end, on DynamoDB."""
+"""Concurrent creates and end-to-end tests of lakehouses on DynamoDB."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trinitylake_ops.storage.dynamodb.client import TableRequests
 from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
 
 TIME_LIMIT_S = 3_000
-LONG = [pytest.mark.soak, pytest.mark.timeout(TIME_LIMIT_S + 600)]
+SOAK_MARKS = [pytest.mark.soak, pytest.mark.timeout(TIME_LIMIT_S + 600)]
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def storage(dynalite: DynamoDBServer, root: str) -> Storage:
     return open_storage(root, dynalite.storage_options)
 
 
-def outcome_of(create_one: Callable[[], None]) -> str:
+def create_outcome(create_file: Callable[[], None]) -> str:
     try:
-        create_one()
+        create_file()
     except FileExistsAlreadyError as error:
         return type(error).__name__
     except StorageError as error:
@@ -61,11 +61,11 @@ def check_round(server: DynamoDBServer, storage: Storage, name: str, outcomes: l
     assert storage.read(name) == bytes([outcomes.index("won")]) * size_bytes
     assert [(file.path, file.size_bytes) for file in storage.list("race/")] == [(name, size_bytes)]
     storage.delete(name)
-    assert server.items_of(storage.root) == []
+    assert server.item_keys(storage.root) == []
 
 
 def test_server_keeps_idle_connections_open(dynalite: DynamoDBServer) -> None:
-    """The server would close idle connections even if a request has arrived, so outcomes would depend on the load."""
+    """With a timeout, the server could close a connection whose next request has arrived, depending on the load."""
     connection = HTTPConnection(dynalite.endpoint.removeprefix("http://"), timeout=TIME_LIMIT_S)
     with closing(connection):
         connection.request("GET", "/")
@@ -77,7 +77,10 @@ def test_server_keeps_idle_connections_open(dynalite: DynamoDBServer) -> None:
     ("size_bytes", "n_threads", "n_rounds"),
     [
         (0, 32, 5), (MIB, 32, 1), (9 * MIB, 4, 1),
-        *(pytest.param(size_bytes, 32, 100, marks=LONG, id=f"{size_bytes}-full") for size_bytes in (0, MIB, 9 * MIB)),
+        *(
+            pytest.param(size_bytes, 32, 100, marks=SOAK_MARKS, id=f"{size_bytes}-full")
+            for size_bytes in (0, MIB, 9 * MIB)
+        ),
     ],
 )  # fmt: skip
 def test_concurrent_creates_of_threads_have_one_winner(
@@ -87,7 +90,7 @@ def test_concurrent_creates_of_threads_have_one_winner(
         name = f"race/{uuid.uuid4().hex}"
 
         def create_one(racer: int, name: str = name) -> str:
-            return outcome_of(lambda: storage.create(name, bytes([racer]) * size_bytes))
+            return create_outcome(lambda: storage.create(name, bytes([racer]) * size_bytes))
 
         outcomes = run_together([lambda racer=racer: create_one(racer) for racer in range(n_threads)])  # type: ignore[misc]
         check_round(dynalite, storage, name, [str(outcome) for outcome in outcomes], size_bytes)
@@ -97,13 +100,13 @@ def test_concurrent_creates_of_threads_have_one_winner(
     ("n_processes", "rounds"),
     [
         pytest.param(8, {0: 5, MIB: 1, 9 * MIB: 0}, id="short"),
-        pytest.param(8, {0: 100, MIB: 100, 9 * MIB: 100}, marks=LONG, id="full"),
+        pytest.param(8, {0: 100, MIB: 100, 9 * MIB: 100}, marks=SOAK_MARKS, id="full"),
     ],
 )
 def test_concurrent_creates_of_processes_have_one_winner(
     dynalite: DynamoDBServer, storage: Storage, n_processes: int, rounds: dict[int, int]
 ) -> None:
-    names = {f"race/{uuid.uuid4().hex}": size_bytes for size_bytes, times in rounds.items() for _ in range(times)}
+    names = {f"race/{uuid.uuid4().hex}": size_bytes for size_bytes, n_rounds in rounds.items() for _ in range(n_rounds)}
     barrier = multiprocessing.get_context("fork").Barrier(n_processes + 1)
 
     def racer(number: int) -> Callable[[Callable[[str], None]], None]:
@@ -111,13 +114,13 @@ def test_concurrent_creates_of_processes_have_one_winner(
             for name, size_bytes in names.items():
                 data = bytes([number]) * size_bytes
                 barrier.wait(TIME_LIMIT_S)
-                report(outcome_of(lambda name=name, data=data: storage.create(name, data)))  # type: ignore[misc]
+                report(create_outcome(lambda name=name, data=data: storage.create(name, data)))  # type: ignore[misc]
                 barrier.wait(TIME_LIMIT_S)
                 barrier.wait(TIME_LIMIT_S)  # the parent checks the round and deletes the file
 
         return work
 
-    storage.exists("race/nothing")  # the children inherit a used client
+    storage.exists("race/nothing")  # the children inherit a client that was used
     children = [fork(racer(number), time_limit_seconds=TIME_LIMIT_S) for number in range(n_processes)]
     try:
         for name, size_bytes in names.items():
@@ -130,19 +133,19 @@ def test_concurrent_creates_of_processes_have_one_winner(
         barrier.abort()
         raise
     finally:
-        ended = [child.finish() for child in children]
-    assert [exit_code for exit_code, _ in ended] == [0] * n_processes
+        results = [child.finish() for child in children]
+    assert [exit_code for exit_code, _ in results] == [0] * n_processes
 
 
-@pytest.mark.parametrize("n_commits", [20, pytest.param(200, marks=LONG)])
+@pytest.mark.parametrize("n_commits", [20, pytest.param(200, marks=SOAK_MARKS)])
 def test_two_processes_lose_no_commit(dynalite: DynamoDBServer, root: str, n_commits: int) -> None:
     lake = Lakehouse.create(root, dynalite.storage_options)
 
     def writer(name: str) -> Callable[[Callable[[str], None]], None]:
         def work(_report: Callable[[str], None]) -> None:
-            own = Lakehouse.open(root, dynalite.storage_options)
+            writer_lake = Lakehouse.open(root, dynalite.storage_options)
             for number in range(n_commits):
-                with own.transaction() as txn:
+                with writer_lake.transaction() as txn:
                     txn.create_namespace(f"{name}{number}")
 
         return work
@@ -163,25 +166,25 @@ def content(lake: Lakehouse) -> tuple[object, list[int]]:
 
 
 @pytest.fixture
-def days(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Days by which the server's clock is ahead; the last item counts."""
-    ahead, now_ms = [0], TableRequests.now_ms
-    monkeypatch.setattr(TableRequests, "now_ms", lambda self: now_ms(self) + ahead[-1] * 86_400_000)
-    return ahead
+def days_ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Days by which the server's clock is ahead; the last item is the current value."""
+    offsets_days, now_ms = [0], TableRequests.now_ms
+    monkeypatch.setattr(TableRequests, "now_ms", lambda self: now_ms(self) + offsets_days[-1] * 86_400_000)
+    return offsets_days
 
 
-def test_lakehouse_end_to_end(dynalite: DynamoDBServer, root: str, tmp_path: Path, days: list[int]) -> None:
+def test_lakehouse_end_to_end(dynalite: DynamoDBServer, root: str, tmp_path: Path, days_ahead: list[int]) -> None:
     """Cover the operations of a lakehouse, including exports to and from this storage."""
     lake = Lakehouse.create(f"{root}source/", dynalite.storage_options, order=4)
     append_rows(lake)
     create(lake, "a", "t", "u")
     expected = content(lake)
     assert lake.snapshot().tables("a") == ["t", "u"]
-    kept = lake.latest_version()
+    kept_version = lake.latest_version()
     append_rows(lake)
     drop(lake, "a")
     assert content(lake) != expected
-    operations.plan_rollback(lake, kept).execute()
+    operations.plan_rollback(lake, kept_version).execute()
     assert content(lake) == expected
 
     plan = operations.plan_export(
@@ -196,20 +199,20 @@ def test_lakehouse_end_to_end(dynalite: DynamoDBServer, root: str, tmp_path: Pat
     operations.drop_export(lake, "copy")
     operations.drop_export(lake, "down")
 
-    stray = new_node_path()
-    lake.storage.write(stray, b"x" * MIB)
-    days.append(2)
+    orphan = new_node_path()
+    lake.storage.write(orphan, b"x" * MIB)
+    days_ahead.append(2)
     policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
     operations.plan_expiration(lake, policy).execute()
-    days.append(4)
+    days_ahead.append(4)
     n_files = len(list(lake.storage.list()))
     purged = operations.plan_purge(lake).execute()
     assert (purged.files > 0, purged.failures) == (True, {})
     assert len(list(lake.storage.list())) < n_files
-    assert lake.storage.exists(stray)
+    assert lake.storage.exists(orphan)
     operations.plan_orphan_removal(lake).execute()
-    assert not lake.storage.exists(stray)
-    assert not [key for key, _ in dynalite.items_of(lake.root) if "/parts/" in key or key.endswith("/uploads")]
+    assert not lake.storage.exists(orphan)
+    assert not [key for key, _ in dynalite.item_keys(lake.root) if "/parts/" in key or key.endswith("/uploads")]
     assert content(lake) == expected
     assert operations.verify(lake, deep=True).findings == ()
     check_lake(lake)
@@ -217,23 +220,23 @@ def test_lakehouse_end_to_end(dynalite: DynamoDBServer, root: str, tmp_path: Pat
 
 @pytest.mark.parametrize("is_allowed", [True, False])
 def test_table_of_another_root_is_registered(dynalite: DynamoDBServer, root: str, is_allowed: bool) -> None:
-    """Files are listed only below this root, not below the folder of their metadata."""
+    """The root to allow is that of the other lakehouse, because DynamoDB cannot list below a table's folder."""
     other = Lakehouse.create(f"{root}other/", dynalite.storage_options)
     append_rows(other)
-    allowing = {**dynalite.storage_options, "allowed_roots": other.root}
-    lake = Lakehouse.create(f"{root}lake/", allowing if is_allowed else dynalite.storage_options)
+    options_with_root = {**dynalite.storage_options, "allowed_roots": other.root}
+    lake = Lakehouse.create(f"{root}lake/", options_with_root if is_allowed else dynalite.storage_options)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
     metadata = other.root + other.snapshot().table("ns", "t").format_properties[METADATA_LOCATION]
     operations.register_table(lake, "ns", "t", metadata)
     definition = lake.snapshot().table("ns", "t")
     io = reading_io(lake)
-    needed = root_to_allow(definition, registering_io(io, [metadata]))
-    assert needed == (None if is_allowed else other.root)
-    assert content(Lakehouse.open(lake.root, allowing))[1] == content(other)[1]
+    root_needed = root_to_allow(definition, registering_io(io, [metadata]))
+    assert root_needed == (None if is_allowed else other.root)
+    assert content(Lakehouse.open(lake.root, options_with_root))[1] == content(other)[1]
 
 
-def test_init_creates_the_table(dynalite: DynamoDBServer) -> None:
+def test_create_table_option_creates_the_table(dynalite: DynamoDBServer) -> None:
     table = f"lakes-{uuid.uuid4().hex}"
     table_options = {**dynalite.storage_options, "create_table": "true"}
     lake = Lakehouse.create(f"dynamodb://{table}/lake", table_options)
@@ -242,14 +245,14 @@ def test_init_creates_the_table(dynalite: DynamoDBServer) -> None:
     dynalite.client.delete_table(TableName=table)
 
 
-def test_command_line_works(dynalite: DynamoDBServer) -> None:
-    """Without its table the error is one line with advice. With the option the table is created."""
+def test_command_line_creates_the_table_only_if_configured(dynalite: DynamoDBServer) -> None:
+    """If the DynamoDB table does not exist, the error is one line with advice unless ``create_table`` is set."""
     table = f"lakes-{uuid.uuid4().hex}"
     flags = [part for item in dynalite.storage_options.items() for part in ("--storage-option", "=".join(item))]
     arguments = ["--root", f"dynamodb://{table}/lake", *flags]
-    refused = run(*arguments, "init")
-    assert_one_line(refused, 5, f"the table '{table}' does not exist")
-    assert dynalite.secret_access_key not in refused.err
+    completed = run(*arguments, "init")
+    assert_one_line(completed, 5, f"the table '{table}' does not exist")
+    assert dynalite.secret_access_key not in completed.err
     assert run(*arguments, "--storage-option", "create_table=true", "init").code == 0
     assert run(*arguments, "create-namespace", "ns").code == 0
     assert "Clean: 2 versions" in run(*arguments, "verify").out
@@ -263,14 +266,16 @@ def test_commit_sends_few_requests(dynalite: DynamoDBServer, root: str, monkeypa
     storage = lake.storage
     while not isinstance(storage, DynamoDBStorage):
         storage = storage.inner  # type: ignore[attr-defined]
-    sent: list[str] = []
+    methods: list[str] = []
     call = storage._requests._call
 
-    def counted(method: str, arguments: dict[str, object]) -> object:
-        sent.append(method)
+    def recording_call(method: str, arguments: dict[str, object]) -> object:
+        methods.append(method)
         return call(method, arguments)
 
-    monkeypatch.setattr(storage._requests, "_call", counted)
+    monkeypatch.setattr(storage._requests, "_call", recording_call)
     with lake.transaction() as txn:
         txn.create_namespace("b")
-    assert sent == ["get_item"] * 3 + ["put_item"] * 3, "the hint and roots; a definition, the root, the hint"
+    assert methods == ["get_item"] * 3 + ["put_item"] * 3, (
+        "reads the hint and roots; writes a definition, the root and the hint"
+    )

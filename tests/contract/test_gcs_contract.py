@@ -1,7 +1,7 @@
 """The contract on an emulator of Google Cloud Storage: with ``open_storage``, and without wrappers.
 
-The emulator, fake-gcs-server, enforces ``ifGenerationMatch`` for multipart uploads, the only ones that the storage
-sends, but ignores it for uploads of plain bytes. It accepts names with line breaks, which the service rejects, so the
+The emulator, fake-gcs-server, enforces ``ifGenerationMatch`` for multipart uploads, the only kind that the storage
+sends, but ignores it for plain uploads. It accepts names with line breaks, which the service rejects, so the
 storage always rejects them itself.
 """
 
@@ -38,7 +38,7 @@ class TestGcs(OnFakeGcs):
         return open_storage(self._root, self._server.storage_options)
 
 
-@pytest.mark.soak  # the same without the retries around it
+@pytest.mark.soak  # the same tests without retries
 class TestBareGcs(OnFakeGcs):
     def make_storage(self, folder: Path) -> Storage:
         return GcsStorage(self._root, self._server.storage_options)

@@ -21,7 +21,7 @@ class RedisContract(StorageContract):
 
     @pytest.fixture(autouse=True)
     def redis_root(self, server: RedisServer) -> Iterator[str]:
-        self._root = server.fresh_root("below", "it")
+        self._root = server.fresh_root("parent", "lake")
         yield self._root
         storage = open_storage(self._root, self.options())
         names = [file.path for prefix in ("", "_ops/tmp/") for file in storage.list(prefix)]
@@ -48,7 +48,7 @@ class TestOnValkey(RedisContract):
 
 @pytest.mark.soak  # test_redis_durability.py covers the waits
 class TestOnValkeyWithWaits(TestOnValkey):
-    """Each create and write waits within its request until the append-only file is synced."""
+    """Each request that creates or writes a file waits until the append-only file is synced."""
 
     def options(self) -> dict[str, str]:
         return {"durability": "waitaof"}

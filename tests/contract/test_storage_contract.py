@@ -30,7 +30,7 @@ def local(folder: Path, *, fsync: bool = False) -> Storage:
     return LocalStorage(f"file://{folder}/lake/", fsync=fsync)
 
 
-def everything(path: str) -> bool:
+def any_path(path: str) -> bool:
     return True
 
 
@@ -98,19 +98,19 @@ class TestTallStack(StorageContract):
         return MeteredStorage(RetryStorage(FaultyStorage(MeteredStorage(RetryStorage(memory(folder))))))
 
 
-class TestCacheOfEverything(StorageContract):
+class TestCacheOfAnyPath(StorageContract):
     """Each file is treated as immutable, but overwrites are visible at once because all clients share the cache."""
 
     def make_storage(self, folder: Path) -> Storage:
-        return shared_cache_view(memory(folder), everything)
+        return shared_cache_view(memory(folder), any_path)
 
 
-class TestCacheOfEverythingWithFolder(StorageContract):
+class TestCacheOfAnyPathInFolder(StorageContract):
     def make_storage(self, folder: Path) -> Storage:
-        options = {"cache_folder": f"{folder}/kept", "cache_bytes": "100000"}
-        return shared_cache_view(RetryStorage(local(folder)), everything, options)
+        options = {"cache_folder": f"{folder}/cache", "cache_bytes": "100000"}
+        return shared_cache_view(RetryStorage(local(folder)), any_path, options)
 
 
-class TestCacheOfTheFormat(StorageContract):
+class TestCacheOfImmutableFiles(StorageContract):
     def make_storage(self, folder: Path) -> Storage:
         return MeteredStorage(private_cache_view(local(folder), is_immutable_path))

@@ -15,17 +15,17 @@ SESSION_TOKEN = "LeakCanarySessionToken//Of+The/Tests0123456789=="
 WRONG_ACCESS_KEY_ID = "LEAKCANARYWRONGKEY01"
 WRONG_SECRET_ACCESS_KEY = "LeakCanaryWrongSecret/Of+The/Tests01234="
 
-RIGHT = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
+VALID_CREDENTIALS = {"access_key_id": ACCESS_KEY_ID, "secret_access_key": SECRET_ACCESS_KEY}
 CANARIES = (
     ACCESS_KEY_ID, SECRET_ACCESS_KEY, SESSION_TOKEN, WRONG_ACCESS_KEY_ID, WRONG_SECRET_ACCESS_KEY,
 )  # fmt: skip
 
 _BASE64_LETTER_BITS, _BYTE_BITS = 6, 8
-# Details of signed requests that S3 and its clients log. They are no credentials, but must not be shown.
+# Details of signed requests that S3 and its clients log. They are not credentials, but must not be shown either.
 _SIGNATURES = re.compile(rb"Signature=|X-Amz-Signature|AWS4-HMAC-SHA256|StringToSign|CanonicalRequest|<Error>")
 
 
-def _forms(canary: str) -> Iterator[bytes]:
+def _encodings_of(canary: str) -> Iterator[bytes]:
     """Yield the possible encodings of a value."""
     plain = canary.encode()
     yield plain
@@ -33,21 +33,21 @@ def _forms(canary: str) -> Iterator[bytes]:
     yield quote_plus(canary).encode()
     yield plain.hex().encode()
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
-        for shift in range(3):  # in the middle of a longer encoded text
+        for shift in range(3):  # the value starts at any position of a longer encoded text
             encoded = encode(bytes(shift) + plain + bytes(3))
             start = -(-shift * _BYTE_BITS // _BASE64_LETTER_BITS)
             yield encoded[start : (shift + len(plain)) * _BYTE_BITS // _BASE64_LETTER_BITS]
 
 
-_FORMS = {form: canary for canary in CANARIES for form in _forms(canary)}
-_ANY_FORM = re.compile(b"|".join(re.escape(form) for form in _FORMS), re.IGNORECASE)
+_ENCODINGS = {encoding: canary for canary in CANARIES for encoding in _encodings_of(canary)}
+_ANY_ENCODING = re.compile(b"|".join(re.escape(encoding) for encoding in _ENCODINGS), re.IGNORECASE)
 
 
-def leaks(seen: str | bytes) -> list[str]:
-    """Return excerpts of a text with a credential or signature in any form. Tests expect none."""
-    data = seen.encode("utf-8", "surrogateescape") if isinstance(seen, str) else seen
-    matches = [*_ANY_FORM.finditer(data), *_SIGNATURES.finditer(data)]
-    return [data[max(0, hit.start() - 80) : hit.end() + 40].decode("utf-8", "replace") for hit in matches]
+def leaks(text: str | bytes) -> list[str]:
+    """Return an excerpt for each credential or signature in a text, in any encoding. Tests expect none."""
+    data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+    matches = [*_ANY_ENCODING.finditer(data), *_SIGNATURES.finditer(data)]
+    return [data[max(0, match.start() - 80) : match.end() + 40].decode("utf-8", "replace") for match in matches]
 
 
 def leaks_in_files(folder: Path) -> list[str]:

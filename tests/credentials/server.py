@@ -23,7 +23,7 @@ _USER = "canaries"
 
 
 class CanaryServer:
-    """radosgw for that user: a separate bucket, and valid and invalid options to access it."""
+    """radosgw as this user accesses it: a separate bucket, and valid and invalid options for it."""
 
     def __init__(self, server: S3Server):
         self.server = server
@@ -48,25 +48,25 @@ class CanaryServer:
             "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
         }
 
-    def obstacles(self) -> dict[str, tuple[str, dict[str, str]]]:
-        """Return root and storage options of a failing configuration, by the kind of failure."""
-        right, options = self.root, self.options_with_credentials
+    def failing_configurations(self) -> dict[str, tuple[str, dict[str, str]]]:
+        """Return the root and storage options of failing configurations by the kind of failure."""
+        root, options = self.root, self.options_with_credentials
         return {
-            "wrong secret": (right, {**options, "secret_access_key": WRONG_SECRET_ACCESS_KEY}),
-            "wrong key": (right, {**options, "access_key_id": WRONG_ACCESS_KEY_ID}),
+            "wrong secret": (root, {**options, "secret_access_key": WRONG_SECRET_ACCESS_KEY}),
+            "wrong key": (root, {**options, "access_key_id": WRONG_ACCESS_KEY_ID}),
             "wrong bucket": ("s3://no-such-bucket-of-the-tests/lake/", options),
-            "bucket of others": (f"s3://{S3Server.bucket}/lake/", options),
-            "unreachable": (right, {**options, "endpoint": f"http://127.0.0.1:{free_port()}"}),
+            "bucket of another user": (f"s3://{S3Server.bucket}/lake/", options),
+            "unreachable": (root, {**options, "endpoint": f"http://127.0.0.1:{free_port()}"}),
         }
 
 
 def canary_server(config: pytest.Config) -> Iterator[CanaryServer]:
-    """Yield a server with an empty bucket, and drop the bucket afterwards."""
+    """Yield a server with an empty bucket, and delete the bucket afterwards."""
     server = config.stash[SERVER_RUN].server("radosgw")
     _make_user(server)
-    owned = CanaryServer(replace(server, access_key_id=ACCESS_KEY_ID, secret_access_key=SECRET_ACCESS_KEY))
-    yield owned
-    owned.server.drop_bucket(owned.root.removeprefix("s3://").partition("/")[0])
+    canaries = CanaryServer(replace(server, access_key_id=ACCESS_KEY_ID, secret_access_key=SECRET_ACCESS_KEY))
+    yield canaries
+    canaries.server.drop_bucket(canaries.root.removeprefix("s3://").partition("/")[0])
 
 
 def _make_user(server: S3Server) -> None:
@@ -75,6 +75,6 @@ def _make_user(server: S3Server) -> None:
     completed = subprocess.run(
         [*admin, "create", "--uid", _USER, "--display-name", _USER, *keys], capture_output=True, text=True, timeout=60
     )
-    if completed.returncode:  # another worker was first
+    if completed.returncode:  # another test worker created the user
         info = subprocess.run([*admin, "info", "--uid", _USER], capture_output=True, text=True, timeout=60)
         assert ACCESS_KEY_ID in info.stdout, completed.stderr

@@ -16,9 +16,9 @@ from trinitylake_ops.cli.app import trinitylake
 
 pytestmark = pytest.mark.debian_packages
 
-#: Every command, with arguments for the lakehouse of :func:`filled`; commands with effects run in this order.
-#: Placeholder for the root of a clone, which is next to the lakehouse.
+#: Placeholder for the root of a clone, which is created next to the lakehouse.
 CLONE = "the root of the clone"
+#: Every command, with arguments for the lakehouse of :func:`server_with_lake`. Commands with effects run in this order.
 CALLS: dict[str, tuple[str, ...]] = {
     "init": ("init",),
     "undelete": ("undelete", "0"),
@@ -62,7 +62,7 @@ CALLS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def filled(canaries: CanaryServer) -> CanaryServer:
+def server_with_lake(canaries: CanaryServer) -> CanaryServer:
     lake = Lakehouse.create(canaries.root, canaries.options_with_credentials)
     create(lake, "ns")
     append_rows(lake)
@@ -76,20 +76,20 @@ def arguments_of(name: str, canaries: CanaryServer) -> list[str]:
     return [canaries.root.replace("/lake/", "/clone/") if argument == CLONE else argument for argument in CALLS[name]]
 
 
-def assert_silent(result: Result) -> None:
+def assert_no_leaks(result: Result) -> None:
     assert leaks(result.out + result.err) == []
 
 
 def test_list_of_commands_is_complete() -> None:
     assert {*CALLS, "serve", "completion"} == set(trinitylake.commands), (
-        "these take no credentials, or tests/server has them"
+        "'completion' uses no credentials, and tests/server covers 'serve'"
     )
 
 
-def test_commands_hide_credentials_of_the_environment(filled: CanaryServer) -> None:
+def test_commands_hide_credentials_of_the_environment(server_with_lake: CanaryServer) -> None:
     for name in CALLS:
-        result = run(*arguments_of(name, filled), **filled.environment)
-        assert_silent(result)
+        result = run(*arguments_of(name, server_with_lake), **server_with_lake.environment)
+        assert_no_leaks(result)
         expected = {"init": 3, "resolve-commit": 1}.get(name, 0)
         assert result.code == expected, (name, result)
 
@@ -103,50 +103,50 @@ def test_commands_hide_credentials_in_options(canaries: CanaryServer) -> None:
     root = canaries.root.replace("/lake/", "/other/")
     for arguments in (("init",), ("ls", "--json"), ("verify", "--json"), ("show", "--version", "7")):
         result = run("--root", root, *credential_options, *arguments)
-        assert_silent(result)
+        assert_no_leaks(result)
         assert result.code == (4 if "7" in arguments else 0), result
 
 
-def test_second_run_of_a_program_reads_from_the_cache_folder(filled: CanaryServer) -> None:
-    wrong = {"AWS_SECRET_ACCESS_KEY": WRONG_SECRET_ACCESS_KEY}
-    for environment, code in ((filled.environment, 0), ({**filled.environment, **wrong}, 5)):
+def test_second_process_with_wrong_secret_fails_despite_the_cache_folder(server_with_lake: CanaryServer) -> None:
+    wrong_secret = {"AWS_SECRET_ACCESS_KEY": WRONG_SECRET_ACCESS_KEY}
+    for environment, code in ((server_with_lake.environment, 0), ({**server_with_lake.environment, **wrong_secret}, 5)):
         result = run_program("log", **environment)
-        assert_silent(result)
+        assert_no_leaks(result)
         assert result.code == code, result
 
 
-#: Commands that open the lakehouse in different ways. Other commands fail like these.
-SOME = ("init", "ls", "export", "clone", "verify", "purge", "register-table")
+#: Commands that open the lakehouse in different ways. The other commands fail in the same way as one of them.
+FAILING_COMMANDS = ("init", "ls", "export", "clone", "verify", "purge", "register-table")
 
 
 @pytest.mark.parametrize(
-    ("obstacle", "names"),
+    ("failure", "commands"),
     [
-        ("wrong secret", SOME),
+        ("wrong secret", FAILING_COMMANDS),
         pytest.param("wrong secret", tuple(CALLS), marks=pytest.mark.soak, id="wrong secret-all commands"),
-        *((obstacle, ("ls",)) for obstacle in ("wrong key", "wrong bucket", "bucket of others", "unreachable")),
+        *((failure, ("ls",)) for failure in ("wrong key", "wrong bucket", "bucket of another user", "unreachable")),
     ],
 )
 def test_each_failure_is_one_line_without_credentials(
-    filled: CanaryServer, obstacle: str, names: tuple[str, ...]
+    server_with_lake: CanaryServer, failure: str, commands: tuple[str, ...]
 ) -> None:
-    root, options = filled.obstacles()[obstacle]
+    root, options = server_with_lake.failing_configurations()[failure]
     key, secret = options.pop("access_key_id"), options.pop("secret_access_key")
     environment = {
-        **filled.environment,
+        **server_with_lake.environment,
         "TRINITYLAKE_ROOT": root,
         "TRINITYLAKE_STORAGE_OPTIONS": ",".join(f"{name}={value}" for name, value in options.items()),
         "AWS_ACCESS_KEY_ID": key,
         "AWS_SECRET_ACCESS_KEY": secret,
     }
-    for name in names:
-        result = run(*arguments_of(name, filled), **environment)
-        assert_silent(result)
+    for name in commands:
+        result = run(*arguments_of(name, server_with_lake), **environment)
+        assert_no_leaks(result)
         assert_one_line(result, 5, "")
 
 
 def test_expired_session_is_reported_without_credentials(moto: S3Server) -> None:
-    """Use moto, which accepts any credentials. Every request contains a session token."""
+    """Use moto, which accepts any credentials, so that every request contains a session token."""
     root = moto.fresh_root()
     environment = {
         "TRINITYLAKE_ROOT": root,
@@ -156,7 +156,7 @@ def test_expired_session_is_reported_without_credentials(moto: S3Server) -> None
         "AWS_SESSION_TOKEN": SESSION_TOKEN,
     }
     for arguments in (("init",), ("create-namespace", "x"), ("ls", "--json"), ("show", "--version", "9")):
-        assert_silent(run(*arguments, **environment))
+        assert_no_leaks(run(*arguments, **environment))
     moto.delete_all(root)
 
 
@@ -179,12 +179,12 @@ def test_expired_session_is_reported_without_credentials(moto: S3Server) -> None
 )
 def test_mistyped_arguments_are_not_shown(arguments: tuple[str, ...]) -> None:
     result = run(*arguments, TRINITYLAKE_ROOT="s3://bucket/lake")
-    assert_silent(result)
+    assert_no_leaks(result)
     assert_one_line(result, 2, "")
 
 
 @pytest.mark.parametrize("text", [SECRET_ACCESS_KEY, f"a=b,{SECRET_ACCESS_KEY}", f"{SECRET_ACCESS_KEY}=x"])
 def test_invalid_variable_is_not_shown(text: str) -> None:
     result = run("ls", TRINITYLAKE_ROOT="s3://bucket/lake", TRINITYLAKE_STORAGE_OPTIONS=text)
-    assert_silent(result)
+    assert_no_leaks(result)
     assert_one_line(result, 2, "")

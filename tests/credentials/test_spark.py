@@ -26,7 +26,7 @@ def test_spark_shows_no_credentials(canaries: CanaryServer, tmp_path: Path) -> N
     for folder in folders.values():
         folder.mkdir()
     command = [sys.executable, "-m", "tests.credentials.spark_program", canaries.root, str(folders["event-logs"])]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         input=json.dumps(canaries.options_with_credentials),
         capture_output=True,
@@ -35,16 +35,16 @@ def test_spark_shows_no_credentials(canaries: CanaryServer, tmp_path: Path) -> N
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folders["temporary"])},
     )
-    seen = done.stdout + done.stderr
-    assert done.returncode == 0, seen
-    assert DONE in done.stdout
-    assert "marker-of-the-test" in done.stdout, "plans are among it"
-    assert "3 copied" in done.stdout, "by a stream"
-    assert done.stdout.count("refused:") == 4, done.stdout
-    assert "Traceback" in done.stderr, "so are the failures of tasks"
-    logged = b"".join(path.read_bytes() for path in folders["event-logs"].rglob("*") if path.is_file())
-    assert b"SparkListenerTaskEnd" in logged
-    assert b"trinitylake_table_scan" in logged
-    assert b"BatchScan trinitylake" in logged
-    assert leaks(seen) == []
+    output = completed.stdout + completed.stderr
+    assert completed.returncode == 0, output
+    assert DONE in completed.stdout
+    assert "marker-of-the-test" in completed.stdout, "the output includes plans"
+    assert "3 copied" in completed.stdout, "the stream copied the rows"
+    assert completed.stdout.count("rejected:") == 4, completed.stdout
+    assert "Traceback" in completed.stderr, "the failures of tasks are logged"
+    event_log = b"".join(path.read_bytes() for path in folders["event-logs"].rglob("*") if path.is_file())
+    assert b"SparkListenerTaskEnd" in event_log
+    assert b"trinitylake_table_scan" in event_log
+    assert b"BatchScan trinitylake" in event_log
+    assert leaks(output) == []
     assert leaks_in_files(tmp_path) == []

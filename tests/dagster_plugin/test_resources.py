@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from tests.credentials.canaries import ACCESS_KEY_ID, RIGHT, SECRET_ACCESS_KEY, SESSION_TOKEN, leaks
+from tests.credentials.canaries import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SESSION_TOKEN, VALID_CREDENTIALS, leaks
 from tests.dagster_plugin.run_config import QUIET
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.dagster_plugin import TrinityLakeMaintenanceComponent
@@ -98,7 +98,7 @@ def test_credentials_are_read_from_environment_when_lakehouse_opens(monkeypatch:
     monkeypatch.setenv("MY_KEY", ACCESS_KEY_ID)
     monkeypatch.setenv("MY_SECRET", SECRET_ACCESS_KEY)
     resource.open()
-    assert open_calls == [("s3://bucket/lake", StorageOptions(RIGHT))]
+    assert open_calls == [("s3://bucket/lake", StorageOptions(VALID_CREDENTIALS))]
     assert leaks(f"{resource!r} {resource} {resource.model_dump_json()} {open_calls}") == []
 
 
@@ -112,7 +112,7 @@ def test_options_of_other_schemes_have_scheme_prefix(tmp_path: Path, monkeypatch
         storage_options=StorageSettings(**options),
         secret_options_from_env=SecretVariables(**variables),
     )
-    secrets = {f"s3.{name}": value for name, value in RIGHT.items()}
+    secrets = {f"s3.{name}": value for name, value in VALID_CREDENTIALS.items()}
     assert resource.open_or_create().storage_options == {**options, **secrets}
     assert leaks(f"{resource!r} {resource.model_dump_json()}") == []
 

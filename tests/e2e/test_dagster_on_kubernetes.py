@@ -73,7 +73,7 @@ class Deployment:
     def must_run(self, job: str, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Run a job that must succeed. Return the metadata of its last step."""
         run = self.run(job, config)
-        assert run.is_success, (self.cluster.refused, self.cluster.log()[-20_000:])
+        assert run.is_success, (self.cluster.rejected, self.cluster.log()[-20_000:])
         metadata: dict[str, Any] = {}
         for record in self.instance.get_records_for_run(run.run_id, of_type=dg.DagsterEventType.STEP_OUTPUT).records:
             event = record.event_log_entry.dagster_event
@@ -164,7 +164,7 @@ def test_pods_have_settings_and_no_secrets(deployment: Deployment, shop: Lakehou
     """Check the pods of all other tests. Must be the last test."""
     pods, root = deployment.cluster.pods, shop.root.removeprefix("file://").rstrip("/")
     kinds = {pod.body["metadata"]["labels"]["app.kubernetes.io/component"] for pod in pods.values()}
-    assert (deployment.cluster.refused, kinds) == ([], {"run_worker", "step_worker"})
+    assert (deployment.cluster.rejected, kinds) == ([], {"run_worker", "step_worker"})
     for name, pod in pods.items():
         spec, container = pod.body["spec"]["template"]["spec"], pod.container
         assert (pod.namespace, spec["serviceAccountName"], container["image"]) == ("lake", "dagster", IMAGE), name

@@ -276,7 +276,7 @@ def test_pyiceberg_works_without_keys(
     vending_server: LiveServer, google: Google, gcs_lake: Lakehouse, file_io: str
 ) -> None:
     """Arrow blocks all Python threads while it waits for the storage, so the client is in another process."""
-    google.asked.clear()
+    google.rights_checks.clear()
     program = Path(__file__).parents[1] / "clients" / "programs" / "with_pyiceberg.py"
     output = run(sys.executable, str(program), vending_server.url, WRITER, READER, file_io, **GCSFS_ENVIRONMENT)
     assert "storage.objects.create" in output.pop("error") if file_io == ARROW else "Forbidden" in output.pop("error")
@@ -287,7 +287,7 @@ def test_pyiceberg_works_without_keys(
 
 def check_rights(google: Google) -> None:
     """Check that clients read and created files with downscoped tokens, and were denied only writes."""
-    client_requests = [request for request in google.asked if request.is_downscoped]
+    client_requests = [request for request in google.rights_checks if request.is_downscoped]
     assert {request.right.permission for request in client_requests if request.is_allowed} >= {
         "storage.objects.get", "storage.objects.create",
     }  # fmt: skip
@@ -357,7 +357,7 @@ def test_invalid_token_service_responses_are_rejected(
     if b"OWN" in response:
         google._issue_token = lambda token, **options: _token_response(server_token)  # type: ignore[method-assign]
         response = response.replace(b"OWN", server_token.encode())
-    google.instead.append((status, response))
+    google.replaced_responses.append((status, response))
     with pytest.raises(kind, match=message) as caught:
         delegate.credentials("gs://tests/lake/tables/id/", writes=True, name="a")
     for secret in ("SECRET", server_token):

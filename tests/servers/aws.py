@@ -1,4 +1,4 @@
-"""Shared by test servers of AWS services: endpoints and credentials."""
+"""Endpoint and credentials of the test servers of AWS services."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.servers.daemons import Daemons, free_port, listens
-from tests.servers.npm import PATIENT_NODE, installed
+from tests.servers.npm import NODE_WITHOUT_TIMEOUTS, installed
 from trinitylake_ops._lazy import cached_attribute
 
 ACCOUNT_NAME = "teststorage"
@@ -22,7 +22,7 @@ ACCOUNT_KEY = base64.b64encode(b"the key of an account for tests, of 64 bytes as
 CONTAINER = "tests"
 
 _PACKAGE = Path(__file__).resolve().parent / "azurite_package"
-_KEEPS_ALL = Path(__file__).resolve().parent / "azurite.cjs"
+_WITHOUT_GC = Path(__file__).resolve().parent / "azurite_without_gc.cjs"
 _MAIN = "node_modules/azurite/dist/src/blob/main.js"
 
 
@@ -31,8 +31,8 @@ def start_azurite(folder: Path, daemons: Daemons) -> str:
     program, port = installed(_PACKAGE, daemons.log) / _MAIN, free_port()
     daemons.start(
         [
-            *PATIENT_NODE, "--require", str(_KEEPS_ALL), str(program), "--blobHost", "127.0.0.1", "--blobPort",
-            str(port), "--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry",
+            *NODE_WITHOUT_TIMEOUTS, "--require", str(_WITHOUT_GC), str(program), "--blobHost", "127.0.0.1",
+            "--blobPort", str(port), "--silent", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry",
         ],
         {"AZURITE_ACCOUNTS": f"{ACCOUNT_NAME}:{ACCOUNT_KEY}"},
     )  # fmt: skip
@@ -102,6 +102,6 @@ class AzureServer:
 
 
 def split(root: str) -> tuple[str, str]:
-    """Return container and prefix of a root."""
+    """Return the container and the prefix of a root."""
     container, _, prefix = root.partition("://")[2].partition("/")
     return container.partition("@")[0], prefix

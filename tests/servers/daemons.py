@@ -12,18 +12,18 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-#: Of one server. A busy machine may take minutes to start a JVM.
+#: Timeout for the start of one server. A busy machine may take minutes to start a JVM.
 START_TIMEOUT_SECONDS = 240
 N_LOG_LINES_SHOWN = 15
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
-# Below the ports that systems assign to clients (from 32,768 on), so that none is taken between choice and use.
+# Below the ports that systems assign to clients (from 32,768 on), so that no client takes a port before the server.
 _PORTS = range(12_000, 32_000)
 
 
 class ServerStartError(Exception):
-    """A test server does not start; the message ends with the last lines of its log."""
+    """A test server did not start. The message ends with the last lines of its log."""
 
 
 def free_port() -> int:
@@ -51,10 +51,10 @@ def run(
     environment: Mapping[str, str] | None = None,
     timeout_seconds: float = START_TIMEOUT_SECONDS,
 ) -> str:
-    """Run a command to its end and return what it printed; errors go to the log. Raises ServerStartError."""
+    """Run a command and return its output. Its standard error goes to the log. Raises ServerStartError."""
     with log.open("ab") as errors:
         try:
-            ended = subprocess.run(
+            completed = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, timeout=timeout_seconds,
                 env={**os.environ, **(environment or {})},
             )  # fmt: skip
@@ -63,14 +63,14 @@ def run(
                 f"{command[0]} is not installed: it comes with the packages of deploy/debian-packages.txt"
             ) from None
         except subprocess.TimeoutExpired:
-            raise ServerStartError(f"{' '.join(command)} did not end; its log:\n{log_tail(log)}") from None
-    if ended.returncode:
-        raise ServerStartError(f"{' '.join(command)} ended with {ended.returncode}; its log:\n{log_tail(log)}")
-    return ended.stdout.decode().strip()
+            raise ServerStartError(f"{' '.join(command)} did not finish; its log:\n{log_tail(log)}") from None
+    if completed.returncode:
+        raise ServerStartError(f"{' '.join(command)} exited with {completed.returncode}; its log:\n{log_tail(log)}")
+    return completed.stdout.decode().strip()
 
 
 class Daemons:
-    """Processes that are killed when the starting process ends for any reason."""
+    """Processes that are killed when the process that started them ends for any reason."""
 
     def __init__(self, log: Path):
         self.log = log
@@ -95,18 +95,18 @@ class Daemons:
         self._processes[" ".join(command)] = process
 
     def check(self) -> None:
-        """Raise ServerStartError if any process has ended."""
+        """Raise ServerStartError if any process has exited."""
         for command, process in self._processes.items():
             if process.poll() is not None:
-                raise ServerStartError(f"{command} ended with {process.returncode}; the log:\n{log_tail(self.log)}")
+                raise ServerStartError(f"{command} exited with {process.returncode}; the log:\n{log_tail(self.log)}")
 
-    def wait_until(self, is_ready: Callable[[], bool], what: str) -> None:
-        """Wait until ``is_ready``. Raises ServerStartError if a process ends or on timeout."""
+    def wait_until(self, is_ready: Callable[[], bool], name: str) -> None:
+        """Wait until ``is_ready`` returns True. Raises ServerStartError on timeout or if a process exits."""
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not is_ready():
             self.check()
             if time.monotonic() > deadline:
-                raise ServerStartError(f"{what} does not answer; the log:\n{log_tail(self.log)}")
+                raise ServerStartError(f"{name} does not respond; the log:\n{log_tail(self.log)}")
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -125,5 +125,5 @@ def listens(port: int) -> bool:
 
 
 def die_with_parent() -> None:
-    """Arrange to be killed when the starting thread ends; for ``preexec_fn``."""
+    """Make the kernel kill this process when the thread that started it ends. For use as ``preexec_fn``."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

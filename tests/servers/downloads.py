@@ -1,4 +1,4 @@
-"""Downloads that servers need and no package provides, cached in the user's cache folder."""
+"""Cache downloads that test servers need in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 def cached_folder(name: str, fetch: Callable[[Path], None]) -> Path:
-    """Return a folder that ``fetch`` has filled, in this or an earlier run.
+    """Return a folder that ``fetch`` filled in this or an earlier run.
 
-    The name identifies the content, including versions. Concurrent runs fetch once. Errors of ``fetch`` are raised.
+    The name identifies the content, including versions. Concurrent runs fetch it once. Errors of ``fetch`` are raised.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trinitylake-tests"
     cache.mkdir(parents=True, exist_ok=True)

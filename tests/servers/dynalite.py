@@ -18,7 +18,7 @@ from botocore.config import Config
 
 from tests.servers.aws import AwsServer
 from tests.servers.daemons import Daemons, free_port, listens
-from tests.servers.npm import PATIENT_NODE, installed
+from tests.servers.npm import NODE_WITHOUT_TIMEOUTS, installed
 from trinitylake_ops._lazy import cached_attribute
 
 ACCESS_KEY_ID = "testsAccessKey"
@@ -31,15 +31,17 @@ def start_dynalite(folder: Path, daemons: Daemons) -> str:
     """Start dynalite and return its endpoint. Raises ServerStartError."""
     program = installed(_PACKAGE, daemons.log) / "node_modules" / "dynalite" / "cli.js"
     port = free_port()
-    daemons.start([*PATIENT_NODE, str(program), "--host", "127.0.0.1", "--port", str(port), "--createTableMs", "0"])
+    daemons.start(
+        [*NODE_WITHOUT_TIMEOUTS, str(program), "--host", "127.0.0.1", "--port", str(port), "--createTableMs", "0"]
+    )
     daemons.wait_until(lambda: listens(port), "dynalite")
     endpoint = f"http://127.0.0.1:{port}"
     DynamoDBServer("dynalite", endpoint, folder).make_table()
     return endpoint
 
 
-def refusal_document(code: str, message: str = "injected") -> bytes:
-    """Return the body of a response by which DynamoDB rejects a request."""
+def error_response_body(code: str, message: str = "injected") -> bytes:
+    """Return the body of a response with which DynamoDB rejects a request."""
     return json.dumps({"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": message}).encode()
 
 
@@ -64,7 +66,7 @@ class DynamoDBServer(AwsServer):
         )  # fmt: skip
 
     def make_table(self, table: str = TABLE, keys: tuple[str, str] = ("root", "path"), **settings: Any) -> None:
-        """Create a table unless it exists, and wait for it."""
+        """Create a table unless it exists, and wait until it is active."""
         settings = settings or {"BillingMode": "PAY_PER_REQUEST"}
         attributes = [{"AttributeName": key, "AttributeType": "S"} for key in keys]
         schema = [{"AttributeName": key, "KeyType": kind} for key, kind in zip(keys, ("HASH", "RANGE"), strict=True)]
@@ -72,20 +74,20 @@ class DynamoDBServer(AwsServer):
             self.client.create_table(TableName=table, AttributeDefinitions=attributes, KeySchema=schema, **settings)
         self.client.get_waiter("table_exists").wait(TableName=table, WaiterConfig={"Delay": 1, "MaxAttempts": 60})
 
-    def items(self, table: str = TABLE) -> list[tuple[str, str]]:
+    def _table_keys(self, table: str = TABLE) -> list[tuple[str, str]]:
         """Return the keys of all items of a table."""
         pages = self.client.get_paginator("scan").paginate(
             TableName=table, ProjectionExpression="#r, #p", ExpressionAttributeNames={"#r": "root", "#p": "path"}
         )
         return [(item["root"]["S"], item["path"]["S"]) for page in pages for item in page["Items"]]
 
-    def items_of(self, root: str) -> list[tuple[str, str]]:
+    def item_keys(self, root: str) -> list[tuple[str, str]]:
         """Return the keys of all items of a root, including parts and uploads."""
         table, _, prefix = root.removeprefix("dynamodb://").partition("/")
-        return sorted(key for key in self.items(table) if key[0].startswith(f"/{prefix}"))
+        return sorted(key for key in self._table_keys(table) if key[0].startswith(f"/{prefix}"))
 
     def delete_all(self, root: str) -> None:
         """Delete every item of a root, because test servers keep all items in memory."""
         table = root.removeprefix("dynamodb://").partition("/")[0]
-        for partition, path in self.items_of(root):
+        for partition, path in self.item_keys(root):
             self.client.delete_item(TableName=table, Key={"root": {"S": partition}, "path": {"S": path}})

@@ -42,7 +42,7 @@ def start_fake_gcs(folder: Path, daemons: Daemons) -> str:
 
 @dataclass(frozen=True)
 class GcsServer:
-    """A running emulator, accessed by plain HTTP. Tests share one bucket, and each uses a new prefix."""
+    """A running emulator, accessed over plain HTTP. Tests share one bucket, and each uses a new prefix."""
 
     kind: str
     endpoint: str
@@ -65,32 +65,34 @@ class GcsServer:
 
     def make_shared_bucket(self) -> None:
         """Create the bucket that tests share."""
-        self.ask("POST", "/storage/v1/b", json.dumps({"name": self.bucket}).encode(), "application/json")
+        self.request("POST", "/storage/v1/b", json.dumps({"name": self.bucket}).encode(), "application/json")
 
     def put(self, root: str, path: str, data: bytes) -> None:
         """Write an object."""
         bucket, prefix = _split(root)
         query = urlencode({"uploadType": "media", "name": prefix + path})
-        self.ask("POST", f"/upload/storage/v1/b/{bucket}/o?{query}", data, "application/octet-stream")
+        self.request("POST", f"/upload/storage/v1/b/{bucket}/o?{query}", data, "application/octet-stream")
 
     def names(self, root: str) -> list[str]:
         """Return the names of all objects below a root, without the root's prefix."""
         bucket, prefix = _split(root)
-        return [name.removeprefix(prefix) for name in self._listed(bucket, prefix)]
+        return [name.removeprefix(prefix) for name in self._list_names(bucket, prefix)]
 
     def metadata(self, root: str, path: str) -> dict[str, Any]:
         """Return the metadata of an object."""
         bucket, prefix = _split(root)
-        item: dict[str, Any] = json.loads(self.ask("GET", f"/storage/v1/b/{bucket}/o/{quote(prefix + path, safe='')}"))
+        item: dict[str, Any] = json.loads(
+            self.request("GET", f"/storage/v1/b/{bucket}/o/{quote(prefix + path, safe='')}")
+        )
         return item
 
     def delete_all(self, root: str) -> None:
         """Delete every object below a root."""
         bucket, prefix = _split(root)
-        for name in list(self._listed(bucket, prefix)):
-            self.ask("DELETE", f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}")
+        for name in list(self._list_names(bucket, prefix)):
+            self.request("DELETE", f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}")
 
-    def ask(self, method: str, target: str, body: bytes | None = None, content_type: str | None = None) -> bytes:
+    def request(self, method: str, target: str, body: bytes | None = None, content_type: str | None = None) -> bytes:
         """Send a request that must succeed, and return the response body."""
         connection = http.client.HTTPConnection(urlsplit(self.endpoint).netloc, timeout=60)
         try:
@@ -102,11 +104,11 @@ class GcsServer:
         assert response.status < 300, (method, target, response.status, data)
         return data
 
-    def _listed(self, bucket: str, prefix: str) -> Iterator[str]:
+    def _list_names(self, bucket: str, prefix: str) -> Iterator[str]:
         token = ""
         while True:
             query = urlencode({"prefix": prefix, **({"pageToken": token} if token else {})}, quote_via=quote)
-            page = json.loads(self.ask("GET", f"/storage/v1/b/{bucket}/o?{query}"))
+            page = json.loads(self.request("GET", f"/storage/v1/b/{bucket}/o?{query}"))
             yield from [item["name"] for item in page.get("items", ())]
             token = page.get("nextPageToken", "")
             if not token:

@@ -1,6 +1,6 @@
-"""A proxy for the Google Cloud Storage emulator that checks the permissions of each request.
+"""A proxy for the Google Cloud Storage emulator that checks the rights of each request.
 
-The required permissions are those of Google's documentation
+The required permissions are those in Google's documentation
 (https://docs.cloud.google.com/storage/docs/access-control/iam-json). Unknown requests are rejected.
 """
 
@@ -35,30 +35,34 @@ class Right:
         return f"projects/_/buckets/{self.bucket}" + (f"/objects/{self.name}" if self.name else "")
 
 
-#: Whether the sender of these headers has a permission.
-May = Callable[[Mapping[str, str], Right], bool]
+#: Returns whether the sender of a request with these headers has a right.
+HasRight = Callable[[Mapping[str, str], Right], bool]
 
 
-def needed(server: GcsServer, method: str, target: str, body: bytes) -> list[Right] | None:
-    """Return the rights that a request needs, or None for an unknown request."""
+def required_rights(server: GcsServer, method: str, target: str, body: bytes) -> list[Right] | None:
+    """Return the rights that a request requires, or None for an unknown kind of request."""
     path, query = urlsplit(target).path, parse_qs(urlsplit(target).query)
     if path.startswith("/batch/"):
         calls = re.findall(rb"^DELETE \S+/b/([^/]+)/o/(\S+)", body, re.MULTILINE)
-        named = [(bucket.decode(), unquote(name.decode().partition("?")[0])) for bucket, name in calls]
-        return [Right("storage.objects.delete", bucket, name) for bucket, name in named]
+        objects = [(bucket.decode(), unquote(name.decode().partition("?")[0])) for bucket, name in calls]
+        return [Right("storage.objects.delete", bucket, name) for bucket, name in objects]
     match = re.fullmatch(r"(?:/(upload|download))?/storage/v1/b/([^/]+)(?:/o(?:/([^/]+)(/.*)?)?)?", path)
     if match is None:
-        of_xml = re.fullmatch(r"/([a-z0-9._-]+)/(.+)", path)  # form of reads by Arrow
-        if of_xml is None or method not in ("GET", "HEAD") or of_xml[1] != server.bucket:
+        xml_match = re.fullmatch(r"/([a-z0-9._-]+)/(.+)", path)  # Arrow reads objects with the XML API
+        if xml_match is None or method not in ("GET", "HEAD") or xml_match[1] != server.bucket:
             return None
-        return [Right("storage.objects.get", of_xml[1], unquote(of_xml[2]))]
-    kind, bucket, name, more = match[1], match[2], unquote(match[3] or ""), match[4]
+        return [Right("storage.objects.get", xml_match[1], unquote(xml_match[2]))]
+    kind, bucket, name, suffix = match[1], match[2], unquote(match[3] or ""), match[4]
     if kind == "upload":
-        return _created(server, bucket, query, body) if method == "POST" and not name else None
-    if more:
+        return _rights_of_upload(server, bucket, query, body) if method == "POST" and not name else None
+    if suffix:
         source = [Right("storage.objects.get", bucket, name)]
-        copied = re.fullmatch(r"/(?:rewriteTo|copyTo)/b/([^/]+)/o/([^/]+)", more)
-        return None if copied is None else [*source, Right("storage.objects.create", copied[1], unquote(copied[2]))]
+        copy_target = re.fullmatch(r"/(?:rewriteTo|copyTo)/b/([^/]+)/o/([^/]+)", suffix)
+        return (
+            None
+            if copy_target is None
+            else [*source, Right("storage.objects.create", copy_target[1], unquote(copy_target[2]))]
+        )
     if name:
         verbs = {"GET": "get", "DELETE": "delete", "PATCH": "update", "PUT": "update"}
         return [Right(f"storage.objects.{verbs[method]}", bucket, name)] if method in verbs else None
@@ -69,30 +73,32 @@ def needed(server: GcsServer, method: str, target: str, body: bytes) -> list[Rig
     return [Right("storage.buckets.get", bucket)]
 
 
-def _created(server: GcsServer, bucket: str, query: Mapping[str, list[str]], body: bytes) -> list[Right] | None:
-    described = re.findall(rb'"name":\s*"([^"]+)"', body[:4_096])  # the first part describes the object
-    named = query.get("name") or [described[0].decode() if described else ""]
-    if len(named) != 1 or not named[0]:
+def _rights_of_upload(
+    server: GcsServer, bucket: str, query: Mapping[str, list[str]], body: bytes
+) -> list[Right] | None:
+    metadata_names = re.findall(rb'"name":\s*"([^"]+)"', body[:4_096])  # the first part is the metadata of the object
+    names = query.get("name") or [metadata_names[0].decode() if metadata_names else ""]
+    if len(names) != 1 or not names[0]:
         return None
-    replaces = query.get("ifGenerationMatch") != ["0"] and "" in server.names(f"gs://{bucket}/{named[0]}")
+    replaces = query.get("ifGenerationMatch") != ["0"] and "" in server.names(f"gs://{bucket}/{names[0]}")
     verbs = ("create", "delete") if replaces else ("create",)
-    return [Right(f"storage.objects.{verb}", bucket, named[0]) for verb in verbs]
+    return [Right(f"storage.objects.{verb}", bucket, names[0]) for verb in verbs]
 
 
 class RightsProxy:
     """Forwards allowed requests to the emulator, and replaces its address in responses."""
 
-    def __init__(self, server: GcsServer, may: May):
+    def __init__(self, server: GcsServer, has_right: HasRight):
         self.server = server
-        self._may = may
+        self._has_right = has_right
         self._uploads: set[str] = set()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def answer(self) -> None:
-                status, headers, data = outer.answered(self.command, self.path, self.headers, self._body())
+            def respond(self) -> None:
+                status, headers, data = outer.respond(self.command, self.path, self.headers, self._body())
                 self.send_response_only(status)
                 for name, value in headers.items():
                     if name.lower() not in ("content-length", "transfer-encoding", "connection"):
@@ -111,17 +117,17 @@ class RightsProxy:
                 self.rfile.readline()
                 return b"".join(parts)
 
-            do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = answer  # noqa: N815 - of the base class
+            do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = respond  # noqa: N815 - names of the base class
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Log nothing."""
+                """Do not log requests."""
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.endpoint = f"http://127.0.0.1:{self._http.server_address[1]}"
 
     @contextmanager
     def running(self) -> Iterator[str]:
-        """Serve while the block runs, and yield the address."""
+        """Serve requests while the block runs, and yield the endpoint."""
         thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -131,35 +137,35 @@ class RightsProxy:
             self._http.server_close()
             thread.join()
 
-    def answered(
+    def respond(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Return the response of the emulator, or a rejection."""
-        # The URL of an upload authorizes its parts: permissions were checked when it began.
+        """Return the emulator's response, or a rejection if the sender lacks a right."""
+        # The URL of an upload session authorizes its parts, because rights were checked when the session was created.
         upload = parse_qs(urlsplit(target).query).get("upload_id", [""])[0]
         if not (method == "PUT" and upload in self._uploads):
-            rights = needed(self.server, method, target, body)
+            rights = required_rights(self.server, method, target, body)
             if rights is None:
-                return refusal(403, "a request that is not known")
+                return rejection(403, "unknown kind of request")
             for right in rights:
-                if not self._may(headers, right):
-                    return refusal(403, f"{right.permission} on {right.resource}")
+                if not self._has_right(headers, right):
+                    return rejection(403, f"{right.permission} on {right.resource}")
         address = urlsplit(self.server.endpoint)
         connection = HTTPConnection(address.hostname or "", address.port, timeout=60)
-        sent = {name: value for name, value in headers.items() if name.lower() != "transfer-encoding"}
-        connection.request(method, target, body, {**sent, "Content-Length": str(len(body))})
-        got = connection.getresponse()
-        data, answer_headers = got.read(), dict(got.getheaders())
+        forwarded_headers = {name: value for name, value in headers.items() if name.lower() != "transfer-encoding"}
+        connection.request(method, target, body, {**forwarded_headers, "Content-Length": str(len(body))})
+        response = connection.getresponse()
+        data, response_headers = response.read(), dict(response.getheaders())
         connection.close()
-        if "json" in answer_headers.get("Content-Type", ""):  # object URLs must also refer to this proxy
+        if "json" in response_headers.get("Content-Type", ""):  # object URLs must also refer to this proxy
             data = data.replace(self.server.endpoint.encode(), self.endpoint.encode())
-        if begun := answer_headers.get("Location"):
-            self._uploads |= set(parse_qs(urlsplit(begun).query).get("upload_id", []))
-            answer_headers["Location"] = begun.replace(self.server.endpoint, self.endpoint)
-        return got.status, answer_headers, data
+        if upload_url := response_headers.get("Location"):
+            self._uploads |= set(parse_qs(urlsplit(upload_url).query).get("upload_id", []))
+            response_headers["Location"] = upload_url.replace(self.server.endpoint, self.endpoint)
+        return response.status, response_headers, data
 
 
-def refusal(status: int, message: str) -> tuple[int, Mapping[str, str], bytes]:
-    """Return a rejection in the form of the service."""
+def rejection(status: int, message: str) -> tuple[int, Mapping[str, str], bytes]:
+    """Return a rejection in the format of the service."""
     document = {"error": {"code": status, "message": message, "errors": [{"reason": "forbidden"}]}}
     return status, {"Content-Type": "application/json"}, json.dumps(document).encode()

@@ -1,7 +1,7 @@
 """HDFS 2.7.3 on loopback: a NameNode and three DataNodes, one for each replica of a file.
 
-With one DataNode each file would take half a second: hdfs-native completes a file as soon as all DataNodes have it, and
-waits 500 ms if none of them has reported it to the NameNode. With three DataNodes, one nearly always has.
+With one DataNode, each file would take half a second: hdfs-native completes a file as soon as all DataNodes have it,
+and waits 500 ms if none of them has reported it to the NameNode. With three DataNodes, one nearly always has.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SUPERUSER = "tests"
 #: Hadoop 2.7 needs features that Java versions after 17 no longer have.
 _JAVA_HOMES = Path("/usr/lib/jvm")
 _JAVA = "java-17-openjdk-*/bin/java"
-_OPENED = ("java.lang", "java.nio", "sun.nio.ch", "java.util")
+_OPENED_PACKAGES = ("java.lang", "java.nio", "sun.nio.ch", "java.util")
 JAVA_OPTIONS = (
     "-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Djava.net.preferIPv4Stack=true",
     "--add-exports=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
     "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
-    *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
+    *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED_PACKAGES),
 )  # fmt: skip
-#: In a cluster's folder, where its web servers unpack their pages: a process that is killed leaves them there.
+#: Subfolder of a cluster's folder, in which its web servers unpack their pages. Killed processes leave them there.
 JAVA_FOLDER = "java"
 _NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 _DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
@@ -44,7 +44,7 @@ def java() -> str:
     """Return the path of Java 17. Raises ServerStartError."""
     installations = sorted(_JAVA_HOMES.glob(_JAVA))
     if not installations:
-        raise ServerStartError("there is no Java 17: it comes with the packages of deploy/debian-packages.txt")
+        raise ServerStartError("Java 17 is not installed: it comes with the packages of deploy/debian-packages.txt")
     return str(installations[0])
 
 
@@ -82,11 +82,11 @@ class HdfsServer:
     def call(self, method: str, path: str, **query: str) -> dict[str, object]:
         """Call WebHDFS as the superuser, independently of the code under test, and return the response."""
         query = {"user.name": SUPERUSER, **query}
-        text = "&".join(f"{name}={value}" for name, value in query.items())
-        url = f"http://127.0.0.1:{self.http_port}/webhdfs/v1{path}?{text}"
-        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=60) as answer:
-            installations: dict[str, object] = json.loads(answer.read() or b"{}")
-        return installations
+        query_string = "&".join(f"{name}={value}" for name, value in query.items())
+        url = f"http://127.0.0.1:{self.http_port}/webhdfs/v1{path}?{query_string}"
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=60) as response:
+            document: dict[str, object] = json.loads(response.read() or b"{}")
+        return document
 
     def administer(self, *command: str) -> str:
         """Run a command of ``hdfs dfsadmin`` as the superuser. Starting Java takes one or two seconds."""
@@ -100,7 +100,7 @@ class HdfsServer:
 
 
 class HdfsCluster:
-    """The processes of one HDFS cluster, which tests can stop and start separately."""
+    """The processes of one HDFS cluster, which tests can stop and start individually."""
 
     def __init__(self, folder: Path, log: Path, n_datanodes: int = 3):
         self.folder = folder
@@ -124,14 +124,14 @@ class HdfsCluster:
         self.wait_until_ready(self.n_datanodes)
 
     def start_namenode(self, daemons: Daemons | None = None, *, format_first: bool = False) -> None:
-        """Start the NameNode on its existing files."""
+        """Start the NameNode with its existing files."""
         command = self._command(_NAMENODE, "conf")
         if format_first:
             run([*command, "-format", "-force", "-nonInteractive"], self.log, self._environment())
         self._start("namenode", command, daemons)
 
     def start_datanode(self, number: int = 0, daemons: Daemons | None = None) -> None:
-        """Start a DataNode on its existing files."""
+        """Start a DataNode with its existing files."""
         folder = f"datanode-{number}"
         (self.folder / folder).mkdir(exist_ok=True)
         addresses = dict.fromkeys(
@@ -162,8 +162,8 @@ class HdfsCluster:
             for daemons in self._daemons.values():
                 daemons.check()
             try:
-                with urllib.request.urlopen(url, timeout=5) as answer:
-                    beans = {bean["name"].rpartition("=")[2]: bean for bean in json.load(answer)["beans"]}
+                with urllib.request.urlopen(url, timeout=5) as response:
+                    beans = {bean["name"].rpartition("=")[2]: bean for bean in json.load(response)["beans"]}
                 state = beans["FSNamesystemState"]
                 return state["NumLiveDataNodes"] >= n_datanodes and not beans["NameNodeInfo"]["Safemode"]
             except (OSError, KeyError, ValueError):
@@ -182,10 +182,10 @@ class HdfsCluster:
         folders = [str(self.folder / conf), str(self.folder / "conf")]
         jars = ":".join([*folders, *map(str, self._jars)])
         properties = {"hadoop.log.dir": self.folder, "java.io.tmpdir": self.folder / JAVA_FOLDER}
-        defined = [f"-D{name}={value}" for name, value in properties.items()]
-        return [self._java, *JAVA_OPTIONS, *defined, "-cp", jars, program]
+        definitions = [f"-D{name}={value}" for name, value in properties.items()]
+        return [self._java, *JAVA_OPTIONS, *definitions, "-cp", jars, program]
 
-    def _configure(self, conf: str, more: Mapping[str, str]) -> None:
+    def _configure(self, conf: str, overrides: Mapping[str, str]) -> None:
         server, folder = self.server, self.folder
         self._write(
             conf,
@@ -193,7 +193,7 @@ class HdfsCluster:
             {
                 "fs.defaultFS": f"hdfs://127.0.0.1:{server.namenode_port}",
                 "hadoop.tmp.dir": str(folder / "tmp"),
-                # Otherwise a program looks up groups of users that do not exist on this machine.
+                # Otherwise Hadoop runs a program to look up the groups of users, who do not exist on this machine.
                 "hadoop.user.group.static.mapping.overrides": f"{SUPERUSER}=supergroup;stranger=;",
             },
         )
@@ -209,14 +209,14 @@ class HdfsCluster:
             "dfs.namenode.safemode.extension": "0",
             "dfs.namenode.fs-limits.min-block-size": "0",
             "dfs.heartbeat.interval": "1",
-            # Place no new files on a DataNode that was silent for 3 s, the minimum of HDFS.
+            # Write no new files to a DataNode without a heartbeat for 3 s, which is the minimum in HDFS.
             "dfs.namenode.avoid.write.stale.datanode": "true",
             "dfs.namenode.avoid.read.stale.datanode": "true",
             "dfs.namenode.stale.datanode.interval": "3000",
             "dfs.webhdfs.enabled": "true",
             "dfs.ls.limit": "100",
             "dfs.datanode.directoryscan.threads": "1",
-            **more,
+            **overrides,
         }
         self._write(conf, "hdfs-site.xml", settings)
 
@@ -228,15 +228,15 @@ class HdfsCluster:
 
 
 def start_hdfs(folder: Path, daemons: Daemons) -> str:
-    """Start an HDFS that ends with the keeper, and return its address. Raises ServerStartError."""
+    """Start HDFS, which is killed when the keeper exits, and return its ports. Raises ServerStartError."""
     cluster = HdfsCluster(folder, daemons.log)
     cluster.start(daemons)
     cluster.server.make_shared_folder()
     return f"{cluster.server.namenode_port},{cluster.server.http_port}"
 
 
-def started_hdfs(kind: str, endpoint: str, folder: Path) -> HdfsServer:
-    """Return the server of a test run, whose log the keeper writes."""
-    del kind  # there is only one
+def hdfs_server(kind: str, endpoint: str, folder: Path) -> HdfsServer:
+    """Return the HDFS server of a test run. Its log is the log of the keeper."""
+    del kind  # required by ``Kind.server``
     namenode_port, http_port = map(int, endpoint.split(","))
     return HdfsServer(namenode_port, http_port, folder.parent / "log")

@@ -14,7 +14,7 @@ from tests.servers.downloads import cached_folder
 
 _SOURCE = "pyspark==2.4.8"
 _FOLDER_IN_SOURCE = "pyspark-2.4.8/deps/jars"
-# pip runs the setup of the source distribution, which needs build tools of that time.
+# pip runs the setup of the source distribution, which needs old build tools.
 _BUILD_CONSTRAINTS = "setuptools<58\npypandoc<1.8\n"
 _JARS = (
     "activation-*", "commons-cli-*", "commons-codec-*", "commons-collections-*", "commons-configuration-*",
@@ -28,19 +28,19 @@ _DEBIAN_JARS = ("commons-daemon", "jersey1-core", "jersey1-server", "jersey1-ser
 
 
 def class_path(log: Path) -> list[Path]:
-    """Return the jars of the server. The first run fetches them (220 MB) and keeps 29 MB in the user's cache.
+    """Return the jars of the server. The first run downloads 220 MB and keeps 29 MB in the user's cache.
 
     Raises ServerStartError.
     """
     debian = [_DEBIAN_FOLDER / f"{name}.jar" for name in _DEBIAN_JARS]
     if missing := [str(jar) for jar in debian if not jar.exists()]:
         raise ServerStartError(f"{missing[0]} is missing: it comes with the packages of deploy/debian-packages.txt")
-    kept = cached_folder("hdfs-2.7.3", lambda folder: _fetch(folder, log))
-    return [*sorted(kept.glob("*.jar")), *debian]
+    cache = cached_folder("hdfs-2.7.3", lambda folder: _fetch(folder, log))
+    return [*sorted(cache.glob("*.jar")), *debian]
 
 
-def _fetch(kept: Path, log: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=kept.parent) as name:
+def _fetch(target_folder: Path, log: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target_folder.parent) as name:
         folder = Path(name)
         constraints = folder / "constraints.txt"
         constraints.write_text(_BUILD_CONSTRAINTS)
@@ -58,5 +58,5 @@ def _fetch(kept: Path, log: Path) -> None:
                 ):
                     content = source.extractfile(member)
                     assert content is not None
-                    with content, (kept / jar).open("wb") as target:
+                    with content, (target_folder / jar).open("wb") as target:
                         shutil.copyfileobj(content, target)

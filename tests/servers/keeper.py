@@ -1,8 +1,8 @@
 """Run a server for a test run: ``python -m tests.servers.keeper KIND FOLDER PID``.
 
-The keeper outlives the pytest worker that requested the server. It ends, and removes the server and its folder, on
-SIGTERM or when the leading process PID of the test run has ended. It writes ``endpoint`` into ``FOLDER`` or, if the
-server does not start, ``failure``.
+The keeper outlives the pytest worker that requested the server. On SIGTERM, or when the main process PID of the test
+run exits, it stops the server, removes its folder and exits. It writes the file ``endpoint`` into ``FOLDER`` or, if
+the server does not start, the file ``failure``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.servers.daemons import Daemons, ServerStartError
 from tests.servers.kinds import KINDS
 
 ENDPOINT, FAILURE, PID, LOG = "endpoint", "failure", "pid", "log"
-#: Retried because another process may take a port between its choice and its use.
+#: The start is retried because another process may take the chosen port before the server does.
 N_ATTEMPTS = 2
 
 
@@ -49,7 +49,7 @@ def start(kind: str, folder: Path) -> Daemons:
     raise AssertionError("no attempt was made")
 
 
-def end_on_signal(signal_number: int, frame: object) -> None:
+def exit_on_signal(signal_number: int, frame: object) -> None:
     """Exit on a signal so that all ``finally`` blocks run."""
     sys.exit(0)
 
@@ -57,7 +57,7 @@ def end_on_signal(signal_number: int, frame: object) -> None:
 def main(kind: str, folder: Path, leader_pid: int) -> None:
     """Start the server, wait for the end of the test run, and clean up."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, end_on_signal)
+        signal.signal(number, exit_on_signal)
     leader = os.pidfd_open(leader_pid)
     daemons = None
     try:

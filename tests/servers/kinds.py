@@ -12,7 +12,7 @@ from tests.servers.azurite import AzureServer, start_azurite
 from tests.servers.daemons import Daemons
 from tests.servers.dynalite import DynamoDBServer, start_dynalite
 from tests.servers.gcs import GcsServer, start_fake_gcs
-from tests.servers.hdfs import start_hdfs, started_hdfs
+from tests.servers.hdfs import hdfs_server, start_hdfs
 from tests.servers.moto import start_moto
 from tests.servers.radosgw import start_radosgw
 from tests.servers.s3_server import S3Server
@@ -38,27 +38,27 @@ class Server(Protocol):
 
 @dataclass(frozen=True)
 class Kind:
-    """How to start a server, and how to build its object from kind, endpoint and folder.
+    """How to start a kind of server, and how to create its object from the kind, the endpoint and the folder.
 
-    ``start`` returns the endpoint once the server has the shared resources of tests, such as a bucket. It raises
+    ``start`` returns the endpoint after it has created the resources that tests share, such as a bucket. It raises
     ServerStartError.
     """
 
     start: Callable[[Path, Daemons], str]
     server: Callable[[str, str, Path], Server]
-    #: Whether it needs the packages of deploy/debian-packages.txt.
-    is_of_debian: bool = False
-    #: Whether a child that was forked after a root was used can use the server.
+    #: Whether the server needs the packages of deploy/debian-packages.txt.
+    needs_debian_packages: bool = False
+    #: Whether a child process can use the server if it was forked after its parent used it.
     survives_forks: bool = True
 
 
 KINDS: dict[str, Kind] = {
-    "azurite": Kind(start_azurite, AzureServer, is_of_debian=True),
-    "dynalite": Kind(start_dynalite, DynamoDBServer, is_of_debian=True),
+    "azurite": Kind(start_azurite, AzureServer, needs_debian_packages=True),
+    "dynalite": Kind(start_dynalite, DynamoDBServer, needs_debian_packages=True),
     "fake_gcs": Kind(start_fake_gcs, GcsServer),
-    "hdfs": Kind(start_hdfs, started_hdfs, is_of_debian=True, survives_forks=False),
+    "hdfs": Kind(start_hdfs, hdfs_server, needs_debian_packages=True, survives_forks=False),
     "moto": Kind(start_moto, S3Server),
-    "radosgw": Kind(start_radosgw, S3Server, is_of_debian=True),
-    "redis_server": Kind(redis.start_kept("redis"), redis.kept("redis"), is_of_debian=True),
-    "valkey_server": Kind(redis.start_kept("valkey"), redis.kept("valkey")),
+    "radosgw": Kind(start_radosgw, S3Server, needs_debian_packages=True),
+    "redis_server": Kind(redis.start_shared("redis"), redis.shared("redis"), needs_debian_packages=True),
+    "valkey_server": Kind(redis.start_shared("valkey"), redis.shared("valkey")),
 }

@@ -1,8 +1,8 @@
 """A fake Kubernetes cluster: the part of its API that dagster-k8s uses, and a process for each container.
 
-There are no images, nodes, volumes, limits or pod networks. Requests are validated by the models of Kubernetes' client,
-which are generated from its OpenAPI. A container sees the variables of its pod, including those from Secrets, and only
-the machine's variables that every program needs.
+There are no images, nodes, volumes, limits or pod networks. Requests are validated with the models of the Kubernetes
+client, which are generated from its OpenAPI specification. A container has the environment variables of its pod,
+including those from Secrets, and only those of the machine that every program needs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kubernetes.client import ApiClient, V1Job
 
 _JOBS = re.compile(r"/apis/batch/v1/namespaces/(?P<namespace>[^/?]+)/jobs(/(?P<name>[^/?]+))?(/status)?")
 _PODS = re.compile(r"/api/v1/namespaces/(?P<namespace>[^/?]+)/pods")
-_KEPT_VARIABLES = ("HOME", "LANG", "TMPDIR", "TZ")
-_END_SECONDS = 60
+_INHERITED_VARIABLES = ("HOME", "LANG", "TMPDIR", "TZ")
+_TERMINATE_TIMEOUT_S = 60
 
 
 @dataclass
@@ -43,14 +43,14 @@ class Pod:
     @property
     def container(self) -> dict[str, Any]:
         """The container specification of the job."""
-        (found,) = self.body["spec"]["template"]["spec"]["containers"]
-        assert isinstance(found, dict)
-        return found
+        (container,) = self.body["spec"]["template"]["spec"]["containers"]
+        assert isinstance(container, dict)
+        return container
 
     def status(self) -> dict[str, int]:
         """Return the status of the job with its pod counts."""
-        ended = self.process.poll()
-        return {"active": 1} if ended is None else {"succeeded": 1} if ended == 0 else {"failed": 1}
+        exit_code = self.process.poll()
+        return {"active": 1} if exit_code is None else {"succeeded": 1} if exit_code == 0 else {"failed": 1}
 
 
 @dataclass
@@ -62,17 +62,17 @@ class Cluster:
     config_maps: Mapping[str, Mapping[str, str]]
     python_path: Path
     pods: dict[str, Pod] = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
 
     def kubeconfig(self, url: str) -> Path:
         """Write the configuration file for clients."""
         content = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "here", "cluster": {"server": url}}],
+            "clusters": [{"name": "fake", "cluster": {"server": url}}],
             "users": [{"name": "dagster", "user": {}}],
-            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "dagster", "namespace": "lake"}}],
-            "current-context": "here",
+            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "dagster", "namespace": "lake"}}],
+            "current-context": "fake",
         }
         path = self.folder / "kubeconfig"
         path.write_text(yaml.safe_dump(content))
@@ -82,8 +82,8 @@ class Cluster:
         """Create a job and start its container. Raises ValueError for fields that Kubernetes' models do not have."""
         client = ApiClient()
         job = client.deserialize(SimpleNamespace(data=json.dumps(body)), V1Job)
-        if (known := client.sanitize_for_serialization(job)) != body:
-            raise ValueError(f"fields that no Job has: {known} is not {body}")
+        if (accepted := client.sanitize_for_serialization(job)) != body:
+            raise ValueError(f"unknown fields in a Job: {accepted} is not {body}")
         container = body["spec"]["template"]["spec"]["containers"][0]
         environment = self._environment(container)
         name = body["metadata"]["name"]
@@ -96,16 +96,18 @@ class Cluster:
         self.pods[name] = Pod(namespace, body, process, environment)
 
     def _environment(self, container: Mapping[str, Any]) -> dict[str, str]:
-        found = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-        found |= {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(self.python_path)}
+        environment = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
+        environment |= {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(self.python_path)}
         for source in container.get("envFrom", []):
             if secret := source.get("secretRef"):
-                found |= {key: base64.b64decode(value).decode() for key, value in self.secrets[secret["name"]].items()}
+                environment |= {
+                    key: base64.b64decode(value).decode() for key, value in self.secrets[secret["name"]].items()
+                }
             else:
-                found |= self.config_maps[source["configMapRef"]["name"]]
+                environment |= self.config_maps[source["configMapRef"]["name"]]
         for variable in container.get("env", []):
-            found[variable["name"]] = variable["value"]
-        return found
+            environment[variable["name"]] = variable["value"]
+        return environment
 
     def _mount(self, spec: Mapping[str, Any]) -> None:
         """Write the files of ConfigMaps to the container's mount paths."""
@@ -118,17 +120,17 @@ class Cluster:
         """Return the output of all containers."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("*.log")))
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         """Terminate running containers."""
         for pod in self.pods.values():
             pod.process.terminate()
-            pod.process.wait(_END_SECONDS)
+            pod.process.wait(_TERMINATE_TIMEOUT_S)
 
 
 class _Handler(BaseHTTPRequestHandler):
     cluster: Cluster
 
-    def _answer(self, status: int, content: Mapping[str, Any]) -> None:
+    def _respond(self, status: int, content: Mapping[str, Any]) -> None:
         data = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -139,45 +141,45 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Create a job."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        found = _JOBS.match(self.path)
+        match = _JOBS.match(self.path)
         try:
-            if found is None:
-                raise ValueError(f"{self.path} is not known here")
-            self.cluster.create(found["namespace"], body)
+            if match is None:
+                raise ValueError(f"{self.path} is unknown")
+            self.cluster.create(match["namespace"], body)
         except (KeyError, ValueError, OSError) as error:
-            self.cluster.refused.append(f"{self.path}: {error!r}")
-            self._answer(422, {"kind": "Status", "message": repr(error)})
+            self.cluster.rejected.append(f"{self.path}: {error!r}")
+            self._respond(422, {"kind": "Status", "message": repr(error)})
             return
-        self._answer(201, body)
+        self._respond(201, body)
 
     def do_GET(self) -> None:
         """Return a job with its status, or an empty list of pods, because jobs have no separate pods."""
-        found = _JOBS.match(self.path)
-        pod = self.cluster.pods.get(found["name"] or "") if found is not None else None
+        match = _JOBS.match(self.path)
+        pod = self.cluster.pods.get(match["name"] or "") if match is not None else None
         if pod is not None:
-            self._answer(200, {**pod.body, "status": pod.status()})
+            self._respond(200, {**pod.body, "status": pod.status()})
         elif _PODS.match(self.path):
-            self._answer(200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": []})
+            self._respond(200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": []})
         else:
-            self._answer(404, {"kind": "Status", "message": f"{self.path} is not known here"})
+            self._respond(404, {"kind": "Status", "message": f"{self.path} is unknown"})
 
     def do_DELETE(self) -> None:
         """Terminate a job."""
-        found = _JOBS.match(self.path)
-        pod = self.cluster.pods.get(found["name"] or "") if found is not None else None
+        match = _JOBS.match(self.path)
+        pod = self.cluster.pods.get(match["name"] or "") if match is not None else None
         if pod is None:
-            self._answer(404, {"kind": "Status"})
+            self._respond(404, {"kind": "Status"})
             return
         pod.process.terminate()
-        self._answer(200, {"kind": "Status", "status": "Success"})
+        self._respond(200, {"kind": "Status", "status": "Success"})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
+        """Do not log requests."""
 
 
 @contextmanager
 def serving(cluster: Cluster) -> Iterator[str]:
-    """Serve a cluster on loopback and yield the address. All containers end with it."""
+    """Serve a cluster on loopback and yield its URL. Terminate all containers at the end."""
     handler = type("Handler", (_Handler,), {"cluster": cluster})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -185,4 +187,4 @@ def serving(cluster: Cluster) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:
             server.shutdown()
-            cluster.end()
+            cluster.terminate()

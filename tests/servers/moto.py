@@ -1,8 +1,8 @@
 """moto's S3 in a separate process: ``python -m tests.servers.moto PORT REQUEST_LOG N_FILES``.
 
 The bucket ``many`` contains N_FILES empty files. Writes are serialized, because moto checks for an existing name and
-stores the object in two steps. Each request is one line of the log: method, path and query, bytes of the body,
-If-None-Match or ``-``.
+stores the object in two steps. Each request is one line of the log: method, path with query, size of the
+body in bytes, and If-None-Match or ``-``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 REQUEST_LOG = "requests.log"
-FILLED_BUCKET = "many"
+LARGE_BUCKET = "many"
 
 
 def start_moto(folder: Path, daemons: Daemons, n_files: int = 0) -> str:
@@ -44,26 +44,26 @@ class _QuietHandler(WSGIRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_request(self, *arguments: Any, **options: Any) -> None:
-        """Log nothing, because the request log has it."""
+        """Do nothing, because the request log contains each request."""
 
 
-def filled_name(number: int) -> str:
+def large_bucket_key(number: int) -> str:
     """Return the key of a file in the bucket ``many``."""
     return f"lake/{number % 100:02}/{number:06}"
 
 
-def fill(n_files: int) -> None:
+def fill_large_bucket(n_files: int) -> None:
     """Add files to the bucket ``many`` without requests."""
     backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
-    backend.create_bucket(FILLED_BUCKET, "us-east-1")
+    backend.create_bucket(LARGE_BUCKET, "us-east-1")
     for number in range(n_files):
-        backend.put_object(FILLED_BUCKET, filled_name(number), b"")
+        backend.put_object(LARGE_BUCKET, large_bucket_key(number), b"")
 
 
 def main(port: int, request_log: str, n_files: int) -> None:
-    """Serve until killed."""
+    """Serve requests until killed."""
     if n_files:
-        fill(n_files)
+        fill_large_bucket(n_files)
     application, write_lock = DomainDispatcherApplication(create_backend_app), threading.RLock()
     with open(request_log, "a", buffering=1) as log:
 

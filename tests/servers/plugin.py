@@ -1,7 +1,7 @@
 """Fixtures for each kind of server and for lakehouses on servers, and the option ``--lakes``.
 
 One server of a kind serves all workers of a test run. The first worker that needs it starts a keeper
-(``tests/servers/keeper.py``), which the leading pytest process ends. If that process was killed, the keeper stops the
+(``tests/servers/keeper.py``), which the main pytest process stops. If that process is killed, the keeper stops the
 server and exits.
 """
 
@@ -36,18 +36,18 @@ from tests.servers.s3_server import S3Server
 REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_SECONDS = 20
 #: Fixtures that use or start a server from Debian packages.
-_OF_DEBIAN = frozenset({"redis_folder", *(name for name, kind in KINDS.items() if kind.is_of_debian)})
+_DEBIAN_FIXTURES = frozenset({"redis_folder", *(name for name, kind in KINDS.items() if kind.needs_debian_packages)})
 
 
 @dataclass(frozen=True)
 class ServerRun:
-    """The servers of one test run: their folder, and the process that leads the run."""
+    """The servers of one test run: their folder, and the main process of the run."""
 
     folder: Path
     leader_pid: int
-    _known: dict[str, Any] = field(default_factory=dict)
+    _servers: dict[str, Any] = field(default_factory=dict)
 
-    def begin(self, kind: str) -> None:
+    def ensure_started(self, kind: str) -> None:
         """Start the server of a kind unless another worker already started it."""
         with self._lock(kind):
             if not (self.folder / kind).exists():
@@ -56,18 +56,18 @@ class ServerRun:
     def server(self, kind: str) -> Any:
         """Return the server of a kind and start it if necessary. Fails the test if it does not start."""
         folder = self.folder / kind
-        if kind not in self._known:
-            self.begin(kind)
+        if kind not in self._servers:
+            self.ensure_started(kind)
             endpoint, data = self._wait_for_endpoint(kind).split("\n")
-            self._known[kind] = KINDS[kind].server(kind, endpoint, Path(data))
+            self._servers[kind] = KINDS[kind].server(kind, endpoint, Path(data))
         if (folder / FAILURE).exists():
             pytest.fail(f"{kind} failed: {(folder / FAILURE).read_text()}", pytrace=False)
-        return self._known[kind]
+        return self._servers[kind]
 
     def stop(self) -> None:
-        """End all servers and remove the folder."""
+        """Stop all servers and remove the folder."""
         for pid_file in self.folder.glob(f"*.{PID}"):
-            _end_process(int(pid_file.read_text()))
+            _stop_process(int(pid_file.read_text()))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start_keeper(self, kind: str) -> None:
@@ -79,7 +79,7 @@ class ServerRun:
             sys.executable,
             command,
             {**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            # A separate session: Ctrl-C in the terminal goes to the leader, which then ends the keeper.
+            # A separate session, so that Ctrl-C interrupts only the main process, which then stops the keeper.
             setsid=True,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -113,11 +113,11 @@ class ServerRun:
 SERVER_RUN = pytest.StashKey[ServerRun]()
 
 
-def _end_process(pid: int) -> None:
+def _stop_process(pid: int) -> None:
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
-        return  # it ended and its parent has reaped it
+        return  # it has exited and was reaped
     try:
         signal.pidfd_send_signal(process, signal.SIGTERM)
         if not select.select([process], [], [], STOP_TIMEOUT_SECONDS)[0]:
@@ -144,37 +144,39 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the servers, including after Ctrl-C."""
+    """Stop the servers, including after Ctrl-C."""
     if SERVER_RUN in config.stash:
         config.stash[SERVER_RUN].stop()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that need Debian packages. With ``--lakes``, keep tests whose lakehouses can be on that server."""
+    """Mark tests that need Debian packages. With ``--lakes``, select tests whose lakehouses can be on the server."""
     kind = config.getoption("lakes")
     for item in items:
-        if not _OF_DEBIAN.isdisjoint({kind, *_fixtures(item)}):
+        if not _DEBIAN_FIXTURES.isdisjoint({kind, *_fixtures(item)}):
             item.add_marker(pytest.mark.debian_packages)
     if kind != "default":
-        left_out = ["local_only", *([] if KINDS[kind].survives_forks else ["forks"])]
-        kept = [
-            item for item in items if "lakes" in _fixtures(item) and not any(map(item.get_closest_marker, left_out))
+        excluding_marks = ["local_only", *([] if KINDS[kind].survives_forks else ["forks"])]
+        selected = [
+            item
+            for item in items
+            if "lakes" in _fixtures(item) and not any(map(item.get_closest_marker, excluding_marks))
         ]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
+        config.hook.pytest_deselected(items=[item for item in items if item not in selected])
+        items[:] = selected
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the servers that the selected tests need early, because radosgw takes 15 seconds."""
+    """Start the servers of the selected tests early, because radosgw takes 15 seconds to start."""
     config = session.config
     if config.option.collectonly:
         return
-    needed = {name for item in session.items for name in _fixtures(item)} & set(KINDS)
+    kinds = {name for item in session.items for name in _fixtures(item)} & set(KINDS)
     if session.items and config.getoption("lakes") != "default":
-        needed.add(config.getoption("lakes"))
-    for kind in sorted(needed):
-        config.stash[SERVER_RUN].begin(kind)
+        kinds.add(config.getoption("lakes"))
+    for kind in sorted(kinds):
+        config.stash[SERVER_RUN].ensure_started(kind)
 
 
 def _fixtures(item: pytest.Item) -> list[str]:
@@ -183,7 +185,7 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 @pytest.fixture
 def lakes_server(request: pytest.FixtureRequest) -> Server | None:
-    """The server that ``--lakes`` names, or None: then lakehouses are in memory and in folders."""
+    """The server selected with ``--lakes``, or None for lakehouses in memory and in local folders."""
     kind = request.config.getoption("lakes")
     return None if kind == "default" else request.config.stash[SERVER_RUN].server(kind)
 
@@ -197,7 +199,7 @@ def radosgw(request: pytest.FixtureRequest) -> S3Server:
 
 @pytest.fixture
 def moto(request: pytest.FixtureRequest) -> S3Server:
-    """The S3 of moto, with a log of all requests."""
+    """The S3 server of moto, with a log of all requests."""
     server: S3Server = request.config.stash[SERVER_RUN].server("moto")
     return server
 
@@ -218,14 +220,14 @@ def fake_gcs(request: pytest.FixtureRequest) -> GcsServer:
 
 @pytest.fixture
 def dynalite(request: pytest.FixtureRequest) -> DynamoDBServer:
-    """A server with DynamoDB's protocol; tests that use it are marked ``debian_packages``."""
+    """dynalite, a server with DynamoDB's protocol; tests that use it are marked ``debian_packages``."""
     server: DynamoDBServer = request.config.stash[SERVER_RUN].server("dynalite")
     return server
 
 
 @pytest.fixture
 def moto_dynamodb(moto: S3Server) -> DynamoDBServer:
-    """The DynamoDB of moto."""
+    """The DynamoDB server of moto."""
     return DynamoDBServer("moto", moto.endpoint, moto.folder)
 
 
@@ -251,6 +253,6 @@ def redis_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hdfs(request: pytest.FixtureRequest) -> HdfsServer:
-    """A real HDFS; tests that use it are marked ``debian_packages``."""
+    """A real HDFS server; tests that use it are marked ``debian_packages``."""
     server: HdfsServer = request.config.stash[SERVER_RUN].server("hdfs")
     return server

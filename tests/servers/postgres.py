@@ -20,7 +20,7 @@ from tests.servers.daemons import START_TIMEOUT_SECONDS, ServerStartError, die_w
 
 _USER = "postgres"  # a system user, because the server does not run as root
 _STOP_TIMEOUT_SECONDS = 20
-#: Temporary data need not be synced or survive a kill.
+#: Temporary data does not need to be synced to disk.
 _SETTINGS = (
     "fsync=off", "full_page_writes=off", "synchronous_commit=off", "dynamic_shared_memory_type=mmap",
     "listen_addresses=127.0.0.1", "unix_socket_directories=",
@@ -51,7 +51,7 @@ class Postgres:
 
 
 def binary(name: str) -> Path:
-    """Return a program of the newest installed Postgres. Raises ServerStartError."""
+    """Return the path of a program of the newest installed Postgres. Raises ServerStartError."""
     programs = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
     if not programs:
         raise ServerStartError(f"{name} is not installed: it comes with the packages of deploy/debian-packages.txt")
@@ -60,7 +60,7 @@ def binary(name: str) -> Path:
 
 @contextmanager
 def postgres(server: Postgres, command: Sequence[str], log: Path) -> Iterator[None]:
-    """Create a database and serve it while the block runs, by a command such as ``postgres -p PORT``."""
+    """Create a database and serve it while the block runs, with a command such as ``postgres -p PORT``."""
     folder = Path(tempfile.mkdtemp(prefix="trinitylake-postgres-"))
     try:
         data = _make_database(server, folder, log)
@@ -90,7 +90,7 @@ def _is_root() -> bool:
 
 
 def _as_user(*options: str) -> list[str]:
-    """Return a command prefix that switches to a user that Postgres accepts."""
+    """Return a command prefix that switches to a user as which Postgres can run."""
     if not _is_root():
         return []
     return ["setpriv", "--reuid", _USER, "--regid", _USER, "--clear-groups", *options]
@@ -112,15 +112,15 @@ def _make_database(server: Postgres, folder: Path, log: Path) -> Path:
         log,
     )  # fmt: skip
     password.unlink()
-    # The image creates the database at its start; here it must be created first.
-    single = [
+    # The container image creates the database when it starts. Without the image, it must be created first.
+    command = [
         *_as_user(), str(binary("postgres")), "--single", "-D", str(data), "-F", "template1",
     ]  # fmt: skip
-    done = subprocess.run(
-        single, input=f'CREATE DATABASE "{server.database}"\n', capture_output=True, text=True, cwd=folder, timeout=60
+    completed = subprocess.run(
+        command, input=f'CREATE DATABASE "{server.database}"\n', capture_output=True, text=True, cwd=folder, timeout=60
     )
-    if done.returncode:
-        raise ServerStartError(f"the database could not be created: {done.stderr}")
+    if completed.returncode:
+        raise ServerStartError(f"the database could not be created: {completed.stderr}")
     return data
 
 
@@ -131,7 +131,7 @@ def _wait_until_ready(server: Postgres, process: subprocess.Popen[bytes], log: P
             server.connect().close()
         except psycopg2.OperationalError as error:
             if process.poll() is not None or time.monotonic() > deadline:
-                raise ServerStartError(f"Postgres does not answer: {error}; its log:\n{log_tail(log)}") from error
+                raise ServerStartError(f"Postgres does not respond: {error}; its log:\n{log_tail(log)}") from error
             time.sleep(0.05)
         else:
             return

@@ -11,16 +11,16 @@ from tests.servers.aws import SECRET_ACCESS_KEY
 from tests.servers.daemons import Daemons, free_port, listens, run
 from tests.servers.s3_server import ACCESS_KEY_ID, S3Server
 
-#: Objects are in memory, so tests delete what they wrote; a full store would reject writes.
+#: Objects are in memory, so tests delete the objects that they wrote. A full store would reject writes.
 STORE_BYTES = 6 << 30
-#: The store counts bytes without a lock. Objects that stay keep lost updates from making the count negative, which
-#: would mean full.
+#: The store counts its bytes without a lock. Permanent objects prevent lost updates from making the count negative,
+#: which would be treated as a full store.
 BALLAST_OBJECTS, BALLAST_OBJECT_BYTES = 4, 100 << 20
-#: A role with all rights on objects. Session policies restrict it.
+#: A role with all rights on objects, which session policies restrict.
 ROLE_NAME = "lake"
 ROLE_ARN = f"arn:aws:iam:::role/{ROLE_NAME}"
 
-# Space of deleted objects larger than one stripe is reclaimed by a collector, by default after two hours.
+# A collector reclaims the space of deleted objects that are larger than one stripe, by default after two hours.
 _CONFIGURATION = """[global]
 fsid = {fsid}
 mon host = [v1:127.0.0.1:{monitor_port}]
@@ -68,7 +68,7 @@ rgw gc processor max time = 60
 
 
 def start_radosgw(folder: Path, daemons: Daemons) -> str:
-    """Start radosgw with a user for tests and return its endpoint. Raises ServerStartError."""
+    """Start radosgw with a user for the tests, and return its endpoint. Raises ServerStartError."""
     for name in ("mon", "osd", "run"):
         (folder / name).mkdir(parents=True)
     monitor_port, port, fsid = free_port(), free_port(), str(uuid.uuid4())
@@ -76,7 +76,7 @@ def start_radosgw(folder: Path, daemons: Daemons) -> str:
     configuration.write_text(
         _CONFIGURATION.format(fsid=fsid, monitor_port=monitor_port, port=port, folder=folder, store_bytes=STORE_BYTES)
     )
-    # Without the variable, Ceph's tools also read the configuration of the machine.
+    # Without the variable, Ceph's tools also read the machine's configuration.
     environment = {"CEPH_CONF": str(configuration)}
 
     def call(*command: str) -> str:
@@ -88,7 +88,7 @@ def start_radosgw(folder: Path, daemons: Daemons) -> str:
     keyring = folder / "mon" / "keyring"
     keyring.touch()
     daemons.start(["ceph-mon", "-f", "--id", "a", "--keyring", str(keyring)], environment)
-    daemons.wait_until(lambda: listens(monitor_port), "the monitor of Ceph")
+    daemons.wait_until(lambda: listens(monitor_port), "the Ceph monitor")
     osd_uuid = str(uuid.uuid4())
     osd = call("ceph", "osd", "create", osd_uuid)
     (folder / "osd" / "keyring").touch()
@@ -105,17 +105,17 @@ def start_radosgw(folder: Path, daemons: Daemons) -> str:
     for number in range(BALLAST_OBJECTS):
         call("rados", "--pool", "ballast", "create", f"ballast-{number}")
         call("rados", "--pool", "ballast", "truncate", f"ballast-{number}", str(BALLAST_OBJECT_BYTES))
-    trust, files = (
+    trust_policy, files_policy = (
         json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", **statement}]}, separators=(",", ":"))
         for statement in (
             {"Principal": {"AWS": ["arn:aws:iam:::user/tests"]}, "Action": ["sts:AssumeRole"]},
             {"Action": ["s3:*"], "Resource": "arn:aws:s3:::*"},
         )
     )
-    call("radosgw-admin", "role", "create", "--role-name", ROLE_NAME, "--assume-role-policy-doc", trust)
+    call("radosgw-admin", "role", "create", "--role-name", ROLE_NAME, "--assume-role-policy-doc", trust_policy)
     call(
         "radosgw-admin", "role-policy", "put", "--role-name", ROLE_NAME, "--policy-name", "files",
-        "--policy-doc", files,
+        "--policy-doc", files_policy,
     )  # fmt: skip
     endpoint = f"http://127.0.0.1:{port}"
     S3Server("radosgw", endpoint, folder).make_shared_bucket()

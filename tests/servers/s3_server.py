@@ -1,4 +1,4 @@
-"""A running S3 server, for tests."""
+"""Access to a running S3 server."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class S3Server(AwsServer):
         bucket, _, prefix = root.removeprefix("s3://").partition("/")
         for page in self.client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             if keys := [{"Key": entry["Key"]} for entry in page.get("Contents", ())]:
-                answer = self.client.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
-                assert not answer.get("Errors"), answer["Errors"]
+                response = self.client.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
+                assert not response.get("Errors"), response["Errors"]
 
     def requests(self) -> list[str]:
         """Return the lines of moto's request log (``tests/servers/moto.py``) so far."""

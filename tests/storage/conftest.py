@@ -1,4 +1,4 @@
-"""Fixtures: a local folder, and a storage in it."""
+"""Fixtures for a local folder and a storage in it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A process that races with others to create files: ``python -m tests.storage.create_worker ROOT BODY``.
+"""A process that races with others to create files. Run as ``python -m tests.storage.create_worker ROOT BODY``.
 
-For each line ``NAME MOMENT`` on standard input it waits until the system-wide monotonic clock (ns) reaches the moment,
+For each line ``NAME START_NS`` on standard input, it waits until the system-wide monotonic clock reaches ``START_NS``,
 tries to create the file, and prints ``won`` or the class name of the error.
 """
 
@@ -13,13 +13,13 @@ from trinitylake_ops.errors import StorageError
 from trinitylake_ops.storage import LocalStorage
 
 
-def main(root: str, text: str) -> None:
+def main(root: str, body: str) -> None:
     storage = LocalStorage(root, fsync=False)
-    data = text.encode() * 50_000
+    data = body.encode() * 50_000
     print("ready", flush=True)
     for line in sys.stdin:
-        name, moment = line.split()
-        while time.monotonic_ns() < int(moment):
+        name, start_ns = line.split()
+        while time.monotonic_ns() < int(start_ns):
             pass
         try:
             storage.create(name, data)

@@ -1,4 +1,4 @@
-"""Small and read-only file systems for tests, with or without permission to mount."""
+"""Small and read-only file systems for tests, which work with and without permission to mount."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-NOBODY = 65534
+NOBODY_UID = 65534
 
 
 @contextmanager
 def small_disk(folder: Path, size_bytes: int) -> Iterator[bool]:
-    """Mount a disk of that size at ``folder``, or limit the size of files if mounting is not allowed."""
+    """Mount a disk of this size at ``folder``, or limit the size of files if mounting is not allowed."""
     folder.mkdir()
     if _mount("-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)):
         try:
@@ -28,7 +28,7 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[bool]:
 
 @contextmanager
 def file_size_limit(size_bytes: int) -> Iterator[None]:
-    """Make writes past that file size fail in this process."""
+    """Make writes beyond this file size fail in this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
     try:
@@ -39,7 +39,7 @@ def file_size_limit(size_bytes: int) -> Iterator[None]:
 
 @contextmanager
 def mounted_read_only(folder: Path) -> Iterator[bool]:
-    """Make the files of ``folder`` read-only by a mount, or by modes if mounting is not allowed."""
+    """Make ``folder`` read-only with a mount, or with file modes if mounting is not allowed."""
     if _mount("--bind", str(folder), str(folder)):
         try:
             subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
@@ -53,12 +53,12 @@ def mounted_read_only(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def read_only_modes(folder: Path) -> Iterator[None]:
-    """Remove write permission from all folders, and the capability to ignore it from root."""
+    """Remove write permission from all folders. Root ignores modes, so switch from root to another user."""
     for name, _, _ in os.walk(folder):
         os.chmod(name, 0o555)
     was_root = os.geteuid() == 0
     if was_root:
-        os.seteuid(NOBODY)
+        os.seteuid(NOBODY_UID)
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
-"""A proxy for a NameNode that drops connections, or lets them hang, at chosen requests.
+"""A proxy for a NameNode that drops or stalls connections at chosen requests.
 
-Requests of Hadoop's RPC contain the name of their method as plain bytes, by which faults match them.
+Requests in Hadoop's RPC protocol contain the name of their method as plain bytes, which faults match.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass
 class RelayFault:
-    """A fault of the next ``times`` requests of a method.
+    """A fault in the next ``times`` requests of a method.
 
-    ``drop_request`` closes the connection before the server gets it, ``drop_response`` after the server processed it.
-    ``silence`` forwards the request but no further responses.
+    ``drop_request`` closes the connection before the server receives the request, ``drop_response`` after the server
+    has processed it. ``silence`` forwards the request, but no further responses.
     """
 
     method: bytes
@@ -37,7 +37,7 @@ class Relay:
         self._lock = threading.Lock()
         self._faults: list[RelayFault] = []
         self._connections: list[_Connection] = []
-        self._refuses = False
+        self._rejects_connections = False
         self.n_hits = 0
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
@@ -51,27 +51,27 @@ class Relay:
         with self._lock:
             self._faults, self.n_hits = list(faults), 0
 
-    def refuse(self) -> None:
-        """Accept no connections after the next fault."""
-        self._refuses = True
+    def reject_connections(self) -> None:
+        """Reject all connections after the next fault."""
+        self._rejects_connections = True
 
     def __enter__(self) -> Relay:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)  # ends the wait in accept
+        self._listener.shutdown(socket.SHUT_RDWR)  # unblocks accept
         for thread in self._threads[:1]:
             thread.join()
         self._listener.close()
-        for state in self._connections:
-            state.close()
+        for connection in self._connections:
+            connection.close()
         for thread in self._threads:
             thread.join()
-        for state in self._connections:
-            state.client.close()
-            state.server.close()
+        for connection in self._connections:
+            connection.client.close()
+            connection.server.close()
 
     def _accept(self) -> None:
         while True:
@@ -79,36 +79,36 @@ class Relay:
                 client, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            if self._refuses and self.n_hits:
+            if self._rejects_connections and self.n_hits:
                 client.close()
                 continue
             server = socket.create_connection(("127.0.0.1", self._server_port))
-            state = _Connection(client, server)
-            self._connections.append(state)
-            for work in (self._requests, self._answers):
-                thread = threading.Thread(target=work, args=(state,), daemon=True)
+            connection = _Connection(client, server)
+            self._connections.append(connection)
+            for forward in (self._forward_requests, self._forward_responses):
+                thread = threading.Thread(target=forward, args=(connection,), daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
-    def _requests(self, state: _Connection) -> None:
+    def _forward_requests(self, connection: _Connection) -> None:
         tail = b""
-        while data := state.received(state.client):
+        while data := connection.receive(connection.client):
             fault = self._fault_in(tail + data)
             tail = (tail + data)[-40:] if fault is None else b""
             if fault is not None:
                 if fault.action == "drop_request":
                     break
-                state.action = fault.action
-            state.send(state.server, data)
-        state.close()
+                connection.action = fault.action
+            connection.send(connection.server, data)
+        connection.close()
 
-    def _answers(self, state: _Connection) -> None:
-        while data := state.received(state.server):
-            if state.action == "drop_response":
+    def _forward_responses(self, connection: _Connection) -> None:
+        while data := connection.receive(connection.server):
+            if connection.action == "drop_response":
                 break
-            if state.action is None:
-                state.send(state.client, data)
-        state.close()
+            if connection.action is None:
+                connection.send(connection.client, data)
+        connection.close()
 
     def _fault_in(self, data: bytes) -> RelayFault | None:
         with self._lock:
@@ -125,21 +125,21 @@ class _Connection:
         self.client, self.server = client, server
         self.action: Action | None = None
 
-    def received(self, one: socket.socket) -> bytes:
+    def receive(self, sock: socket.socket) -> bytes:
         try:
-            return one.recv(_CHUNK_BYTES)
+            return sock.recv(_CHUNK_BYTES)
         except OSError:
             return b""  # closed by a fault or by the client
 
-    def send(self, one: socket.socket, data: bytes) -> None:
+    def send(self, sock: socket.socket, data: bytes) -> None:
         try:
-            one.sendall(data)
+            sock.sendall(data)
         except OSError:
             self.close()
 
     def close(self) -> None:
-        for one in (self.client, self.server):
+        for sock in (self.client, self.server):
             try:
-                one.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 continue  # already closed

@@ -1,8 +1,8 @@
-"""A process that uses a root on HDFS: ``python -m tests.storage.hdfs_worker create|commit ROOT NUMBER``.
+"""A process that uses a root on HDFS. Run as ``python -m tests.storage.hdfs_worker create|commit ROOT NUMBER``.
 
-``create``: for each line ``NAME BYTES MOMENT`` on standard input it waits until the monotonic clock (ns) reaches the
-moment, and tries to create the file. It prints ``won`` or the name of the error. ``commit``: for each line ``N`` it
-makes N commits, each with a separate namespace, and prints the last version.
+``create``: for each line ``NAME BYTES START_NS`` on standard input, it waits until the monotonic clock reaches
+``START_NS``, tries to create the file, and prints ``won`` or the name of the error. ``commit``: for each line ``N``, it
+makes N commits, each of which creates a namespace, and prints the latest version.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def create_all(root: str, number: int) -> None:
     storage.exists("warm-up")
     print("ready", flush=True)
     for line in sys.stdin:
-        name, n_bytes, moment = line.split()
+        name, n_bytes, start_ns = line.split()
         data = bytes([number]) * int(n_bytes)
-        while time.monotonic_ns() < int(moment):
+        while time.monotonic_ns() < int(start_ns):
             pass
         try:
             storage.create(name, data)
@@ -47,7 +47,7 @@ def _commit(lake: Lakehouse, name: str) -> None:
             with lake.transaction() as txn:
                 txn.create_namespace(name)
             return
-        except CommitAttemptsExhaustedError:  # other processes won each attempt
+        except CommitAttemptsExhaustedError:  # each attempt conflicted with another process
             continue
 
 

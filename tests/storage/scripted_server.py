@@ -12,7 +12,9 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Seen:
+class RecordedRequest:
+    """A request that the server received."""
+
     method: str
     path: str
     headers: dict[str, str]
@@ -20,36 +22,38 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A response. ``announced_bytes`` is the size in a wrong Content-Length, ``trickle_seconds`` a delay per byte."""
+class ScriptedResponse:
+    """A response. ``content_length`` is a wrong value of Content-Length, ``byte_delay_s`` a delay per byte."""
 
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
-    announced_bytes: int | None = None
-    trickle_seconds: float = 0.0
+    content_length: int | None = None
+    byte_delay_s: float = 0.0
 
 
-class Drop:
+class DropConnection:
     """Close the connection without a response."""
 
 
-class Silence:
+class NoResponse:
     """Keep the connection open without a response."""
 
 
-def s3_error(status: int, code: str, message: str = "as the test says") -> Answer:
+def s3_error(status: int, code: str, message: str = "injected") -> ScriptedResponse:
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
-    return Answer(status, body.encode(), {"Content-Type": "application/xml"})
+    return ScriptedResponse(status, body.encode(), {"Content-Type": "application/xml"})
 
 
 class ScriptedServer:
-    def __init__(self, script: Callable[[int, Seen], Answer | Drop | Silence]):
-        self.requests: list[Seen] = []
+    """Responds to each request with the result of a script, a function of the request's index and the request."""
+
+    def __init__(self, script: Callable[[int, RecordedRequest], ScriptedResponse | DropConnection | NoResponse]):
+        self.requests: list[RecordedRequest] = []
         self.closing = threading.Event()
         self._lock = threading.Lock()
         self._script = script
-        scripted = self
+        scripted_server = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -64,48 +68,48 @@ class ScriptedServer:
                 """Wait for the body without a response, like servers and proxies that do not support ``Expect``."""
                 return True
 
-            def answer(self) -> None:
-                scripted.answer(self)
+            def respond(self) -> None:
+                scripted_server.respond(self)
 
-            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815 - as http.server wants them
+            do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = respond  # noqa: N815 - names required by http.server
 
             def log_message(self, format: str, *arguments: Any) -> None:
-                """Log nothing."""
+                """Do not log requests."""
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._http.server_address[1]}"
 
-    def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        n_bytes = int(handler.headers.get("Content-Length") or 0)
-        seen = Seen(handler.command, handler.path, dict(handler.headers.items()), handler.rfile.read(n_bytes))
+    def respond(self, handler: BaseHTTPRequestHandler) -> None:
+        body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
+        request = RecordedRequest(handler.command, handler.path, dict(handler.headers.items()), body)
         with self._lock:
-            self.requests.append(seen)
+            self.requests.append(request)
             number = len(self.requests) - 1
-        answer = self._script(number, seen)
-        if isinstance(answer, Silence):
+        response = self._script(number, request)
+        if isinstance(response, NoResponse):
             self.closing.wait(30)
-        if isinstance(answer, Drop | Silence):
+        if isinstance(response, DropConnection | NoResponse):
             handler.close_connection = True
             return
-        self._send(handler, answer)
+        self._send(handler, response)
 
-    def _send(self, handler: BaseHTTPRequestHandler, answer: Answer) -> None:
-        handler.send_response_only(answer.status)
-        headers = {"Date": handler.date_time_string(), **answer.headers}
-        n_bytes = len(answer.body) if answer.announced_bytes is None else answer.announced_bytes
-        length = {} if "Transfer-Encoding" in headers else {"Content-Length": str(n_bytes)}
-        for name, value in {**length, **headers}.items():
+    def _send(self, handler: BaseHTTPRequestHandler, response: ScriptedResponse) -> None:
+        handler.send_response_only(response.status)
+        headers = {"Date": handler.date_time_string(), **response.headers}
+        size_bytes = len(response.body) if response.content_length is None else response.content_length
+        length_header = {} if "Transfer-Encoding" in headers else {"Content-Length": str(size_bytes)}
+        for name, value in {**length_header, **headers}.items():
             handler.send_header(name, value)
         handler.end_headers()
         if handler.command == "HEAD":
             return
-        pieces = [answer.body] if not answer.trickle_seconds else [bytes([byte]) for byte in answer.body]
-        for piece in pieces:
-            handler.wfile.write(piece)
-            if answer.trickle_seconds and self.closing.wait(answer.trickle_seconds):
+        chunks = [response.body] if not response.byte_delay_s else [bytes([byte]) for byte in response.body]
+        for chunk in chunks:
+            handler.wfile.write(chunk)
+            if response.byte_delay_s and self.closing.wait(response.byte_delay_s):
                 break
-        if answer.announced_bytes is not None:
+        if response.content_length is not None:
             handler.close_connection = True
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Lakehouses on Azure, from creation to export."""
+"""End-to-end tests of lakehouses on Azure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def root(azurite: AzureServer) -> Iterator[str]:
     azurite.delete_all(new_root)
 
 
-def add(lake: Lakehouse, *names: str) -> int:
+def create_tables(lake: Lakehouse, *names: str) -> int:
     with lake.transaction() as txn:
         for name in names:
             txn.create_table("ns", name, table(name=name))
@@ -42,18 +42,18 @@ def test_lakehouse_end_to_end(azurite: AzureServer, root: str, tmp_path: Path) -
     with lake.transaction() as txn:
         txn.create_namespace("ns")
     for number in range(4):
-        add(lake, f"t{number}")
+        create_tables(lake, f"t{number}")
     assert Lakehouse.open(root, options).snapshot().tables("ns") == ["t0", "t1", "t2", "t3"]
     operations.plan_rollback(lake, 3).execute()
     assert lake.snapshot().tables("ns") == ["t0", "t1"]
     assert {finding.code for finding in operations.verify(lake).findings} <= {"hint-wrong"}
 
     copy = str(tmp_path / "copy")
-    operations.plan_export(lake, "kept", "full", target=copy).execute()
+    operations.plan_export(lake, "export", "full", target=copy).execute()
     assert Lakehouse.open(copy).snapshot().tables("ns") == ["t0", "t1"]
-    back = f"{root}back/"
-    operations.plan_export(Lakehouse.open(copy), "back", "full", target=back, target_options=options).execute()
-    assert Lakehouse.open(back, options).snapshot().tables("ns") == ["t0", "t1"]
+    second_root = f"{root}second/"
+    operations.plan_export(Lakehouse.open(copy), "second", "full", target=second_root, target_options=options).execute()
+    assert Lakehouse.open(second_root, options).snapshot().tables("ns") == ["t0", "t1"]
     check_lake(lake)
 
 
@@ -72,7 +72,7 @@ def test_expired_versions_are_purged_and_their_files_deleted(azurite: AzureServe
     only_expired = expired - needed
     assert only_expired
     assert {path for path in only_expired & remaining_names if not path.startswith("_")} == set(), (
-        "what nothing needs is deleted"
+        "files that only expired versions need are deleted"
     )
     aging.later()
     aging.remove_orphans()
@@ -92,35 +92,35 @@ def test_commit_with_a_lost_response_recognizes_its_own_root(azurite: AzureServe
     assert Lakehouse.open(root, azurite.storage_options).latest_version() == 1
 
 
-def _two_processes(azurite: AzureServer, root: str, n_commits: int) -> None:
+def check_two_processes(azurite: AzureServer, root: str, n_commits: int) -> None:
     options = azurite.storage_options
     lake = Lakehouse.create(root, options, order=8)
     with lake.transaction() as txn:
         txn.create_namespace("ns")
 
-    def work_of(worker: int):  # type: ignore[no-untyped-def]
+    def table_creator(worker: int):  # type: ignore[no-untyped-def]
         def work(report) -> None:  # type: ignore[no-untyped-def]
-            own = Lakehouse.open(root, options)
+            worker_lake = Lakehouse.open(root, options)
             for number in range(n_commits):
-                report(str(add(own, f"w{worker}-{number:03d}")))
+                report(str(create_tables(worker_lake, f"w{worker}-{number:03d}")))
 
         return work
 
-    children = [fork(work_of(worker), time_limit_seconds=500) for worker in range(2)]
-    ended = [child.finish() for child in children]
-    assert [status for status, _ in ended] == [0, 0]
-    versions = [int(line) for _, lines in ended for line in lines]
-    assert sorted(versions) == list(range(2, 2 * n_commits + 2)), "each version was acknowledged to one commit"
+    children = [fork(table_creator(worker), time_limit_seconds=500) for worker in range(2)]
+    results = [child.finish() for child in children]
+    assert [status for status, _ in results] == [0, 0]
+    versions = [int(line) for _, lines in results for line in lines]
+    assert sorted(versions) == list(range(2, 2 * n_commits + 2)), "each version was acknowledged once"
     lake = Lakehouse.open(root, options)
     assert lake.snapshot().tables("ns") == [f"w{w}-{n:03d}" for w in range(2) for n in range(n_commits)]
     assert unreferenced_paths(lake) == set()
 
 
 def test_two_processes_lose_no_commit(azurite: AzureServer, root: str) -> None:
-    _two_processes(azurite, root, 20)
+    check_two_processes(azurite, root, 20)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_two_processes_lose_none_of_400_commits(azurite: AzureServer, root: str) -> None:
-    _two_processes(azurite, root, 200)
+    check_two_processes(azurite, root, 200)

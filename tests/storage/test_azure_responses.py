@@ -33,7 +33,7 @@ def error_of(operation: Request, status: int | None, code: str | None, message: 
 
 
 @pytest.mark.parametrize(
-    ("operation", "status", "code", "kind"),
+    ("operation", "status", "code", "error_type"),
     [
         (READ, 404, "BlobNotFound", FileMissingError),
         (STAT, 404, None, FileMissingError),
@@ -75,10 +75,10 @@ def error_of(operation: Request, status: int | None, code: str | None, message: 
     ],
 )
 def test_each_response_maps_to_its_error(
-    operation: Request, status: int, code: str | None, kind: type[TrinityLakeError]
+    operation: Request, status: int, code: str | None, error_type: type[TrinityLakeError]
 ) -> None:
-    error = error_of(operation, status, code, "Server said so.\nRequestId:1\nsig=the-signature")
-    assert type(error) is kind
+    error = error_of(operation, status, code, "Something failed.\nRequestId:1\nsig=the-signature")
+    assert type(error) is error_type
     message = str(error)
     assert "\n" not in message
     assert "the-signature" not in message
@@ -108,7 +108,7 @@ def blob(name: str, size: int = 0, *, encoded: str = "", properties: str = "", m
 
 
 def test_pages_contain_files_without_folders() -> None:
-    """Folders have a type in hierarchical accounts, and are marked by metadata in other accounts."""
+    """Folders have a resource type in hierarchical accounts, and are marked with metadata in other accounts."""
     folder = "<Metadata><hdi_isfolder>true</hdi_isfolder></Metadata>"
     blobs = [
         blob(
@@ -117,16 +117,16 @@ def test_pages_contain_files_without_folders() -> None:
             properties="<ResourceType>file</ResourceType>",
             metadata="<Metadata><Owner>x</Owner></Metadata>",
         ),
-        blob("lake/of-type", properties="<ResourceType>directory</ResourceType>"),
+        blob("lake/typed", properties="<ResourceType>directory</ResourceType>"),
         blob("lake/marked", metadata=folder),
         blob("lake/Marked", metadata=folder.replace("hdi_isfolder", "Hdi_IsFolder").replace("true", "True")),
         blob("lake/unmarked", metadata=folder.replace("true", "false")),
         blob("lake/%EF%BF%BE%2525", encoded=' Encoded="true"'),
         blob("lake/&amp;%41"),
     ]
-    found, marker = page_of(_PAGE.format(blobs="".join(blobs), marker="next").encode())
-    assert [blob_entry.name for blob_entry in found] == ["lake/a", "lake/unmarked", "lake/\ufffe%25", "lake/&%41"]
-    assert (found[0].size_bytes, found[0].last_modified_ms) == (3, 1_795_521_601_000)
+    entries, marker = page_of(_PAGE.format(blobs="".join(blobs), marker="next").encode())
+    assert [entry.name for entry in entries] == ["lake/a", "lake/unmarked", "lake/\ufffe%25", "lake/&%41"]
+    assert (entries[0].size_bytes, entries[0].last_modified_ms) == (3, 1_795_521_601_000)
     assert marker == "next"
     assert page_of(_PAGE.format(blobs="", marker="").encode()) == ([], None)
 

@@ -78,12 +78,12 @@ def test_names_that_azure_changes_are_rejected(name: str) -> None:
     assert location.path(name) is None
 
 
-def test_names_at_the_limits_are_accepted_and_the_prefix_counts() -> None:
+def test_name_limits_include_the_prefix() -> None:
     assert AzureLocation.of("az://box/").name("a" * 1024)
     assert AzureLocation.of("az://box/").name("a/" * 253 + "a")
     with pytest.raises(InvalidLocationError, match="1025"):
         AzureLocation.of("az://box/lake/").name("a" * 1020)
-    assert AzureLocation.of("az://box/lake/").listed("a.") == "lake/a.", "a name may go on after the dot"
+    assert AzureLocation.of("az://box/lake/").listed("a.") == "lake/a.", "a listed prefix may end in a dot"
 
 
 @pytest.mark.parametrize(
@@ -147,13 +147,11 @@ def test_account_comes_from_root_options_or_environment(
 def test_account_and_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInputError):
         account_of("az://box/")
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "ofall")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "fromenvironment")
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sig=x")
-    assert (account_of("az://box/").name, account_of("az://box/").sas_token) == ("ofall", "sig=x")
-    assert account_of(ROOT).name == "account", "a root that names its account goes first"
+    assert (account_of("az://box/").name, account_of("az://box/").sas_token) == ("fromenvironment", "sig=x")
+    assert account_of(ROOT).name == "account", "the account in the root takes precedence"
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
     assert (account_of(ROOT).key, account_of(ROOT).sas_token) == (KEY, None)
-    storage_options = account_of(ROOT, sas_token="sig=given")
-    assert (storage_options.key, storage_options.sas_token) == (None, "sig=given"), (
-        "options and environment are not mixed"
-    )
+    account = account_of(ROOT, sas_token="sig=option")
+    assert (account.key, account.sas_token) == (None, "sig=option"), "options and environment are not mixed"

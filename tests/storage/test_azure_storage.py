@@ -54,13 +54,13 @@ def test_folders_are_not_files(azurite: AzureServer, root: str, storage: Storage
     ):
         with pytest.raises(FileMissingError):
             call()
-    with pytest.raises(FileExistsAlreadyError):  # the name is taken
+    with pytest.raises(FileExistsAlreadyError):  # the name of a folder is in use
         storage.create("folder", b"x")
     assert (storage.read("empty"), storage.stat("empty").size_bytes) == (b"", 0)
 
 
 def _signature(permissions: str) -> str:
-    """Sign for the container, because Azurite fails batches with account signatures with 500."""
+    """Return a signature for the container, because Azurite fails batches with an account signature."""
     return str(
         generate_container_sas(
             ACCOUNT_NAME,
@@ -72,19 +72,19 @@ def _signature(permissions: str) -> str:
     )
 
 
-@pytest.mark.parametrize("form", ["option", "connection string", "environment"])
+@pytest.mark.parametrize("source", ["option", "connection string", "environment"])
 def test_shared_access_signature_is_used(
-    azurite: AzureServer, root: str, form: str, monkeypatch: pytest.MonkeyPatch
+    azurite: AzureServer, root: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signature = _signature("rwdlc")
     options = {"endpoint": azurite.endpoint, "account_name": ACCOUNT_NAME}
-    if form == "option":
+    if source == "option":
         options["sas_token"] = signature
-    elif form == "environment":
+    elif source == "environment":
         monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", f"?{signature}")
     else:
-        text = f"BlobEndpoint={azurite.endpoint};SharedAccessSignature={signature}"
-        options = {"account_name": ACCOUNT_NAME, "connection_string": text}
+        connection_string = f"BlobEndpoint={azurite.endpoint};SharedAccessSignature={signature}"
+        options = {"account_name": ACCOUNT_NAME, "connection_string": connection_string}
     storage = open_storage(root, options)
     storage.create("a b%", b"x")
     storage.write("b", b"y")
@@ -116,25 +116,25 @@ def test_read_only_signature_rejects_writes(azurite: AzureServer, root: str) -> 
 
 
 def test_delete_batch_reports_a_failed_delete(azurite: AzureServer, root: str) -> None:
-    """The response does not reliably show which one failed, so each is deleted separately and reported."""
-    for name in ("a", "held", "z"):
+    """The response does not reliably show which delete failed, so each file is then deleted separately."""
+    for name in ("a", "leased", "z"):
         azurite.put(root, name, b"x")
     container, prefix = azurite.container, root.split("/", 3)[3]
-    lease = azurite.client.get_blob_client(container, f"{prefix}held").acquire_lease()
+    lease = azurite.client.get_blob_client(container, f"{prefix}leased").acquire_lease()
     with FaultyProxy(azurite.endpoint) as proxy:
         endpoint = f"{proxy.url}/{ACCOUNT_NAME}"
         storage = open_storage(root, {**azurite.storage_options, "endpoint": endpoint})
-        failures = storage.delete_many(["a", "held", "missing", "z"])
+        failures = storage.delete_many(["a", "leased", "missing", "z"])
         assert [exchange.method for exchange in proxy.log] == ["POST", "DELETE", "DELETE", "DELETE", "DELETE"]
-    assert list(failures) == ["held"]
-    assert isinstance(failures["held"], StorageError)
-    assert "lease" in str(failures["held"])
-    assert azurite.names(root) == ["held"]
+    assert list(failures) == ["leased"]
+    assert isinstance(failures["leased"], StorageError)
+    assert "lease" in str(failures["leased"])
+    assert azurite.names(root) == ["leased"]
     lease.release()
 
 
 def test_account_without_batches_deletes_single_files(azurite: AzureServer, root: str) -> None:
-    """A batch is tried once, and then files are deleted separately."""
+    """The storage tries one batch, and then deletes files separately."""
     for name in ("a", "b"):
         azurite.put(root, name, b"x")
     with FaultyProxy(azurite.endpoint) as proxy:
@@ -165,56 +165,56 @@ def test_threads_and_forked_processes_use_one_storage(storage: Storage) -> None:
 
     def work(report) -> None:  # type: ignore[no-untyped-def]
         assert storage.read("before") == b"x"
-        storage.create("of-child", b"x")
-        assert pickle.loads(pickle.dumps(storage)).read("of-child") == b"x"
-        report(",".join(sorted(info.path for info in storage.list("of"))))
+        storage.create("child", b"x")
+        assert pickle.loads(pickle.dumps(storage)).read("child") == b"x"
+        report(",".join(sorted(info.path for info in storage.list("child"))))
 
     status, lines = fork(work).finish()
     for thread in threads:
         thread.join()
-    assert (status, lines) == (0, ["of-child"])
+    assert (status, lines) == (0, ["child"])
     assert len(list(storage.list("thread-"))) == 8
-    assert storage.read("of-child") == b"x"
+    assert storage.read("child") == b"x"
 
 
-_EXITS = """
+_FORKING_PROGRAM = """
 import json, os, sys
 from trinitylake_ops.storage import open_storage
 root, options = json.loads(sys.argv[1])
 storage = open_storage(root, options)
-storage.write("of-parent", b"x")
+storage.write("parent", b"x")
 if (child := os.fork()) == 0:
-    if options["asks"] == "yes": storage.write("of-child", b"x")
+    if options["child_writes"] == "yes": storage.write("child", b"x")
     sys.exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 for number in range(5):
-    assert storage.read("of-parent") == b"x"
+    assert storage.read("parent") == b"x"
 """
 
 
-@pytest.mark.parametrize("asks", ["yes", "no"])
-def test_forked_process_exits_without_affecting_its_parent(azurite: AzureServer, root: str, asks: str) -> None:
+@pytest.mark.parametrize("child_writes", ["yes", "no"])
+def test_forked_process_exits_without_affecting_its_parent(azurite: AzureServer, root: str, child_writes: str) -> None:
     options = azurite.storage_options
-    program = _EXITS.replace('options["asks"]', repr(asks))
-    done = subprocess.run(
+    program = _FORKING_PROGRAM.replace('options["child_writes"]', repr(child_writes))
+    completed = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, json.dumps([root, options])],
         capture_output=True, text=True, timeout=60, cwd=REPOSITORY,
     )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
 
 
-def test_destroyed_storage_closes_its_connections_to_the_server(azurite: AzureServer, root: str) -> None:
+def test_garbage_collected_storage_closes_its_connections(azurite: AzureServer, root: str) -> None:
     storage = AzureStorage(root, azurite.storage_options)
     storage.write("f", b"x")
-    opened = storage._client._opened[0]
-    transport = opened.service._pipeline._transport
+    client = storage._client._opened[0]
+    transport = client.service._pipeline._transport
     assert transport.session is not None
     del storage
     assert transport.session is None
 
 
 def test_missing_credentials_are_reported(tmp_path: Path, azurite: AzureServer, root: str) -> None:
-    """Missing credentials are reported within a bounded time."""
+    """The search for credentials takes a bounded time."""
     program = (
         "import json, sys\nfrom trinitylake_ops.storage import open_storage\n"
         "root, options = json.loads(sys.argv[1])\n"
@@ -225,10 +225,10 @@ def test_missing_credentials_are_reported(tmp_path: Path, azurite: AzureServer, 
         "account_name": ACCOUNT_NAME, "endpoint": "https://127.0.0.1:9/account",
         "connect_timeout_seconds": "1", "read_timeout_seconds": "1",
     }  # fmt: skip
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program, json.dumps([root, options])],
         capture_output=True, text=True, timeout=100, cwd=REPOSITORY,
         env={"PATH": str(tmp_path), "HOME": str(tmp_path), "AZURE_TOKEN_CREDENTIALS": "EnvironmentCredential"},
     )  # fmt: skip
-    assert done.stdout.startswith("StoragePermissionError cannot read 'f'"), done.stdout + done.stderr
-    assert "set one of the options 'account_key'" in done.stdout
+    assert completed.stdout.startswith("StoragePermissionError cannot read 'f'"), completed.stdout + completed.stderr
+    assert "set one of the options 'account_key'" in completed.stdout

@@ -1,4 +1,4 @@
-"""The background thread: it coalesces equal work, and completes all work before exits and forks."""
+"""The background thread coalesces equal tasks, and completes all tasks before an exit or fork."""
 
 from __future__ import annotations
 
@@ -21,70 +21,70 @@ from trinitylake_ops.storage import MemoryStorage, MeteredStorage, StorageWrappe
 from trinitylake_ops.transaction.pacing import Fairness
 
 
-class Counted:
-    """Work that counts its runs, and blocks the thread until it is released."""
+class CountedTask:
+    """A task that counts its runs, and blocks the thread until it may finish."""
 
     def __init__(self) -> None:
-        self.n_done = 0
-        self.may_end = threading.Event()
-        self.has_begun = threading.Event()
+        self.n_runs = 0
+        self.may_finish = threading.Event()
+        self.has_started = threading.Event()
 
     def __call__(self) -> None:
-        self.has_begun.set()
-        assert self.may_end.wait(60)
-        self.n_done += 1
+        self.has_started.set()
+        assert self.may_finish.wait(60)
+        self.n_runs += 1
 
 
-def test_equal_queued_work_runs_once() -> None:
-    first, second = Counted(), Counted()
-    second.may_end.set()
+def test_equal_queued_tasks_run_once() -> None:
+    first, second = CountedTask(), CountedTask()
+    second.may_finish.set()
     background.submit(first)
-    assert first.has_begun.wait(60)
+    assert first.has_started.wait(60)
     for _ in range(10):
         background.submit(second)
     background.submit(first)
-    assert not background.drain(0.01), "the first is on its way"
-    first.may_end.set()
+    assert not background.drain(0.01), "the first task is running"
+    first.may_finish.set()
     assert background.drain(60)
-    assert (first.n_done, second.n_done) == (2, 1)
+    assert (first.n_runs, second.n_runs) == (2, 1)
 
 
 def test_busy_background_thread_is_not_woken() -> None:
-    first, second = Counted(), Counted()
-    second.may_end.set()
+    first, second = CountedTask(), CountedTask()
+    second.may_finish.set()
     background.submit(first)
-    assert first.has_begun.wait(60)
+    assert first.has_started.wait(60)
     with mock.patch.object(threading.Condition, "notify_all") as wake:
         background.submit(second)
     assert not wake.called
-    first.may_end.set()
+    first.may_finish.set()
     assert background.drain(60)
-    assert second.n_done == 1
+    assert second.n_runs == 1
 
 
-def test_failed_background_work_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    after = Counted()
-    after.may_end.set()
+def test_failed_background_task_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    next_task = CountedTask()
+    next_task.may_finish.set()
 
     def fail() -> None:
-        raise OSError("the disk is on fire")
+        raise OSError("the disk failed")
 
     background.submit(fail)
-    background.submit(after)
+    background.submit(next_task)
     assert background.drain(60)
-    assert after.n_done == 1
-    assert "the disk is on fire" in caplog.text
+    assert next_task.n_runs == 1
+    assert "the disk failed" in caplog.text
 
 
 def test_background_thread_is_replaced_after_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = background.ThreadRunner()
-    works = [Counted() for _ in range(3)]
-    for work in works:
-        work.may_end.set()
+    tasks = [CountedTask() for _ in range(3)]
+    for task in tasks:
+        task.may_finish.set()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
-        runner.submit(works[0])
-        assert works[0].n_done == 1, "done at once, where nobody else can"
+        runner.submit(tasks[0])
+        assert tasks[0].n_runs == 1, "without a thread, the task runs inline"
 
     def die() -> None:
         raise KeyboardInterrupt
@@ -92,83 +92,83 @@ def test_background_thread_is_replaced_after_failure(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(threading, "excepthook", lambda *_: None)
     runner.submit(die)
     assert runner.drain(60)
-    runner.submit(works[1])
+    runner.submit(tasks[1])
     assert runner.drain(60)
-    assert works[1].n_done == 1
+    assert tasks[1].n_runs == 1
 
 
-def test_flush_waits_only_for_earlier_work() -> None:
+def test_drain_waits_only_for_earlier_tasks() -> None:
     runner = background.ThreadRunner()
-    first, later = Counted(), Counted()
-    runner.submit(first)
-    assert first.has_begun.wait(60)
-    flushed = threading.Thread(target=lambda: results.append(runner.drain(60)))
+    first_task, later_task = CountedTask(), CountedTask()
+    runner.submit(first_task)
+    assert first_task.has_started.wait(60)
+    drainer = threading.Thread(target=lambda: results.append(runner.drain(60)))
     results: list[bool] = []
-    flushed.start()
+    drainer.start()
     while runner._n_draining == 0:
-        flushed.join(0.01)
-    runner.submit(later)
-    first.may_end.set()
-    flushed.join(60)
+        drainer.join(0.01)
+    runner.submit(later_task)
+    first_task.may_finish.set()
+    drainer.join(60)
     assert results == [True]
-    assert later.n_done == 0
-    later.may_end.set()
+    assert later_task.n_runs == 0
+    later_task.may_finish.set()
     assert runner.drain(60)
 
 
-def test_flush_does_not_wait_twice_for_stuck_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drain_does_not_wait_twice_for_a_stuck_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "DRAIN_TIMEOUT_S", 0.01)
     runner = background.ThreadRunner()
-    hanging = Counted()
-    runner.submit(hanging)
-    assert hanging.has_begun.wait(60)
+    stuck_task = CountedTask()
+    runner.submit(stuck_task)
+    assert stuck_task.has_started.wait(60)
     assert not runner.drain(0.01)
-    assert not runner.drain(3600), "at once"
-    hanging.may_end.set()
-    while hanging.n_done == 0:
-        assert hanging.may_end.wait(60)
-    later = Counted()
-    later.may_end.set()
-    runner.submit(later)
-    while later.n_done == 0:
+    assert not runner.drain(3600), "the second drain returns immediately"
+    stuck_task.may_finish.set()
+    while stuck_task.n_runs == 0:
+        assert stuck_task.may_finish.wait(60)
+    later_task = CountedTask()
+    later_task.may_finish.set()
+    runner.submit(later_task)
+    while later_task.n_runs == 0:
         runner.drain(0.005)
 
 
 def test_slot_request_polls_do_not_accumulate() -> None:
-    fairness, storage = Fairness(), MeteredStorage(MemoryStorage("memory://beside/"))
-    hanging = Counted()
-    background.submit(hanging)
-    assert hanging.has_begun.wait(60)
+    fairness, storage = Fairness(), MeteredStorage(MemoryStorage("memory://background/"))
+    stuck_task = CountedTask()
+    background.submit(stuck_task)
+    assert stuck_task.has_started.wait(60)
     for _ in range(100):
         fairness.poll_periodically(storage)
-    hanging.may_end.set()
-    with storage.measure() as polling:
+    stuck_task.may_finish.set()
+    with storage.measure() as measured:
         assert background.drain(60)
-    assert polling.counts.requests == {"list": 1}
+    assert measured.counts.requests == {"list": 1}
 
 
 class SlowHint(StorageWrapper):
-    """A storage that delays writes of the hint until they are released."""
+    """A storage that delays writes of the hint until it may write."""
 
     def __init__(self, inner: MemoryStorage):
         super().__init__(inner)
-        self.let_go = threading.Event()
+        self.may_write = threading.Event()
         self.hints: list[bytes] = []
         self.fails = False
 
     def write(self, path: str, data: bytes) -> None:
         assert path == HINT_PATH
-        assert self.let_go.wait(60)
+        assert self.may_write.wait(60)
         self.hints.append(data)
         if self.fails:
-            raise TransientError("no", path=path)
+            raise TransientError("injected", path=path)
         self.inner.write(path, data)
 
 
 @pytest.fixture
 def storage() -> SlowHint:
-    drop_memory_root("memory://beside/")
-    return SlowHint(MemoryStorage("memory://beside/"))
+    drop_memory_root("memory://background/")
+    return SlowHint(MemoryStorage("memory://background/"))
 
 
 def commit(lake: Lakehouse, number: int) -> None:
@@ -182,15 +182,15 @@ def test_hint_updates_are_asynchronous_and_coalesced(storage: SlowHint) -> None:
         commit(lake, number)
     assert lake.snapshot().version == 20
     assert storage.hints == []
-    storage.let_go.set()
+    storage.may_write.set()
     assert background.drain(60)
     assert storage.hints[-1] == b"20"
-    assert len(storage.hints) <= 2, "the one on its way, and the last"
+    assert len(storage.hints) <= 2, "the update that was running, and the last update"
     check_lake(Lakehouse(storage))
 
 
 def test_failed_hint_update_does_not_affect_the_commit(storage: SlowHint) -> None:
-    storage.let_go.set()
+    storage.may_write.set()
     storage.fails = True
     lake = Lakehouse.create(storage.root, storage=storage)
     commit(lake, 1)
@@ -205,33 +205,33 @@ lake = Lakehouse.open(sys.argv[1]) if len(sys.argv) > 3 else Lakehouse.create(sy
 for number in range(30):
     with lake.transaction() as txn:
         txn.create_namespace(f"{sys.argv[2]}-{number}")
-how = sys.argv[2]
-if how == "exit":
+ending = sys.argv[2]
+if ending == "exit":
     sys.exit(3)
-if how == "error":
+if ending == "error":
     raise ValueError
-if how == "fork":
+if ending == "fork":
     child = os.fork()
-    if child == 0:  # what its parent had to do is not its own
+    if child == 0:  # the parent wrote the hint before it forked
         hint = open(sys.argv[1] + "/_latest_hint.txt").read()
         os._exit(0 if hint == "30" else 1)
     _, status = os.waitpid(child, 0)
     os.kill(os.getpid(), 9) if status == 0 else sys.exit(1)
-if how == "kill":
+if ending == "kill":
     os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.parametrize(("how", "code"), [("exit", 3), ("error", 1), ("end", 0), ("fork", -signal.SIGKILL)])
-def test_hint_is_written_before_a_process_ends_or_forks(tmp_path: Path, how: str, code: int) -> None:
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), how], capture_output=True, check=False)
-    assert ran.returncode == code, ran.stderr
+@pytest.mark.parametrize(("ending", "exit_code"), [("exit", 3), ("error", 1), ("end", 0), ("fork", -signal.SIGKILL)])
+def test_hint_is_written_before_a_process_ends_or_forks(tmp_path: Path, ending: str, exit_code: int) -> None:
+    completed = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), ending], capture_output=True, check=False)
+    assert completed.returncode == exit_code, completed.stderr
     assert (tmp_path / HINT_PATH).read_text() == "30"
 
 
-def test_killed_process_leaves_only_an_old_hint(tmp_path: Path) -> None:
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), "kill"], capture_output=True, check=False)
-    assert ran.returncode == -signal.SIGKILL
+def test_killed_process_leaves_only_a_stale_hint(tmp_path: Path) -> None:
+    completed = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), "kill"], capture_output=True, check=False)
+    assert completed.returncode == -signal.SIGKILL
     lake = Lakehouse.open(str(tmp_path))
     assert lake.latest_version() == 30
     check_lake(lake)

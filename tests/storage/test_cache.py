@@ -43,11 +43,11 @@ ROOT = "memory://cache/"
 MIB = 1024 * 1024
 
 
-def is_fixed(path: str) -> bool:
-    return path.startswith("fixed/")
+def is_immutable(path: str) -> bool:
+    return path.startswith("immutable/")
 
 
-def everything(path: str) -> bool:
+def any_path(path: str) -> bool:
     return True
 
 
@@ -59,12 +59,12 @@ def meter() -> Iterator[MeteredStorage]:
 
 @pytest.fixture
 def cached(meter: MeteredStorage) -> CacheStorage:
-    return CacheStorage(meter, is_fixed, FileCache(MIB), "identity")
+    return CacheStorage(meter, is_immutable, FileCache(MIB), "identity")
 
 
-def requests(meter: MeteredStorage, work: Callable[[], object]) -> dict[str, int]:
+def requests(meter: MeteredStorage, operation: Callable[[], object]) -> dict[str, int]:
     with meter.measure() as measured:
-        work()
+        operation()
     return dict(measured.counts.requests)
 
 
@@ -72,13 +72,13 @@ def requests(meter: MeteredStorage, work: Callable[[], object]) -> dict[str, int
 
 
 def test_file_is_read_once(meter: MeteredStorage, cached: CacheStorage) -> None:
-    meter.create("fixed/a", b"content")
-    assert requests(meter, lambda: cached.read("fixed/a")) == {"read": 1}
-    assert requests(meter, lambda: cached.read_many(["fixed/a", "fixed/a"])) == {}
-    assert cached.read("fixed/a") == b"content"
+    meter.create("immutable/a", b"content")
+    assert requests(meter, lambda: cached.read("immutable/a")) == {"read": 1}
+    assert requests(meter, lambda: cached.read_many(["immutable/a", "immutable/a"])) == {}
+    assert cached.read("immutable/a") == b"content"
 
 
-def test_other_files_are_read_each_time(meter: MeteredStorage, cached: CacheStorage) -> None:
+def test_mutable_files_are_read_each_time(meter: MeteredStorage, cached: CacheStorage) -> None:
     cached.create("_root", b"old")
     assert cached.read("_root") == b"old"
     meter.write("_root", b"sealed by another process")
@@ -87,118 +87,118 @@ def test_other_files_are_read_each_time(meter: MeteredStorage, cached: CacheStor
 
 
 def test_ranges_are_served_from_the_cache_and_not_cached(meter: MeteredStorage, cached: CacheStorage) -> None:
-    meter.create("fixed/a", b"content")
-    assert requests(meter, lambda: [cached.read("fixed/a", offset=1, length=2) for _ in range(2)]) == {"read": 2}
-    cached.read("fixed/a")
+    meter.create("immutable/a", b"content")
+    assert requests(meter, lambda: [cached.read("immutable/a", offset=1, length=2) for _ in range(2)]) == {"read": 2}
+    cached.read("immutable/a")
     ranges = [(0, None), (1, None), (1, 2), (0, 0), (6, 9), (7, 1), (99, None)]
-    expected = [meter.read("fixed/a", offset=offset, length=length) for offset, length in ranges]
+    expected = [meter.read("immutable/a", offset=offset, length=length) for offset, length in ranges]
     with meter.measure() as measured:
-        assert [cached.read("fixed/a", offset=offset, length=length) for offset, length in ranges] == expected
+        assert [cached.read("immutable/a", offset=offset, length=length) for offset, length in ranges] == expected
     assert measured.counts.total == 0
     for offset, length in [(-1, None), (0, -1)]:
         with pytest.raises(InvalidInputError):
-            cached.read("fixed/a", offset=offset, length=length)
+            cached.read("immutable/a", offset=offset, length=length)
 
 
 def test_stat_exists_and_list_are_not_cached(meter: MeteredStorage, cached: CacheStorage) -> None:
-    cached.create("fixed/a", b"content")
-    meter.delete("fixed/a")
-    assert cached.read("fixed/a") == b"content"
-    assert not cached.exists("fixed/a")
+    cached.create("immutable/a", b"content")
+    meter.delete("immutable/a")
+    assert cached.read("immutable/a") == b"content"
+    assert not cached.exists("immutable/a")
     assert list(cached.list()) == []
     with pytest.raises(FileMissingError):
-        cached.stat("fixed/a")
+        cached.stat("immutable/a")
 
 
 def test_created_file_is_cached_with_its_content_at_the_call(meter: MeteredStorage, cached: CacheStorage) -> None:
     buffer = bytearray(b"content")
-    cached.create("fixed/a", buffer)  # type: ignore[arg-type]
+    cached.create("immutable/a", buffer)  # type: ignore[arg-type]
     buffer[:] = b"changed"
-    assert requests(meter, lambda: cached.read("fixed/a")) == {}
-    assert cached.read("fixed/a") == b"content"
+    assert requests(meter, lambda: cached.read("immutable/a")) == {}
+    assert cached.read("immutable/a") == b"content"
 
 
 @pytest.mark.parametrize("fault", [fail(1, StoragePermissionError, kind="create"), lose_response(1, kind="create")])
 def test_ambiguously_created_file_is_not_cached(fault: object) -> None:
     inner = FaultyStorage(MemoryStorage(ROOT), [fault])  # type: ignore[list-item]
-    cached = CacheStorage(inner, is_fixed, FileCache(MIB), "identity")
+    cached = CacheStorage(inner, is_immutable, FileCache(MIB), "identity")
     with pytest.raises((StoragePermissionError, AmbiguousWriteError)):
-        cached.create("fixed/a", b"ours")
-    MemoryStorage(ROOT).write("fixed/a", b"theirs")
-    assert cached.read("fixed/a") == b"theirs"
+        cached.create("immutable/a", b"ours")
+    MemoryStorage(ROOT).write("immutable/a", b"theirs")
+    assert cached.read("immutable/a") == b"theirs"
     drop_memory_root(ROOT)
 
 
-def test_ambiguous_create_is_not_cached(meter: MeteredStorage, cached: CacheStorage) -> None:
-    meter.create("fixed/a", b"theirs")
+def test_conflicting_create_is_not_cached(meter: MeteredStorage, cached: CacheStorage) -> None:
+    meter.create("immutable/a", b"theirs")
     with pytest.raises(FileExistsAlreadyError):
-        cached.create("fixed/a", b"ours")
-    assert cached.read("fixed/a") == b"theirs"
+        cached.create("immutable/a", b"ours")
+    assert cached.read("immutable/a") == b"theirs"
 
 
 def test_missing_files_are_not_cached(meter: MeteredStorage, cached: CacheStorage) -> None:
     for _ in range(2):
         with pytest.raises(FileMissingError):
-            cached.read("fixed/a")
-    meter.create("fixed/a", b"content")
-    assert cached.read("fixed/a") == b"content"
+            cached.read("immutable/a")
+    meter.create("immutable/a", b"content")
+    assert cached.read("immutable/a") == b"content"
 
 
 def test_failed_delete_drops_the_cached_copy() -> None:
     inner = FaultyStorage(MemoryStorage(ROOT), [lose_response(1, kind="delete")])
-    cached = CacheStorage(inner, is_fixed, FileCache(MIB), "identity")
-    cached.create("fixed/a", b"content")
+    cached = CacheStorage(inner, is_immutable, FileCache(MIB), "identity")
+    cached.create("immutable/a", b"content")
     with pytest.raises(AmbiguousWriteError):
-        cached.delete("fixed/a")
+        cached.delete("immutable/a")
     with pytest.raises(FileMissingError):
-        cached.read("fixed/a")
+        cached.read("immutable/a")
 
 
 def test_batches_drop_each_file(meter: MeteredStorage) -> None:
     meter.delete_batch_size = 10
-    cached = CacheStorage(meter, is_fixed, FileCache(MIB), "identity")
-    cached.create_many({f"fixed/{number}": b"x" for number in range(5)})
-    assert requests(meter, lambda: cached.delete_many([f"fixed/{number}" for number in range(5)])) == {"delete": 1}
+    cached = CacheStorage(meter, is_immutable, FileCache(MIB), "identity")
+    cached.create_many({f"immutable/{number}": b"x" for number in range(5)})
+    assert requests(meter, lambda: cached.delete_many([f"immutable/{number}" for number in range(5)])) == {"delete": 1}
     for number in range(5):
         with pytest.raises(FileMissingError):
-            cached.read(f"fixed/{number}")
+            cached.read(f"immutable/{number}")
 
 
-def test_drop_cached_passes_every_wrapper(meter: MeteredStorage, cached: CacheStorage) -> None:
+def test_wrappers_forward_drop_cached(meter: MeteredStorage, cached: CacheStorage) -> None:
     outer = StorageWrapper(cached)
-    meter.create("fixed/a", b"flipped on the way")
-    outer.read("fixed/a")
-    meter.write("fixed/a", b"as it is")
-    assert outer.drop_cached("fixed/a") is True
-    assert outer.drop_cached("fixed/a") is False
+    meter.create("immutable/a", b"damaged in transit")
+    outer.read("immutable/a")
+    meter.write("immutable/a", b"original")
+    assert outer.drop_cached("immutable/a") is True
+    assert outer.drop_cached("immutable/a") is False
     assert outer.drop_cached("_root") is False
-    assert outer.read("fixed/a") == b"as it is"
-    assert meter.drop_cached("fixed/a") is False
+    assert outer.read("immutable/a") == b"original"
+    assert meter.drop_cached("immutable/a") is False
 
 
 # Equivalence to an uncached storage
 
-paths = st.sampled_from(["fixed/a", "fixed/b", "_root"])
+paths = st.sampled_from(["immutable/a", "immutable/b", "_root"])
 bodies = st.binary(max_size=40)
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("create"), paths, bodies),
         st.tuples(st.just("write"), paths, bodies),
-        st.tuples(st.sampled_from(["read", "delete", "delete_many", "drop", "pickle", "forget"]), paths),
+        st.tuples(st.sampled_from(["read", "delete", "delete_many", "drop", "pickle", "clear"]), paths),
         st.tuples(st.just("range"), paths, st.integers(0, 50), st.none() | st.integers(0, 50)),
     ),
     max_size=30,
 )
 
 
-def outcome(work: Callable[[], object]) -> object:
+def outcome(operation: Callable[[], object]) -> object:
     try:
-        return work()
+        return operation()
     except StorageError as error:
         return type(error)
 
 
-def take(storage: Storage, step: tuple[object, ...]) -> object:
+def apply_step(storage: Storage, step: tuple[object, ...]) -> object:
     match step:
         case ("create", str(path), bytes(body)):
             return outcome(lambda: storage.create(path, body))
@@ -216,12 +216,12 @@ def take(storage: Storage, step: tuple[object, ...]) -> object:
 
 
 @given(steps=steps, capacity_bytes=st.sampled_from([0, 9 * 8 * ENTRY_OVERHEAD_BYTES, MIB]), with_folder=st.booleans())
-def test_cache_equals_the_storage_for_any_sequence_of_operations(
+def test_cached_storage_behaves_like_an_uncached_storage(
     steps: list[tuple[object, ...]], capacity_bytes: int, with_folder: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     model, inner = MemoryStorage("memory://cache-model/"), MemoryStorage(ROOT)
-    folder = CacheFolder(str(tmp_path_factory.mktemp("kept")), MIB) if with_folder else None
-    cached: Storage = CacheStorage(inner, is_fixed, FileCache(capacity_bytes), "identity", folder)
+    folder = CacheFolder(str(tmp_path_factory.mktemp("cache")), MIB) if with_folder else None
+    cached: Storage = CacheStorage(inner, is_immutable, FileCache(capacity_bytes), "identity", folder)
     try:
         for step in steps:
             if step[0] == "drop":
@@ -229,9 +229,9 @@ def test_cache_equals_the_storage_for_any_sequence_of_operations(
             elif step[0] == "pickle":
                 clear_process_caches()
                 cached = pickle.loads(pickle.dumps(cached))
-            elif step[0] == "forget":
+            elif step[0] == "clear":
                 clear_process_caches()
-            assert take(cached, step) == take(model, step), step
+            assert apply_step(cached, step) == apply_step(model, step), step
         assert {info.path: inner.read(info.path) for info in inner.list()} == {
             info.path: model.read(info.path) for info in model.list()
         }
@@ -243,8 +243,8 @@ def test_cache_equals_the_storage_for_any_sequence_of_operations(
 # Threads and processes
 
 
-class Gate(StorageWrapper):
-    """A storage whose reads wait until the gate is opened."""
+class GatedStorage(StorageWrapper):
+    """A storage whose reads wait until the gate is open."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -258,81 +258,81 @@ class Gate(StorageWrapper):
 
 
 def test_concurrent_cache_misses_read_once(meter: MeteredStorage) -> None:
-    meter.create("fixed/a", b"content")
-    gate = Gate(meter)
-    cached = CacheStorage(gate, is_fixed, FileCache(0), "identity")  # returned, but not cached
-    answers: list[bytes] = []
-    threads = [threading.Thread(target=lambda: answers.append(cached.read("fixed/a"))) for _ in range(8)]
+    meter.create("immutable/a", b"content")
+    gate = GatedStorage(meter)
+    cached = CacheStorage(gate, is_immutable, FileCache(0), "identity")  # without capacity for any file
+    results: list[bytes] = []
+    threads = [threading.Thread(target=lambda: results.append(cached.read("immutable/a"))) for _ in range(8)]
     with meter.measure() as measured:
         for thread in threads:
             thread.start()
         assert gate.entered.acquire(timeout=30)
-        running = cached._cache._reads["identity", "fixed/a"]
-        wait_until(lambda: len(running.has_ended._cond._waiters) == 7)  # type: ignore[attr-defined]
+        read_in_progress = cached._cache._reads["identity", "immutable/a"]
+        wait_until(lambda: len(read_in_progress.has_ended._cond._waiters) == 7)  # type: ignore[attr-defined]
         gate.opened.set()
         for thread in threads:
             thread.join(30)
-    assert answers == [b"content"] * 8
+    assert results == [b"content"] * 8
     assert measured.counts.requests == {"read": 1}
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline_s
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
 def test_failed_read_fails_only_its_thread() -> None:
     inner = FaultyStorage(MemoryStorage(ROOT), [fail(1, StoragePermissionError, kind="read")])
-    inner.create("fixed/a", b"content")
-    cached = CacheStorage(inner, is_fixed, FileCache(MIB), "identity")
-    answers = run_together([lambda: outcome(lambda: cached.read("fixed/a"))] * 8)
-    assert sorted(map(str, answers)) == sorted([str(StoragePermissionError), *[str(b"content")] * 7])
+    inner.create("immutable/a", b"content")
+    cached = CacheStorage(inner, is_immutable, FileCache(MIB), "identity")
+    results = run_together([lambda: outcome(lambda: cached.read("immutable/a"))] * 8)
+    assert sorted(map(str, results)) == sorted([str(StoragePermissionError), *[str(b"content")] * 7])
     drop_memory_root(ROOT)
 
 
 @pytest.mark.parametrize("drop", ["delete", "write", "drop_cached"])
 def test_read_started_before_a_drop_is_not_cached(meter: MeteredStorage, tmp_path: Path, drop: str) -> None:
-    meter.create("fixed/a", b"old")
-    gate, folder = Gate(meter), CacheFolder(str(tmp_path), MIB)
-    cached = CacheStorage(gate, is_fixed, FileCache(MIB), "identity", folder)
-    reader = threading.Thread(target=lambda: cached.read("fixed/a"))
+    meter.create("immutable/a", b"old")
+    gate, folder = GatedStorage(meter), CacheFolder(str(tmp_path), MIB)
+    cached = CacheStorage(gate, is_immutable, FileCache(MIB), "identity", folder)
+    reader = threading.Thread(target=lambda: cached.read("immutable/a"))
     reader.start()
     assert gate.entered.acquire(timeout=30)
     if drop == "write":
-        cached.write("fixed/a", b"new")
+        cached.write("immutable/a", b"new")
     else:
-        getattr(cached, drop)("fixed/a")
-        meter.write("fixed/a", b"new")
+        getattr(cached, drop)("immutable/a")
+        meter.write("immutable/a", b"new")
     gate.opened.set()
-    assert cached.read("fixed/a") == b"new"
+    assert cached.read("immutable/a") == b"new"
     reader.join(30)
-    assert cached.read("fixed/a") == b"new"
-    assert folder.get("identity", "fixed/a") in (None, b"new")
+    assert cached.read("immutable/a") == b"new"
+    assert folder.get("identity", "immutable/a") in (None, b"new")
 
 
 def test_forked_child_starts_empty_with_free_locks(meter: MeteredStorage) -> None:
-    cached = shared_cache_view(meter, everything)
+    cached = shared_cache_view(meter, any_path)
     cached.create("a", b"content")
     release = threading.Event()
 
-    def hold_all_locks() -> None:
+    def acquire_all_locks() -> None:
         cache = cached._cache  # type: ignore[attr-defined]
         with cache._lock, cache._files._lock:
-            held.set()
+            locks_held.set()
             release.wait(60)
 
-    held = threading.Event()
-    holder = threading.Thread(target=hold_all_locks)
-    holder.start()
-    held.wait(30)
+    locks_held = threading.Event()
+    lock_thread = threading.Thread(target=acquire_all_locks)
+    lock_thread.start()
+    locks_held.wait(30)
     try:
         child = fork(lambda report: report(str(requests(meter, lambda: [cached.read("a"), cached.read("a")]))))
         assert child.finish() == (0, ["{'read': 1}"])
     finally:
         release.set()
-        holder.join(30)
+        lock_thread.join(30)
     assert requests(meter, lambda: cached.read("a")) == {}
 
 
@@ -350,11 +350,11 @@ def test_least_recently_used_files_are_evicted_first() -> None:
 
 
 def test_large_files_do_not_evict_others(meter: MeteredStorage, cached: CacheStorage) -> None:
-    cached.create("fixed/small", b"content")
+    cached.create("immutable/small", b"content")
     for size_bytes, n_reads in [(MIB // 8, 2), (MIB // 8 - 2 * ENTRY_OVERHEAD_BYTES, 0)]:
-        cached.create(f"fixed/{size_bytes}", b"x" * size_bytes)
-        assert meter_reads(meter, cached, f"fixed/{size_bytes}") == n_reads
-    assert meter_reads(meter, cached, "fixed/small") == 0
+        cached.create(f"immutable/{size_bytes}", b"x" * size_bytes)
+        assert meter_reads(meter, cached, f"immutable/{size_bytes}") == n_reads
+    assert meter_reads(meter, cached, "immutable/small") == 0
 
 
 def test_large_values_evict_only_each_other() -> None:
@@ -390,20 +390,20 @@ def test_resized_cache_keeps_its_order() -> None:
 
 def test_storages_with_equal_root_and_options_share_a_cache(meter: MeteredStorage) -> None:
     meter.create("a", b"content")
-    first_view = shared_cache_view(meter, everything, {"access_key_id": "x"})
-    same = shared_cache_view(MeteredStorage(meter), everything, {"access_key_id": "x", "cache_bytes": "9999999"})
-    other = shared_cache_view(meter, everything, {"access_key_id": "y"})
+    first_view = shared_cache_view(meter, any_path, {"access_key_id": "x"})
+    same = shared_cache_view(MeteredStorage(meter), any_path, {"access_key_id": "x", "cache_bytes": "9999999"})
+    other = shared_cache_view(meter, any_path, {"access_key_id": "y"})
     assert requests(meter, lambda: first_view.read("a")) == {"read": 1}
     assert requests(meter, lambda: same.read("a")) == {}
     assert requests(meter, lambda: other.read("a")) == {"read": 1}
-    view_of_other_root = shared_cache_view(MemoryStorage("memory://elsewhere/"), everything, {"access_key_id": "x"})
+    view_of_other_root = shared_cache_view(MemoryStorage("memory://other/"), any_path, {"access_key_id": "x"})
     with pytest.raises(FileMissingError):
         view_of_other_root.read("a")
 
 
 def test_private_views_share_only_the_size(meter: MeteredStorage) -> None:
     meter.create("a", b"content")
-    views = [private_cache_view(meter, everything, {"cache_bytes": str(MIB)}) for _ in range(2)]
+    views = [private_cache_view(meter, any_path, {"cache_bytes": str(MIB)}) for _ in range(2)]
     assert [requests(meter, lambda view=view: view.read("a")) for view in views] == [{"read": 1}] * 2  # type: ignore[misc]
     assert requests(meter, lambda: [view.read("a") for view in views]) == {}
     for number in range(40):
@@ -416,21 +416,21 @@ def test_private_views_share_only_the_size(meter: MeteredStorage) -> None:
 
 def test_size_zero_disables_the_cache(meter: MeteredStorage) -> None:
     options = {"cache_bytes": "0"}
-    assert shared_cache_view(meter, everything, options) is meter
-    assert private_cache_view(meter, everything, {**options, "cache_folder": "/nowhere"}) is meter
-    assert shared_cache_view(meter, everything, {**options, "cache_folder": "/x", "cache_folder_bytes": "0"}) is meter
+    assert shared_cache_view(meter, any_path, options) is meter
+    assert private_cache_view(meter, any_path, {**options, "cache_folder": "/missing"}) is meter
+    assert shared_cache_view(meter, any_path, {**options, "cache_folder": "/x", "cache_folder_bytes": "0"}) is meter
 
 
 def test_cache_folder_without_memory_cache(meter: MeteredStorage, tmp_path: Path) -> None:
-    options = {"cache_bytes": "0", "cache_folder": str(tmp_path / "kept")}
+    options = {"cache_bytes": "0", "cache_folder": str(tmp_path / "cache")}
     meter.create("a", b"content")
-    assert requests(meter, lambda: shared_cache_view(meter, everything, options).read("a")) == {"read": 1}
+    assert requests(meter, lambda: shared_cache_view(meter, any_path, options).read("a")) == {"read": 1}
     clear_process_caches()
-    assert requests(meter, lambda: shared_cache_view(meter, everything, options).read("a")) == {}
+    assert requests(meter, lambda: shared_cache_view(meter, any_path, options).read("a")) == {}
 
 
 def test_pickled_copy_shares_the_process_cache(meter: MeteredStorage) -> None:
-    cached = shared_cache_view(meter, everything)
+    cached = shared_cache_view(meter, any_path)
     cached.create("a", b"content")
     copy = pickle.loads(pickle.dumps(cached))
     meter.delete("a")
@@ -490,7 +490,7 @@ def test_invalid_cache_folders_are_rejected(folder: str) -> None:
 
 def test_cache_folder_inside_the_lakehouse_is_rejected(tmp_path: Path) -> None:
     root = f"file://{tmp_path}/lake/"
-    for folder in ("lake", "lake/kept", "x/../lake"):
+    for folder in ("lake", "lake/cache", "x/../lake"):
         with pytest.raises(InvalidInputError):
             CacheOptions.of(root, {"cache_folder": f"{tmp_path}/{folder}"})
     assert CacheOptions.of(root, {"cache_folder": f"{tmp_path}/lake-cache"}).folder == f"{tmp_path}/lake-cache"
@@ -499,17 +499,17 @@ def test_cache_folder_inside_the_lakehouse_is_rejected(tmp_path: Path) -> None:
 def test_cache_folder_of_the_user_is_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert CacheOptions.of(ROOT, {"cache_folder": "~/kept"}).folder == f"{tmp_path}/kept"
-    assert CacheOptions.of(ROOT, {"cache_folder": "kept"}).folder == f"{tmp_path}/kept"
+    assert CacheOptions.of(ROOT, {"cache_folder": "~/cache"}).folder == f"{tmp_path}/cache"
+    assert CacheOptions.of(ROOT, {"cache_folder": "cache"}).folder == f"{tmp_path}/cache"
 
 
 def test_concurrent_reads_and_deletes_leave_a_consistent_cache(meter: MeteredStorage) -> None:
-    """Eight threads use four names. Afterwards the cache returns the content of the storage."""
-    cached = CacheStorage(meter, is_fixed, FileCache(MIB), "identity")
+    """Eight threads use four files. At the end, the cache returns the content of the storage."""
+    cached = CacheStorage(meter, is_immutable, FileCache(MIB), "identity")
 
     def work(worker: int) -> None:
         for number in range(300):
-            path = f"fixed/{(worker + number) % 4}"
+            path = f"immutable/{(worker + number) % 4}"
             with contextlib.suppress(StorageError):
                 if number % 7 == 0:
                     cached.delete(path)
@@ -521,34 +521,34 @@ def test_concurrent_reads_and_deletes_leave_a_consistent_cache(meter: MeteredSto
     failures = run_together([functools.partial(work, worker) for worker in range(8)])
     assert failures == [None] * 8
     for number in range(4):
-        path = f"fixed/{number}"
+        path = f"immutable/{number}"
         assert outcome(lambda path=path: cached.read(path)) == outcome(lambda path=path: meter.read(path))  # type: ignore[misc]
 
 
 def test_short_range_from_the_start_is_the_whole_file(meter: MeteredStorage) -> None:
-    cached = private_cache_view(meter, lambda path: path.startswith("fixed/"))
-    for name in ("fixed/a", "fixed/b", "moving"):
+    cached = private_cache_view(meter, lambda path: path.startswith("immutable/"))
+    for name in ("immutable/a", "immutable/b", "mutable"):
         meter.create(name, b"0123456789")
-    assert cached.read("fixed/a", offset=0, length=10) == b"0123456789", "there may be more"
-    assert cached.read("fixed/b", offset=5, length=10) == b"56789", "not from the start"
-    for name in ("fixed/a", "fixed/b", "moving"):
+    assert cached.read("immutable/a", offset=0, length=10) == b"0123456789", "the file may be longer"
+    assert cached.read("immutable/b", offset=5, length=10) == b"56789", "the range does not start at 0"
+    for name in ("immutable/a", "immutable/b", "mutable"):
         assert cached.read(name, offset=0, length=11) == b"0123456789"
     with meter.measure() as measured:
-        assert [cached.read(name) for name in ("fixed/a", "fixed/b")] == [b"0123456789"] * 2
-        assert cached.read("fixed/a", offset=2, length=3) == b"234"
+        assert [cached.read(name) for name in ("immutable/a", "immutable/b")] == [b"0123456789"] * 2
+        assert cached.read("immutable/a", offset=2, length=3) == b"234"
         assert measured.counts.requests == {}
-        cached.read("moving")
+        cached.read("mutable")
     assert measured.counts.requests == {"read": 1}
 
 
-def test_file_created_by_another_process_is_cached(meter: MeteredStorage) -> None:
-    cached = private_cache_view(meter, lambda path: path.startswith("fixed/"))
+def test_file_created_through_another_storage_is_cached(meter: MeteredStorage) -> None:
+    cached = private_cache_view(meter, lambda path: path.startswith("immutable/"))
     assert isinstance(cached, CacheStorage)
-    meter.create("fixed/a", b"x")
-    cached.keep("fixed/a", b"x")
+    meter.create("immutable/a", b"x")
+    cached.keep("immutable/a", b"x")
     with meter.measure() as measured:
-        assert cached.read("fixed/a") == b"x"
+        assert cached.read("immutable/a") == b"x"
     assert measured.counts.requests == {}
-    cached.delete("fixed/a")
+    cached.delete("immutable/a")
     with pytest.raises(FileMissingError):
-        cached.read("fixed/a")
+        cached.read("immutable/a")

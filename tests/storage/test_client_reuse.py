@@ -16,7 +16,7 @@ from trinitylake_ops.storage.s3.s3fs_storage import S3Storage
 OPTIONS = {
     "endpoint": "http://127.0.0.1:9",
     "region": "us-east-1",
-    "access_key_id": "somebody",
+    "access_key_id": "test-key-id",
     "secret_access_key": "secret",
     "connect_timeout_seconds": "1",
 }
@@ -80,22 +80,22 @@ def test_client_without_a_response_is_not_shared() -> None:
 
 
 def test_recently_used_clients_are_cached() -> None:
-    kept: ClientCache[object] = ClientCache()
-    first = kept.get(0, object)
+    clients: ClientCache[object] = ClientCache()
+    first = clients.get(0, object)
     for key in range(1, MAX_CLIENTS):
-        kept.get(key, object)
-    assert kept.get(0, object) is first, "it was used last now"
-    second = kept.get(1, object)
-    kept.get(MAX_CLIENTS, object)
-    assert kept.get(0, object) is first
-    assert kept.get(1, object) is second
+        clients.get(key, object)
+    assert clients.get(0, object) is first, "this use makes it the most recently used client"
+    second = clients.get(1, object)
+    clients.get(MAX_CLIENTS, object)
+    assert clients.get(0, object) is first
+    assert clients.get(1, object) is second
     for key in range(100, 100 + MAX_CLIENTS):
-        kept.get(key, object)
-    assert kept.get(0, object) is not first
+        clients.get(key, object)
+    assert clients.get(0, object) is not first
 
 
 @pytest.mark.parametrize(
-    "text",
+    "value",
     [
         "Wed, 25 Nov 2026 10:20:30 GMT",
         "2026-11-25T10:20:30Z",
@@ -104,8 +104,8 @@ def test_recently_used_clients_are_cached() -> None:
         1795602030,
     ],
 )
-def test_response_times_are_parsed(text: str | float) -> None:
-    assert response_time(text) == datetime(2026, 11, 25, 10, 20, 30, tzinfo=UTC)
+def test_response_times_are_parsed(value: str | float) -> None:
+    assert response_time(value) == datetime(2026, 11, 25, 10, 20, 30, tzinfo=UTC)
 
 
 def test_invalid_times_are_rejected() -> None:
@@ -114,14 +114,14 @@ def test_invalid_times_are_rejected() -> None:
 
 
 def test_request_on_the_event_loop_thread_raises_an_error() -> None:
-    """An object that is garbage-collected there may send a request."""
+    """An object that is garbage-collected on this thread may send a request."""
 
-    async def answer() -> int:
+    async def respond() -> int:
         return 1
 
-    async def sent_there() -> int:
-        return run_on_loop(answer())
+    async def send_on_loop() -> int:
+        return run_on_loop(respond())
 
-    assert run_on_loop(answer()) == 1
+    assert run_on_loop(respond()) == 1
     with pytest.raises(RuntimeError, match="thread of the event loop"):
-        run_on_loop(sent_there())
+        run_on_loop(send_on_loop())

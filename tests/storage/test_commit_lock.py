@@ -1,4 +1,4 @@
-"""The commit lock of a folder: it orders processes, and never blocks one permanently."""
+"""The commit lock of a folder orders the commits of processes, and never blocks a process indefinitely."""
 
 import errno
 import fcntl
@@ -14,7 +14,7 @@ import pytest
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.storage import MeteredStorage, RetryStorage, Storage, StorageWrapper
-from trinitylake_ops.storage.local import commit_lock as line_module
+from trinitylake_ops.storage.local import commit_lock as commit_lock_module
 from trinitylake_ops.storage.local.storage import LocalStorage
 
 pytestmark = pytest.mark.usefixtures("fixed_requests")
@@ -33,23 +33,23 @@ def storage(folder: Path) -> LocalStorage:
     return LocalStorage(f"{folder.as_uri()}/")
 
 
-def _hold(folder: Path, held: Connection) -> None:
+def _hold_lock(folder: Path, connection: Connection) -> None:
     with storage(folder).commit_lock(LONG_S) as has_waited:
-        held.send(has_waited)
-        held.recv()
+        connection.send(has_waited)
+        connection.recv()
 
 
 class Holder:
     """A process that holds the lock until it is signaled or killed."""
 
     def __init__(self, folder: Path):
-        self._own, other = _FORK.Pipe()
-        self.process = _FORK.Process(target=_hold, args=(folder, other))
+        self._connection, child_connection = _FORK.Pipe()
+        self.process = _FORK.Process(target=_hold_lock, args=(folder, child_connection))
         self.process.start()
-        self.has_waited = self._own.recv()
+        self.has_waited = self._connection.recv()
 
-    def go(self) -> None:
-        self._own.send(None)
+    def release(self) -> None:
+        self._connection.send(None)
         self.process.join()
 
 
@@ -61,19 +61,19 @@ def test_single_process_does_not_wait(folder: Path) -> None:
 
 def test_second_process_waits_for_the_commit_lock(folder: Path) -> None:
     holder = Holder(folder)
-    waited: list[bool] = []
+    results: list[bool] = []
 
     def wait() -> None:
         with storage(folder).commit_lock(LONG_S) as has_waited:
-            waited.append(has_waited)
+            results.append(has_waited)
 
     thread = threading.Thread(target=wait)
     thread.start()
     thread.join(0.2)
-    assert thread.is_alive() and not waited
-    holder.go()
+    assert thread.is_alive() and not results
+    holder.release()
     thread.join(LONG_S)
-    assert waited == [True]
+    assert results == [True]
 
 
 def test_killed_process_releases_the_commit_lock(folder: Path) -> None:
@@ -88,52 +88,54 @@ def test_stopped_process_does_not_block_commits(folder: Path, monkeypatch: pytes
     holder = Holder(folder)
     assert holder.process.pid is not None
     os.kill(holder.process.pid, signal.SIGSTOP)
-    own = storage(folder)
-    waits: list[line_module._Wait] = []
-    ends_within = line_module._Wait.ends_within
+    local_storage = storage(folder)
+    waits: list[commit_lock_module._Wait] = []
+    original_ends_within = commit_lock_module._Wait.ends_within
 
-    def tell(wait: line_module._Wait, max_s: float) -> bool:
+    def record_wait(wait: commit_lock_module._Wait, max_s: float) -> bool:
         waits.append(wait)
-        return ends_within(wait, max_s)
+        return original_ends_within(wait, max_s)
 
-    monkeypatch.setattr(line_module._Wait, "ends_within", tell)
-    with own.commit_lock(0.05) as has_waited:
+    monkeypatch.setattr(commit_lock_module._Wait, "ends_within", record_wait)
+    with local_storage.commit_lock(0.05) as has_waited:
         assert has_waited
-    with own.commit_lock(LONG_S) as has_waited:  # the abandoned wait is still blocked, so no process waits again
+    # The abandoned wait is still blocked, so no thread waits again.
+    with local_storage.commit_lock(LONG_S) as has_waited:
         assert has_waited
-    (in_vain,) = waits
-    assert in_vain.is_waiting
+    (abandoned_wait,) = waits
+    assert abandoned_wait.is_waiting
     os.kill(holder.process.pid, signal.SIGCONT)
-    holder.go()
-    assert in_vain._is_over.wait(LONG_S)
-    with own.commit_lock(LONG_S) as has_waited:  # the lock was acquired after the wait was abandoned, and released
+    holder.release()
+    assert abandoned_wait._is_over.wait(LONG_S)
+    # The lock was acquired after the wait had been abandoned, and then released.
+    with local_storage.commit_lock(LONG_S) as has_waited:
         assert not has_waited
 
 
-def test_interrupted_wait_passes_the_commit_lock_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interrupt before or after the lock is acquired."""
-    for comes_first in (False, True):
+def test_interrupted_wait_releases_the_commit_lock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt the wait before and after the lock is acquired."""
+    for is_acquired_first in (False, True):
         holder = Holder(folder)
-        waits: list[line_module._Wait] = []
+        waits: list[commit_lock_module._Wait] = []
 
-        class Interrupted(threading.Event):
+        class InterruptedEvent(threading.Event):
             def wait(self, timeout: float | None = None) -> bool:
-                if comes_first:  # noqa: B023 - called in this turn of the loop
-                    holder.go()  # noqa: B023
+                if is_acquired_first:  # noqa: B023 - called in the same iteration
+                    holder.release()  # noqa: B023
                     super().wait(timeout)
                 raise KeyboardInterrupt
 
-        class Wait(line_module._Wait):
+        class InterruptedWait(commit_lock_module._Wait):
             def __init__(self, descriptor: int):
                 super().__init__(descriptor)
-                self._is_over = Interrupted()
+                self._is_over = InterruptedEvent()
                 waits.append(self)  # noqa: B023
 
-        monkeypatch.setattr(line_module, "_Wait", Wait)
+        monkeypatch.setattr(commit_lock_module, "_Wait", InterruptedWait)
         with pytest.raises(KeyboardInterrupt), storage(folder).commit_lock(LONG_S):
-            raise AssertionError("nobody may get here")
-        if not comes_first:
-            holder.go()
+            raise AssertionError("the lock must not be acquired")
+        if not is_acquired_first:
+            holder.release()
         assert threading.Event.wait(waits[0]._is_over, LONG_S)
         with storage(folder).commit_lock(LONG_S) as has_waited:
             assert not has_waited
@@ -155,13 +157,13 @@ def test_forked_child_does_not_hold_the_commit_lock(folder: Path) -> None:
 
 
 def test_commit_lock_is_optional(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with storage(tmp_path / "nowhere").commit_lock(LONG_S) as has_waited:
+    with storage(tmp_path / "missing").commit_lock(LONG_S) as has_waited:
         assert not has_waited
 
-    def no_locks(descriptor: int, operation: int) -> None:
+    def fail_to_lock(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", fail_to_lock)
     with storage(folder).commit_lock(LONG_S) as has_waited:
         assert not has_waited
 
@@ -178,68 +180,68 @@ def test_wrappers_use_the_commit_lock_of_their_storage(folder: Path) -> None:
     for wrapped in (MeteredStorage(storage(folder)), RetryStorage(storage(folder))):
         with wrapped.commit_lock(0) as has_waited:
             assert has_waited
-    holder.go()
+    holder.release()
 
 
-class Passing(StorageWrapper):
-    """Another program, which does not use the lock."""
+class WithoutCommitLock(StorageWrapper):
+    """A storage of a process that does not use the commit lock."""
 
     def commit_lock(self, max_s: float) -> nullcontext[bool]:
         return nullcontext(False)
 
 
 @pytest.fixture
-def has_waiter(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when a process finds the lock held."""
-    event, wait = threading.Event(), line_module.CommitLock._wait
+def wait_started(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event that is set when a commit waits for the lock."""
+    event, original_wait = threading.Event(), commit_lock_module.CommitLock._wait
 
-    def tell(line: line_module.CommitLock, descriptor: int, max_s: float) -> bool:
+    def record_wait(lock: commit_lock_module.CommitLock, descriptor: int, max_s: float) -> bool:
         event.set()
-        return wait(line, descriptor, max_s)
+        return original_wait(lock, descriptor, max_s)
 
-    monkeypatch.setattr(line_module.CommitLock, "_wait", tell)
+    monkeypatch.setattr(commit_lock_module.CommitLock, "_wait", record_wait)
     return event
 
 
-def test_commit_after_waiting_starts_on_the_new_version(folder: Path, has_waiter: threading.Event) -> None:
-    """Commits of earlier lock holders use up no attempt."""
-    ours: Storage = storage(folder)
-    lake = Lakehouse.create(ours.root, storage=ours)
-    others = Lakehouse.open(ours.root, storage=Passing(storage(folder)))
-    own = lake.transaction()
-    own.create_namespace("own")
-    thread = threading.Thread(target=own.commit)
+def test_commit_after_waiting_starts_on_the_new_version(folder: Path, wait_started: threading.Event) -> None:
+    """Commits of earlier lock holders do not use up an attempt."""
+    local_storage: Storage = storage(folder)
+    lake = Lakehouse.create(local_storage.root, storage=local_storage)
+    other_lake = Lakehouse.open(local_storage.root, storage=WithoutCommitLock(storage(folder)))
+    waiting_txn = lake.transaction()
+    waiting_txn.create_namespace("waiting")
+    thread = threading.Thread(target=waiting_txn.commit)
     with storage(folder).commit_lock(LONG_S):
         thread.start()
-        assert has_waiter.wait(LONG_S)
-        with others.transaction() as txn:
+        assert wait_started.wait(LONG_S)
+        with other_lake.transaction() as txn:
             txn.create_namespace("more")
     thread.join(LONG_S)
     latest = next(iter(lake.history(1)))
-    assert lake.snapshot().namespaces() == ["more", "own"]
+    assert lake.snapshot().namespaces() == ["more", "waiting"]
     assert latest.cost["attempts"] == 1
 
 
-def test_conflict_after_waiting_for_the_lock_fails(folder: Path, has_waiter: threading.Event) -> None:
-    ours: Storage = storage(folder)
-    lake = Lakehouse.create(ours.root, storage=ours)
-    others = Lakehouse.open(ours.root, storage=Passing(storage(folder)))
-    own = lake.transaction()
-    own.create_namespace("same", properties={"of": "us"})
+def test_conflict_after_waiting_for_the_lock_fails(folder: Path, wait_started: threading.Event) -> None:
+    local_storage: Storage = storage(folder)
+    lake = Lakehouse.create(local_storage.root, storage=local_storage)
+    other_lake = Lakehouse.open(local_storage.root, storage=WithoutCommitLock(storage(folder)))
+    waiting_txn = lake.transaction()
+    waiting_txn.create_namespace("same", properties={"writer": "waiting"})
     errors: list[Exception] = []
 
     def commit() -> None:
         try:
-            own.commit()
-        except Exception as error:  # noqa: BLE001 - looked at below
+            waiting_txn.commit()
+        except Exception as error:  # noqa: BLE001 - checked below
             errors.append(error)
 
     thread = threading.Thread(target=commit)
     with storage(folder).commit_lock(LONG_S):
         thread.start()
-        assert has_waiter.wait(LONG_S)
-        with others.transaction() as txn:
-            txn.create_namespace("same", properties={"of": "others"})
+        assert wait_started.wait(LONG_S)
+        with other_lake.transaction() as txn:
+            txn.create_namespace("same", properties={"writer": "other"})
     thread.join(LONG_S)
     assert [type(error).__name__ for error in errors] == ["CommitConflictError"]
     with storage(folder).commit_lock(LONG_S) as has_waited:

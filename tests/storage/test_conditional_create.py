@@ -1,4 +1,4 @@
-"""Create-if-absent with read-back: outcomes for all responses."""
+"""Create-if-absent with read-back, for each response of the storage."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def is_ours(data: bytes) -> bool:
     return data == b"ours"
 
 
-def kinds(storage: FaultyStorage) -> list[str]:
+def request_kinds(storage: FaultyStorage) -> list[str]:
     return [request.kind for request in storage.log]
 
 
 def test_create_without_conflict_sends_one_request() -> None:
     storage = storage_with()
     assert create_settled(storage, "name", b"ours", is_ours=is_ours)
-    assert kinds(storage) == ["create"]
+    assert request_kinds(storage) == ["create"]
 
 
 def test_file_of_another_writer_is_not_ours() -> None:
@@ -56,7 +56,7 @@ def test_file_of_another_writer_is_not_ours() -> None:
     storage.inner.create("name", b"theirs")
     assert not create_settled(storage, "name", b"ours", is_ours=is_ours)
     assert storage.inner.read("name") == b"theirs"
-    assert kinds(storage) == ["create", "read"]
+    assert request_kinds(storage) == ["create", "read"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_file_of_another_writer_is_not_ours() -> None:
 def test_created_file_is_ours_after_any_response(error: type[StorageError]) -> None:
     storage = storage_with(fail(1, error, "after", kind="create"))
     assert create_settled(storage, "name", b"ours", is_ours=is_ours)
-    assert kinds(storage) == ["create", "read"]
+    assert request_kinds(storage) == ["create", "read"]
 
 
 @pytest.mark.parametrize("error", [TransientError, ThrottledError, StoragePermissionError, StorageError])
@@ -73,13 +73,13 @@ def test_rejection_without_a_file_is_raised_unchanged(error: type[StorageError])
     storage = storage_with(fail(1, error, kind="create"))
     with pytest.raises(error, match="injected before"):
         create_settled(storage, "name", b"ours", is_ours=is_ours)
-    assert kinds(storage) == ["create", "read"], "a refused request is not sent again"
+    assert request_kinds(storage) == ["create", "read"], "a rejected request is not resent"
 
 
 def test_lost_request_is_resent() -> None:
     storage = storage_with(fail(1, AmbiguousWriteError, kind="create", times=4))
     assert create_settled(storage, "name", b"ours", is_ours=is_ours)
-    assert kinds(storage) == ["create", "read"] * 4 + ["create"]
+    assert request_kinds(storage) == ["create", "read"] * 4 + ["create"]
 
 
 def test_repeatedly_lost_requests_are_ambiguous() -> None:
@@ -96,13 +96,13 @@ def test_rejection_after_a_lost_response_is_ambiguous(error: type[StorageError])
 
 
 @pytest.mark.parametrize(
-    "answer", [AmbiguousWriteError, FileExistsAlreadyError, StoragePermissionError, ThrottledError]
+    "create_error", [AmbiguousWriteError, FileExistsAlreadyError, StoragePermissionError, ThrottledError]
 )
-@pytest.mark.parametrize("unreadable", [StoragePermissionError, TransientError, CorruptFileError])
+@pytest.mark.parametrize("read_error", [StoragePermissionError, TransientError, CorruptFileError])
 def test_unreadable_path_makes_the_outcome_ambiguous(
-    answer: type[StorageError], unreadable: type[StorageError]
+    create_error: type[StorageError], read_error: type[StorageError]
 ) -> None:
-    storage = storage_with(fail(1, answer, "after", kind="create"), fail(1, unreadable, kind="read"))
+    storage = storage_with(fail(1, create_error, "after", kind="create"), fail(1, read_error, kind="read"))
     with pytest.raises(AmbiguousWriteError):
         create_settled(storage, "name", b"ours", is_ours=is_ours)
 
@@ -113,26 +113,26 @@ def test_unreachable_server_means_not_created() -> None:
         create_settled(storage, "name", b"ours", is_ours=is_ours)
 
 
-def test_before_send_failure_is_definite_only_before_the_first_send() -> None:
-    def too_late() -> None:
+def test_expiry_is_definite_only_before_the_first_send() -> None:
+    def expire() -> None:
         raise TransactionExpiredError("too late")
 
     storage = storage_with()
     with pytest.raises(TransactionExpiredError):
-        create_settled(storage, "name", b"ours", is_ours=is_ours, before_send=too_late)
-    assert "create" not in kinds(storage)
+        create_settled(storage, "name", b"ours", is_ours=is_ours, before_send=expire)
+    assert "create" not in request_kinds(storage)
 
     sends: list[None] = []
 
-    def late_at_second() -> None:
+    def expire_before_resend() -> None:
         sends.append(None)
         if len(sends) == 2:
-            too_late()
+            expire()
 
     storage = storage_with(fail(1, AmbiguousWriteError, kind="create"))
     with pytest.raises(AmbiguousWriteError):
-        create_settled(storage, "name", b"ours", is_ours=is_ours, before_send=late_at_second)
-    assert kinds(storage) == ["create", "read", "read"]
+        create_settled(storage, "name", b"ours", is_ours=is_ours, before_send=expire_before_resend)
+    assert request_kinds(storage) == ["create", "read", "read"]
 
 
 def test_create_fresh_resolves_files_in_one_round_trip() -> None:
@@ -153,28 +153,28 @@ def test_existing_file_with_other_content_is_an_error() -> None:
     assert storage.inner.read("fresh/1") == b"theirs"
 
 
-@pytest.mark.parametrize("refused", [InvalidLocationError, ThrottledError, StoragePermissionError])
-def test_any_rejection_after_a_lost_response_is_ambiguous(refused: type[TrinityLakeError]) -> None:
-    """The first request may still take effect, whatever the response to the second was."""
+@pytest.mark.parametrize("rejection", [InvalidLocationError, ThrottledError, StoragePermissionError])
+def test_any_rejection_after_a_lost_response_is_ambiguous(rejection: type[TrinityLakeError]) -> None:
+    """The first request may still take effect, regardless of the response to the second request."""
 
-    class LostThenRefused(StorageWrapper):
+    class LostThenRejected(StorageWrapper):
         n_sends = 0
 
         def create(self, path: str, data: bytes) -> None:
             self.n_sends += 1
-            raise (AmbiguousWriteError if self.n_sends == 1 else refused)("injected", path=path)
+            raise (AmbiguousWriteError if self.n_sends == 1 else rejection)("injected", path=path)
 
     with pytest.raises(AmbiguousWriteError):
-        create_settled(LostThenRefused(MemoryStorage(ROOT)), "name", b"ours", is_ours=is_ours)
+        create_settled(LostThenRejected(MemoryStorage(ROOT)), "name", b"ours", is_ours=is_ours)
 
 
-@pytest.mark.parametrize("unreadable", [StoragePermissionError, TransientError, CorruptFileError])
-@pytest.mark.parametrize("refused", [StoragePermissionError, ThrottledError, StorageError])
+@pytest.mark.parametrize("read_error", [StoragePermissionError, TransientError, CorruptFileError])
+@pytest.mark.parametrize("rejection", [StoragePermissionError, ThrottledError, StorageError])
 def test_rejected_fresh_file_fails_even_if_unreadable(
-    refused: type[StorageError], unreadable: type[StorageError]
+    rejection: type[StorageError], read_error: type[StorageError]
 ) -> None:
-    storage = storage_with(fail(1, refused, kind="create"), fail(1, unreadable, kind="read"))
-    with pytest.raises(refused, match="injected before"):
+    storage = storage_with(fail(1, rejection, kind="create"), fail(1, read_error, kind="read"))
+    with pytest.raises(rejection, match="injected before"):
         create_fresh(storage, {"fresh/1": b"1"})
 
 
@@ -185,22 +185,22 @@ def test_check_runs_before_every_resend() -> None:
     assert create_settled(
         retrying, "name", b"ours", is_ours=is_ours, before_send=lambda: checks.append(len(storage.log))
     )
-    assert kinds(storage) == ["create"] * 4
-    assert checks == [0, 1, 2, 3], "once before each of the four sends"
+    assert request_kinds(storage) == ["create"] * 4
+    assert checks == [0, 1, 2, 3], "the check runs once before each of the four sends"
 
 
 def test_failed_check_between_resends_stops_them() -> None:
     storage = storage_with(fail(1, ThrottledError, kind="create", times=9))
 
-    def in_time() -> None:
+    def check_deadline() -> None:
         if len(storage.log) == 2:
             raise TransactionExpiredError("too late")
 
     with pytest.raises(TransactionExpiredError):
         create_settled(
-            RetryStorage(storage, base_delay_seconds=0), "name", b"ours", is_ours=is_ours, before_send=in_time
+            RetryStorage(storage, base_delay_seconds=0), "name", b"ours", is_ours=is_ours, before_send=check_deadline
         )
-    assert kinds(storage) == ["create", "create", "read"]
+    assert request_kinds(storage) == ["create", "create", "read"]
 
 
 def test_check_applies_only_to_its_create() -> None:
@@ -210,4 +210,4 @@ def test_check_applies_only_to_its_create() -> None:
     create_settled(retrying, "first", b"ours", is_ours=is_ours, before_send=lambda: checks.append("first"))
     create_fresh(retrying, {"second": b"x"})
     assert checks == ["first"]
-    assert kinds(storage) == ["create"] * 3
+    assert request_kinds(storage) == ["create"] * 3

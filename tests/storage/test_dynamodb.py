@@ -1,4 +1,4 @@
-"""Features of DynamoDB: parts, sweeps, tables, capacity, forks and billed requests."""
+"""Features of DynamoDB storages: parts, sweeps, tables, capacity, forks and billed requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests import proxy as wire
 from tests.processes import fork
 from tests.proxy import FaultyProxy
-from tests.servers.dynalite import DynamoDBServer, refusal_document
+from tests.servers.dynalite import DynamoDBServer, error_response_body
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError, StoragePermissionError
 from trinitylake_ops.storage import RetryStorage, open_storage, retry
 from trinitylake_ops.storage.contract.suite import run_together
@@ -50,18 +50,18 @@ def partition(root: str) -> str:
     return "/" + root.removeprefix("dynamodb://").partition("/")[2]
 
 
-def parts_of(server: DynamoDBServer, root: str) -> list[str]:
+def part_keys(server: DynamoDBServer, root: str) -> list[str]:
     start = f"{partition(root)}parts/"
-    return [key for key, _ in server.items_of(root) if key.startswith(start)]
+    return [key for key, _ in server.item_keys(root) if key.startswith(start)]
 
 
-def uploads_of(server: DynamoDBServer, root: str) -> list[str]:
-    return [path for key, path in server.items_of(root) if key == f"{partition(root)}uploads"]
+def upload_ids(server: DynamoDBServer, root: str) -> list[str]:
+    return [path for key, path in server.item_keys(root) if key == f"{partition(root)}uploads"]
 
 
-def set_age(server: DynamoDBServer, root: str, age_ms: int) -> None:
+def backdate_uploads(server: DynamoDBServer, root: str, age_ms: int) -> None:
     """Backdate all uploads of a root."""
-    for upload in uploads_of(server, root):
+    for upload in upload_ids(server, root):
         server.client.update_item(
             TableName=server.table,
             Key={"root": {"S": f"{partition(root)}uploads"}, "path": {"S": upload}},
@@ -70,7 +70,7 @@ def set_age(server: DynamoDBServer, root: str, age_ms: int) -> None:
         )
 
 
-def sent(proxy: FaultyProxy) -> list[str]:
+def request_types(proxy: FaultyProxy) -> list[str]:
     return [exchange.headers["x-amz-target"].rpartition(".")[2] for exchange in proxy.log]
 
 
@@ -93,31 +93,31 @@ def test_range_reads_only_overlapping_parts(
         proxy.begin()
         end = None if length is None else offset + length
         assert storage.read("large", offset=offset, length=length) == LARGE[offset:end]
-        assert sent(proxy) == ["GetItem"] * (1 + n_parts_read)
+        assert request_types(proxy) == ["GetItem"] * (1 + n_parts_read)
 
 
 def test_overwrites_and_deletes_remove_old_parts(dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage) -> None:
     storage.create("a", LARGE)
-    assert (len(parts_of(dynalite, root)), len(uploads_of(dynalite, root))) == (N_PARTS, 1)
-    first = set(parts_of(dynalite, root))
+    assert (len(part_keys(dynalite, root)), len(upload_ids(dynalite, root))) == (N_PARTS, 1)
+    first_parts = set(part_keys(dynalite, root))
     storage.write("a", LARGE[::-1])
-    assert len(parts_of(dynalite, root)) == N_PARTS
-    assert first.isdisjoint(parts_of(dynalite, root))
+    assert len(part_keys(dynalite, root)) == N_PARTS
+    assert first_parts.isdisjoint(part_keys(dynalite, root))
     assert storage.read("a") == LARGE[::-1]
     storage.write("a", b"small")
-    assert parts_of(dynalite, root) == uploads_of(dynalite, root) == []
+    assert part_keys(dynalite, root) == upload_ids(dynalite, root) == []
     for name in ("b", "c", "d"):
         storage.write(name, LARGE)
     storage.delete("b")
-    assert len(uploads_of(dynalite, root)) == 2
+    assert len(upload_ids(dynalite, root)) == 2
     assert storage.delete_batch(["a", "c", "d", "missing"]) == {}
-    assert dynalite.items_of(root) == []
+    assert dynalite.item_keys(root) == []
 
 
 def test_file_with_a_missing_part_is_corrupt(dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage) -> None:
     storage.create("large", LARGE)
     dynalite.client.delete_item(
-        TableName=dynalite.table, Key={"root": {"S": parts_of(dynalite, root)[0]}, "path": {"S": "part"}}
+        TableName=dynalite.table, Key={"root": {"S": part_keys(dynalite, root)[0]}, "path": {"S": "part"}}
     )
     with pytest.raises(CorruptFileError, match="'large'"):
         storage.read("large")
@@ -134,38 +134,38 @@ def test_item_of_another_program_is_rejected(dynalite: DynamoDBServer, root: str
 # --- sweep --------------------------------------------------------------------------------------
 
 
-def leave_parts(dynalite: DynamoDBServer, root: str, fails_at: int) -> None:
-    """Simulate the death of a writer: from one of its requests on, nothing reaches the server."""
+def abandon_upload(dynalite: DynamoDBServer, root: str, fails_at: int) -> None:
+    """Simulate a killed writer: from request ``fails_at`` on, no request reaches the server."""
     with FaultyProxy(dynalite.endpoint) as proxy:
         options = {**dynalite.storage_options, "endpoint": proxy.url, "read_timeout_seconds": "5"}
-        dying_storage = DynamoDBStorage(root, options)
-        dying_storage.concurrency = dying_storage._parts._concurrency = 1
-        dying_storage.now_ms()
+        killed_storage = DynamoDBStorage(root, options)
+        killed_storage.concurrency = killed_storage._parts._concurrency = 1
+        killed_storage.now_ms()
         proxy.begin(wire.drop_request(fails_at, times=None))
         with pytest.raises(StorageError):
-            dying_storage.create("dead", LARGE)
+            killed_storage.create("abandoned", LARGE)
 
 
 @pytest.mark.parametrize("fails_at", [2, 4, N_PARTS + 2])
-def test_sweep_deletes_old_parts_of_dead_writers(
+def test_sweep_deletes_old_parts_of_killed_writers(
     dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage, fails_at: int
 ) -> None:
-    storage.create("alive", LARGE)
-    leave_parts(dynalite, root, fails_at)
-    assert len(uploads_of(dynalite, root)) == 2
-    assert len(parts_of(dynalite, root)) == N_PARTS + fails_at - 2
-    assert not storage.exists("dead")
-    set_age(dynalite, root, HOUR_MS)
-    assert storage.sweep_orphans() == 0, "younger than an hour, or about that"
-    set_age(dynalite, root, ORPHAN_AGE_MS + HOUR_MS)
+    storage.create("complete", LARGE)
+    abandon_upload(dynalite, root, fails_at)
+    assert len(upload_ids(dynalite, root)) == 2
+    assert len(part_keys(dynalite, root)) == N_PARTS + fails_at - 2
+    assert not storage.exists("abandoned")
+    backdate_uploads(dynalite, root, HOUR_MS)
+    assert storage.sweep_orphans() == 0, "uploads that are about an hour old are kept"
+    backdate_uploads(dynalite, root, ORPHAN_AGE_MS + HOUR_MS)
     assert storage.sweep_orphans() == 1
-    assert storage.read("alive") == LARGE
-    assert (len(uploads_of(dynalite, root)), len(parts_of(dynalite, root))) == (1, N_PARTS)
+    assert storage.read("complete") == LARGE
+    assert (len(upload_ids(dynalite, root)), len(part_keys(dynalite, root))) == (1, N_PARTS)
 
 
 def test_writer_never_refers_to_parts_that_a_sweep_may_delete() -> None:
-    request_lives_ms = 15 * 60_000  # lifetime of a signature
-    assert MAX_UPLOAD_MS + request_lives_ms < HOUR_MS < ORPHAN_AGE_MS
+    signature_lifetime_ms = 15 * 60_000
+    assert MAX_UPLOAD_MS + signature_lifetime_ms < HOUR_MS < ORPHAN_AGE_MS
 
 
 def test_slow_writer_abandons_its_upload(
@@ -174,18 +174,18 @@ def test_slow_writer_abandons_its_upload(
     monkeypatch.setattr("trinitylake_ops.storage.dynamodb.items.MAX_UPLOAD_MS", -1)
     with pytest.raises(StorageError):
         storage.create("slow", LARGE)
-    assert dynalite.items_of(root) == []
+    assert dynalite.item_keys(root) == []
 
 
 def test_batches_of_deletes_sweep_once_an_hour(dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage) -> None:
     for n_orphans in (0, 1):
-        leave_parts(dynalite, root, 3)
-        set_age(dynalite, root, ORPHAN_AGE_MS + HOUR_MS)
+        abandon_upload(dynalite, root, 3)
+        backdate_uploads(dynalite, root, ORPHAN_AGE_MS + HOUR_MS)
         storage.delete_batch(["missing"])
-        assert len(uploads_of(dynalite, root)) == n_orphans
+        assert len(upload_ids(dynalite, root)) == n_orphans
     storage._next_sweep_s = time.monotonic()
     storage.delete_batch(["missing"])
-    assert dynalite.items_of(root) == []
+    assert dynalite.item_keys(root) == []
 
 
 def test_failed_sweep_does_not_fail_a_delete(
@@ -194,13 +194,13 @@ def test_failed_sweep_does_not_fail_a_delete(
     with FaultyProxy(dynalite.endpoint) as proxy:
         storage = DynamoDBStorage(root, {**dynalite.storage_options, "endpoint": proxy.url})
         storage.create("large", LARGE)
-        proxy.begin(wire.respond(2, status=400, document=refusal_document("AccessDeniedException"), times=None))
+        proxy.begin(wire.respond(2, status=400, document=error_response_body("AccessDeniedException"), times=None))
         storage.delete("large")
     assert "cannot delete the parts of 'large'" in caplog.text
     assert not storage_of(dynalite, root).exists("large")
-    set_age(dynalite, root, ORPHAN_AGE_MS + HOUR_MS)
+    backdate_uploads(dynalite, root, ORPHAN_AGE_MS + HOUR_MS)
     assert storage_of(dynalite, root).sweep_orphans() == 1
-    assert dynalite.items_of(root) == []
+    assert dynalite.item_keys(root) == []
 
 
 def storage_of(server: DynamoDBServer, root: str) -> DynamoDBStorage:
@@ -234,32 +234,32 @@ def test_requests_of_each_operation(dynalite: DynamoDBServer, root: str) -> None
         ):
             proxy.begin()
             call()
-            assert sorted(sent(proxy)) == sorted(expected)
+            assert sorted(request_types(proxy)) == sorted(expected)
 
 
 def test_reads_are_strongly_consistent(storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     storage.create("large", LARGE)
     storage.create("small", b"x")
-    seen: list[tuple[str, object]] = []
+    calls: list[tuple[str, object]] = []
     call = storage._requests._call
 
-    def watched(method: str, arguments: dict[str, Any]) -> object:
+    def recording_call(method: str, arguments: dict[str, Any]) -> object:
         options = next(iter(arguments["RequestItems"].values())) if method == "batch_get_item" else arguments
-        seen.append((method, options.get("ConsistentRead")))
+        calls.append((method, options.get("ConsistentRead")))
         return call(method, arguments)
 
-    monkeypatch.setattr(storage._requests, "_call", watched)
+    monkeypatch.setattr(storage._requests, "_call", recording_call)
     storage.read("large")
     storage.stat("small")
     list(storage.list())
     storage.sweep_orphans()
     storage.delete_batch(["large", "small"])
-    reads = [told for method, told in seen if method in ("get_item", "query", "batch_get_item")]
+    reads = [is_consistent for method, is_consistent in calls if method in ("get_item", "query", "batch_get_item")]
     assert len(reads) >= 10
     assert set(reads) == {True}
 
 
-def test_roots_of_one_table_do_not_see_each_other(dynalite: DynamoDBServer, root: str) -> None:
+def test_roots_in_one_table_are_isolated(dynalite: DynamoDBServer, root: str) -> None:
     outer, inner = (open_storage(name, dynalite.storage_options) for name in (root, f"{root}inner/"))
     outer.create("inner/a", b"outer")
     inner.create("a", b"inner")
@@ -270,30 +270,30 @@ def test_roots_of_one_table_do_not_see_each_other(dynalite: DynamoDBServer, root
 
 
 def test_unprocessed_items_of_a_batch_are_retried(storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test server leaves items of a batch unprocessed, so the response is truncated here."""
+    """No test server leaves items of a batch unprocessed, so this test truncates the requests."""
     storage._next_sweep_s = time.monotonic() + 3600
     names = [f"{number:02}" for number in range(25)]
     storage.create_many({**dict.fromkeys(names, b"x"), "00-large": LARGE})
-    call, asked = storage._requests._call, []
+    call, batches = storage._requests._call, []
 
-    def leaving(method: str, arguments: dict[str, dict[str, object]]) -> object:
+    def truncated_call(method: str, arguments: dict[str, dict[str, object]]) -> object:
         if method not in ("batch_get_item", "batch_write_item"):
             return call(method, arguments)
         ((table, items),) = arguments["RequestItems"].items()
         keys: list[object] = items["Keys"] if isinstance(items, dict) else items  # type: ignore[assignment]
-        asked.append((method, len(keys)))
-        processed, left = keys[: (len(keys) + 1) // 2], keys[(len(keys) + 1) // 2 :]
+        batches.append((method, len(keys)))
+        processed, unprocessed = keys[: (len(keys) + 1) // 2], keys[(len(keys) + 1) // 2 :]
         if isinstance(items, dict):
-            answer = dict(call(method, {"RequestItems": {table: {**items, "Keys": processed}}}))
-            return {**answer, "UnprocessedKeys": {table: {**items, "Keys": left}} if left else {}}
-        answer = dict(call(method, {"RequestItems": {table: processed}}))
-        return {**answer, "UnprocessedItems": {table: left} if left else {}}
+            response = dict(call(method, {"RequestItems": {table: {**items, "Keys": processed}}}))
+            return {**response, "UnprocessedKeys": {table: {**items, "Keys": unprocessed}} if unprocessed else {}}
+        response = dict(call(method, {"RequestItems": {table: processed}}))
+        return {**response, "UnprocessedItems": {table: unprocessed} if unprocessed else {}}
 
-    monkeypatch.setattr(storage._requests, "_call", leaving)
+    monkeypatch.setattr(storage._requests, "_call", truncated_call)
     retrying = RetryStorage(storage, attempts=12, base_delay_seconds=0.001)
     assert retrying.delete_many([*names[:24], "00-large"]) == {}
     assert [info.path for info in storage.list()] == [names[24]]
-    assert asked[:4] == [
+    assert batches[:4] == [
         ("batch_get_item", 25),
         ("batch_write_item", 13),
         ("batch_get_item", 18),
@@ -317,7 +317,7 @@ def test_missing_table_is_reported(dynalite: DynamoDBServer) -> None:
 
 
 def test_first_create_creates_the_table_if_configured(dynalite: DynamoDBServer) -> None:
-    table = f"made-{uuid.uuid4().hex}"
+    table = f"created-{uuid.uuid4().hex}"
     storage = DynamoDBStorage(f"dynamodb://{table}/lake/", {**dynalite.storage_options, "create_table": "true"})
     assert list(storage.list()) == []
     with pytest.raises(FileMissingError):
@@ -325,14 +325,14 @@ def test_first_create_creates_the_table_if_configured(dynalite: DynamoDBServer) 
     storage.delete("f")
     assert storage.delete_many(["f"]) == {}
     assert abs(storage.now_ms() - time.time() * 1000) < 5_000
-    assert table not in dynalite.client.list_tables()["TableNames"], "what only reads makes none"
-    others = [pickle.loads(pickle.dumps(storage)) for _ in range(3)]
+    assert table not in dynalite.client.list_tables()["TableNames"], "reads and deletes do not create the table"
+    copies = [pickle.loads(pickle.dumps(storage)) for _ in range(3)]
     calls: list[Callable[[], object]] = []
-    for number, other_storage in enumerate([storage, *others]):
-        calls.append(functools.partial(other_storage.create, str(number), b"x"))
+    for number, copy in enumerate([storage, *copies]):
+        calls.append(functools.partial(copy.create, str(number), b"x"))
     assert run_together(calls) == [None] * 4
-    described = dynalite.client.describe_table(TableName=table)["Table"]
-    assert described["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
+    description = dynalite.client.describe_table(TableName=table)["Table"]
+    assert description["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
     assert [info.path for info in storage.list()] == ["0", "1", "2", "3"]
     dynalite.client.delete_table(TableName=table)
 
@@ -360,8 +360,8 @@ def test_missing_credentials_are_reported(root: str, dynalite: DynamoDBServer, m
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/missing")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/missing")
     storage = DynamoDBStorage(root, {"endpoint": dynalite.endpoint, "region": "us-east-1"})
     with pytest.raises(StoragePermissionError, match="'access_key_id'"):
         storage.create("f", b"x")

@@ -1,4 +1,4 @@
-"""Roots, keys, options and items of DynamoDB, without requests."""
+"""Roots, keys, options and items of DynamoDB storages, without requests."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_keys_of_parts_and_uploads_are_valid_and_separate() -> None:
     upload = Upload.fresh("file", (1 << 40) * PART_BYTES, 0)
     keys = [location.part_key(upload.id, 9_999_999_999), location.upload_key(upload.id)]
     for key in keys:
-        assert not key["root"]["S"].endswith("/"), "as every root's own partition key does"
+        assert not key["root"]["S"].endswith("/"), "the partition key of every root ends in a slash"
         assert len(key["root"]["S"].encode()) <= MAX_PARTITION_KEY_BYTES
     with pytest.raises(InvalidLocationError):
         DynamoDBLocation.of(f"dynamodb://table/{longest}x/")
@@ -70,20 +70,20 @@ def test_paths_have_at_most_1024_bytes() -> None:
     for longest in ("x" * 1024, "ü" * 512):
         assert location.key(longest)["path"] == {"S": longest}
         assert location.listed(longest) == longest
-        for refuse in (location.key, location.listed):
+        for make_key in (location.key, location.listed):
             with pytest.raises(InvalidLocationError, match="1024"):
-                refuse(f"{longest}x")
+                make_key(f"{longest}x")
 
 
 def test_fits_counts_the_size_of_the_whole_item() -> None:
     for path in ("p", "ü" * 512):
         key = DynamoDBLocation.of("dynamodb://table/prefix/").key(path)
-        most = MAX_ITEM_BYTES - len(path.encode()) - len("/prefix/rootpathsize_bytesmodified_msbody") - 42
-        assert items.fits(key, b"x" * most)
-        assert not items.fits(key, b"x" * (most + 1))
+        max_body_bytes = MAX_ITEM_BYTES - len(path.encode()) - len("/prefix/rootpathsize_bytesmodified_msbody") - 42
+        assert items.fits(key, b"x" * max_body_bytes)
+        assert not items.fits(key, b"x" * (max_body_bytes + 1))
 
 
-def test_items_describe_files() -> None:
+def test_files_and_uploads_round_trip_as_items() -> None:
     key = DynamoDBLocation.of("dynamodb://table/").key("a/b")
     assert StoredFile.of_item(items.whole_file(key, b"abc", 7)) == StoredFile("a/b", 3, 7, body=b"abc")
     assert StoredFile.of_item(items.whole_file(key, b"", 7)) == StoredFile("a/b", 0, 7)
@@ -100,7 +100,7 @@ def test_options_are_validated() -> None:
     assert settings == DynamoDBSettings(None, None, 5, 30, False)
     valid_options = {"endpoint": "http://localhost:8000", "region": "eu-west-1", "create_table": "true", **SECRETS}
     assert DynamoDBSettings.of(StorageOptions(valid_options)).create_table
-    for wrong, message in (
+    for invalid_options, message in (
         ({"create_table": "yes"}, "'create_table' must be 'true' or 'false'"),
         ({"endpoint": "http://user:hush@host"}, "without credentials"),
         ({"access_key_id": "hush-key-id"}, "'access_key_id' requires 'secret_access_key'"),
@@ -108,7 +108,7 @@ def test_options_are_validated() -> None:
         ({"addressing_style": "path"}, "unknown storage option 'addressing_style': dynamodb:// supports"),
     ):
         with pytest.raises(InvalidInputError, match=message) as caught:
-            open_storage("dynamodb://table/", wrong)
+            open_storage("dynamodb://table/", invalid_options)
         assert "hush" not in str(caught.value)
 
 

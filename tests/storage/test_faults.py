@@ -1,4 +1,4 @@
-"""The fault-injecting storage behaves as crash tests require."""
+"""The fault-injecting storage behaves as the crash tests require."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.faults import FaultyStorage, Request, fail, lose_response
 from trinitylake_ops.errors import AmbiguousWriteError, StorageFullError, TransientError
 from trinitylake_ops.storage import LocalStorage
 
-KILLED = """
+KILLED_PROGRAM = """
 import sys
 from tests.faults import FaultyStorage, kill
 from trinitylake_ops.storage import LocalStorage
@@ -45,10 +45,10 @@ def test_requests_are_logged_and_numbered(local: LocalStorage) -> None:
 
 def test_fault_occurs_before_or_after_the_effect(local: LocalStorage) -> None:
     storage = FaultyStorage(local, [fail(1, TransientError), fail(2, StorageFullError, "after"), lose_response(3)])
-    for name, error, is_there in (("1", TransientError, False), ("2", StorageFullError, True)):
+    for name, error, exists in (("1", TransientError, False), ("2", StorageFullError, True)):
         with pytest.raises(error):
             storage.create(name, b"x")
-        assert local.exists(name) == is_there
+        assert local.exists(name) == exists
     with pytest.raises(AmbiguousWriteError):
         storage.delete("2")
     assert not local.exists("2")
@@ -77,7 +77,7 @@ def test_listing_fails_at_its_end(local: LocalStorage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "moment", "left"),
+    ("at", "timing", "remaining_paths"),
     [
         (1, "before", []),
         (1, "after", ["1"]),
@@ -88,12 +88,14 @@ def test_listing_fails_at_its_end(local: LocalStorage) -> None:
         (4, "before", ["2"]),
     ],
 )
-def test_lakehouse_survives_a_kill_at_each_request(local: LocalStorage, at: int, moment: str, left: list[str]) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", KILLED, local.root, str(at), moment],
+def test_process_is_killed_before_or_after_a_request(
+    local: LocalStorage, at: int, timing: str, remaining_paths: list[str]
+) -> None:
+    completed = subprocess.run(
+        [sys.executable, "-c", KILLED_PROGRAM, local.root, str(at), timing],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
     )
-    assert (run.returncode, run.stdout) == ((0, "alive\n") if at > 3 else (-9, ""))
-    assert sorted(file.path for file in local.list()) == left
+    assert (completed.returncode, completed.stdout) == ((0, "alive\n") if at > 3 else (-9, ""))
+    assert sorted(file.path for file in local.list()) == remaining_paths

@@ -1,4 +1,4 @@
-"""Roots, names and options of Google Cloud Storage, without requests."""
+"""Roots, names and options of storages on Google Cloud Storage, without requests."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_names_that_the_service_does_not_support_are_rejected() -> None:
     longest = "x" * (1024 - len("prefix/"))
     assert location.key(longest) == f"prefix/{longest}"
     for too_long in (f"{longest}x", "ü" * 509):
-        for refuse in (location.key, location.listed):
+        for make_key in (location.key, location.listed):
             with pytest.raises(InvalidLocationError, match="1024"):
-                refuse(too_long)
+                make_key(too_long)
     for name in ("a\nb", "a\rb"):
         with pytest.raises(InvalidLocationError):
             location.key(name)
@@ -70,7 +70,7 @@ def test_names_that_the_service_does_not_support_are_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "option"),
     [
         ({"endpoint": "http://user:hush@host"}, "endpoint"),
         ({"endpoint": "hush"}, "endpoint"),
@@ -91,8 +91,8 @@ def test_names_that_the_service_does_not_support_are_rejected() -> None:
         ({"region": "hush"}, "region"),
     ],
 )
-def test_invalid_options_are_not_shown(options: dict[str, str], named: str) -> None:
-    with pytest.raises(InvalidInputError, match=f"storage option '{named}'") as caught:
+def test_invalid_options_are_not_shown(options: dict[str, str], option: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"storage option '{option}'") as caught:
         open_storage("gs://bucket/", options)
     error: BaseException | None = caught.value
     while error is not None:
@@ -106,19 +106,19 @@ def test_options_are_converted_to_settings() -> None:
     assert settings.credentials == KEY
     assert "hush-hush-hush" in settings.secrets
     assert (settings.connect_timeout_seconds, settings.read_timeout_seconds) == (5, 30)
-    nothing = GcsSettings.of(StorageOptions({}))
-    assert (nothing.endpoint, nothing.project, nothing.credentials, nothing.secrets) == (None, None, None, ())
+    defaults = GcsSettings.of(StorageOptions({}))
+    assert (defaults.endpoint, defaults.project, defaults.credentials, defaults.secrets) == (None, None, None, ())
 
 
-def test_no_text_form_shows_credentials() -> None:
+def test_repr_shows_no_credentials() -> None:
     storage = open_storage("gs://bucket/lake/", {"credentials": json.dumps(KEY)})
     assert isinstance(storage, RetryStorage)
     copy = pickle.loads(pickle.dumps(storage.inner))
-    for shown in (storage.inner, copy, copy.options, GcsSettings.of(copy.options)):
-        assert "hush" not in repr(shown)
+    for value in (storage.inner, copy, copy.options, GcsSettings.of(copy.options)):
+        assert "hush" not in repr(value)
     assert copy.options == storage.inner.options  # type: ignore[attr-defined]
 
 
-def test_environment_variables_of_the_scheme() -> None:
+def test_environment_of_the_scheme_includes_google_variables() -> None:
     assert "GOOGLE_APPLICATION_CREDENTIALS" in environment_of("gs://bucket/")
     assert "STORAGE_EMULATOR_HOST" in environment_of("gs://bucket/")

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.processes import fork
 from tests.servers.gcs import GcsServer
-from tests.storage.scripted_server import Answer, Drop, ScriptedServer, Seen, Silence
+from tests.storage.scripted_server import DropConnection, NoResponse, RecordedRequest, ScriptedResponse, ScriptedServer
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
     CorruptFileError,
@@ -36,15 +36,15 @@ from trinitylake_ops.storage import RetryStorage, Storage, open_storage
 
 ROOT = "gs://bucket/lake/"
 TOKEN = "ya29.token-of-this-test"
-SOON_S = 20.0
-Script = Callable[[int, Seen], Answer | Drop | Silence]
+MAX_DURATION_S = 20.0
+Script = Callable[[int, RecordedRequest], ScriptedResponse | DropConnection | NoResponse]
 
 
 @pytest.fixture(scope="module")
 def private_key() -> str:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    plain = serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain).decode()
+    no_encryption = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, no_encryption).decode()
 
 
 def service_account(private_key: str, token_uri: str) -> str:
@@ -59,152 +59,165 @@ def service_account(private_key: str, token_uri: str) -> str:
     )
 
 
-def bare(endpoint: str, root: str = ROOT, **options: str) -> Storage:
-    storage_options = {"endpoint": endpoint, "credentials": "anonymous", "read_timeout_seconds": str(SOON_S), **options}
+def bare_storage(endpoint: str, root: str = ROOT, **options: str) -> Storage:
+    storage_options = {
+        "endpoint": endpoint,
+        "credentials": "anonymous",
+        "read_timeout_seconds": str(MAX_DURATION_S),
+        **options,
+    }
     storage = open_storage(root, storage_options)
     assert isinstance(storage, RetryStorage)
     return storage.inner
 
 
-def authorization(seen: Seen) -> str | None:
-    return {name.lower(): value for name, value in seen.headers.items()}.get("authorization")
+def authorization(request: RecordedRequest) -> str | None:
+    return {name.lower(): value for name, value in request.headers.items()}.get("authorization")
 
 
-def fixed(answer: Answer) -> Script:
-    return lambda number, seen: answer
+def always(response: ScriptedResponse) -> Script:
+    return lambda number, request: response
 
 
-def as_json(document: object, status: int = 200) -> Answer:
-    return Answer(status, json.dumps(document).encode(), {"Content-Type": "application/json"})
+def json_response(document: object, status: int = 200) -> ScriptedResponse:
+    return ScriptedResponse(status, json.dumps(document).encode(), {"Content-Type": "application/json"})
 
 
-def token_response(number: int, seen: Seen) -> Answer:
-    assert parse_qs(seen.body.decode())["grant_type"] == ["urn:ietf:params:oauth:grant-type:jwt-bearer"]
-    return as_json({"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})
+def token_response(number: int, request: RecordedRequest) -> ScriptedResponse:
+    assert parse_qs(request.body.decode())["grant_type"] == ["urn:ietf:params:oauth:grant-type:jwt-bearer"]
+    return json_response({"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})
 
 
-def assert_hidden(error: BaseException, *secrets: str) -> None:
-    shown: BaseException | None = error
+def assert_no_secrets(error: BaseException, *secrets: str) -> None:
+    cause: BaseException | None = error
     assert "\n" not in str(error)
-    while shown is not None:
+    while cause is not None:
         for secret in (TOKEN, "private-key-id-of-this-test", "PRIVATE KEY", *secrets):
-            assert secret not in str(shown)
-        shown = None if shown.__suppress_context__ else shown.__context__
+            assert secret not in str(cause)
+        cause = None if cause.__suppress_context__ else cause.__context__
 
 
 # --- credentials ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["option", "file", "environment"])
+@pytest.mark.parametrize("source", ["option", "file", "environment"])
 def test_service_account_requests_one_token(
-    private_key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    private_key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    tokens, storage_server = ScriptedServer(token_response), ScriptedServer(fixed(as_json({"items": []})))
-    with tokens.running(), storage_server.running():
-        text = service_account(private_key, f"{tokens.endpoint}/token")
+    token_server, storage_server = ScriptedServer(token_response), ScriptedServer(always(json_response({"items": []})))
+    with token_server.running(), storage_server.running():
+        key_json = service_account(private_key, f"{token_server.endpoint}/token")
         file = tmp_path / "key.json"
-        file.write_text(text)
+        file.write_text(key_json)
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
-        credentials = {"option": {"credentials": text}, "file": {"credentials": str(file)}, "environment": {}}[place]
+        credentials = {"option": {"credentials": key_json}, "file": {"credentials": str(file)}, "environment": {}}[
+            source
+        ]
         storage = open_storage(ROOT, {"endpoint": storage_server.endpoint, **credentials})
         for _ in range(3):
             assert list(storage.list()) == []
-        assert len(tokens.requests) == 1
-        assert [authorization(seen) for seen in storage_server.requests] == [f"Bearer {TOKEN}"] * 3
+        assert len(token_server.requests) == 1
+        assert [authorization(request) for request in storage_server.requests] == [f"Bearer {TOKEN}"] * 3
 
 
 def test_secrets_quoted_by_a_server_are_redacted() -> None:
     secrets = {"client_id": "id", "client_secret": "client-secret-of-this-test", "refresh_token": "1//refresh-of-this"}
     user = json.dumps({"type": "authorized_user", **secrets, "token": TOKEN, "expiry": "2099-01-01T00:00:00Z"})
-    quoting = f"no {secrets['client_secret']} and {secrets['refresh_token']} with Bearer {TOKEN} are valid"
-    server = ScriptedServer(fixed(as_json({"error": {"code": 400, "message": quoting}}, 400)))
+    message = f"no {secrets['client_secret']} and {secrets['refresh_token']} with Bearer {TOKEN} are valid"
+    server = ScriptedServer(always(json_response({"error": {"code": 400, "message": message}}, 400)))
     with server.running():
         with pytest.raises(StorageError) as caught:
-            bare(server.endpoint, credentials=user).write("f", b"x")
+            bare_storage(server.endpoint, credentials=user).write("f", b"x")
         assert authorization(server.requests[0]) == f"Bearer {TOKEN}"
-    assert_hidden(caught.value, *list(secrets.values())[1:])
+    assert_no_secrets(caught.value, *list(secrets.values())[1:])
 
 
 def test_anonymous_requests_carry_no_token() -> None:
-    server = ScriptedServer(fixed(as_json({})))
+    server = ScriptedServer(always(json_response({})))
     with server.running():
-        assert list(bare(server.endpoint).list()) == []
+        assert list(bare_storage(server.endpoint).list()) == []
         assert authorization(server.requests[0]) is None
 
 
 def test_rejected_token_is_a_permission_error(private_key: str) -> None:
-    """The token server no longer knows the account, or the storage service rejects its token."""
-    refused = as_json({"error": "invalid_grant", "error_description": "Invalid JWT Signature."}, 400)
-    tokens = ScriptedServer(fixed(refused))
-    server = ScriptedServer(fixed(as_json({"error": {"code": 401, "message": f"Invalid Credentials {TOKEN}"}}, 401)))
-    with tokens.running(), server.running():
-        storage = bare(server.endpoint, credentials=service_account(private_key, tokens.endpoint))
+    """Either the token service rejects the account, or the storage service rejects its token."""
+    rejection = json_response({"error": "invalid_grant", "error_description": "Invalid JWT Signature."}, 400)
+    token_server = ScriptedServer(always(rejection))
+    server = ScriptedServer(
+        always(json_response({"error": {"code": 401, "message": f"Invalid Credentials {TOKEN}"}}, 401))
+    )
+    with token_server.running(), server.running():
+        storage = bare_storage(server.endpoint, credentials=service_account(private_key, token_server.endpoint))
         for call in (lambda: storage.create("f", b"x"), lambda: storage.read("f"), storage.now_ms):
             with pytest.raises(StoragePermissionError, match="'credentials'") as caught:
                 call()
-            assert_hidden(caught.value, private_key)
+            assert_no_secrets(caught.value, private_key)
         assert server.requests == []
-        tokens._script = token_response
+        token_server._script = token_response
         with pytest.raises(StoragePermissionError) as caught:
             storage.create("f", b"x")
-        assert_hidden(caught.value, private_key)
+        assert_no_secrets(caught.value, private_key)
         assert len(server.requests) == 1
 
 
 def test_unreachable_token_service_is_transient(private_key: str) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        storage = bare(
+    with socket.socket() as silent_socket:
+        silent_socket.bind(("127.0.0.1", 0))
+        storage = bare_storage(
             "http://127.0.0.1:1",
-            credentials=service_account(private_key, f"http://127.0.0.1:{unused.getsockname()[1]}"),
+            credentials=service_account(private_key, f"http://127.0.0.1:{silent_socket.getsockname()[1]}"),
             read_timeout_seconds="0.2",
             connect_timeout_seconds="0.2",
         )
-        started = time.monotonic()
+        start_s = time.monotonic()
         with pytest.raises(UnreachableError) as caught:
             storage.create("f", b"x")
-    assert_hidden(caught.value)
-    assert time.monotonic() - started < SOON_S
+    assert_no_secrets(caught.value)
+    assert time.monotonic() - start_s < MAX_DURATION_S
 
 
 def test_silent_token_service_times_out(private_key: str) -> None:
-    tokens = ScriptedServer(lambda number, seen: Silence())
-    with tokens.running():
-        storage = bare(
+    token_server = ScriptedServer(lambda number, request: NoResponse())
+    with token_server.running():
+        storage = bare_storage(
             "http://127.0.0.1:1",
-            credentials=service_account(private_key, tokens.endpoint),
+            credentials=service_account(private_key, token_server.endpoint),
             read_timeout_seconds="0.2",
             connect_timeout_seconds="0.2",
         )
-        started = time.monotonic()
+        start_s = time.monotonic()
         with pytest.raises(UnreachableError):
             storage.create("f", b"x")
-        assert time.monotonic() - started < SOON_S
+        assert time.monotonic() - start_s < MAX_DURATION_S
 
 
-@pytest.mark.parametrize("text", [None, "hush-hush-hush", '{"type": "external_account", "a": "hush-hush-hush"}', "[]"])
-def test_invalid_credentials_file_is_rejected(tmp_path: Path, text: str | None) -> None:
+@pytest.mark.parametrize(
+    "content", [None, "hush-hush-hush", '{"type": "external_account", "a": "hush-hush-hush"}', "[]"]
+)
+def test_invalid_credentials_file_is_rejected(tmp_path: Path, content: str | None) -> None:
     file = tmp_path / "key.json"
-    if text is not None:
-        file.write_text(text)
+    if content is not None:
+        file.write_text(content)
     with pytest.raises(StoragePermissionError, match="'credentials'") as caught:
-        bare("http://127.0.0.1:1", credentials=str(file)).read("f")
-    assert_hidden(caught.value, "hush", str(tmp_path))
+        bare_storage("http://127.0.0.1:1", credentials=str(file)).read("f")
+    assert_no_secrets(caught.value, "hush", str(tmp_path))
 
 
 def test_invalid_account_key_is_rejected() -> None:
     with pytest.raises(StoragePermissionError, match="'credentials'") as caught:
-        bare("http://127.0.0.1:1", credentials=service_account("hush-hush-hush", "http://127.0.0.1:1")).read("f")
-    assert_hidden(caught.value, "hush")
+        bare_storage("http://127.0.0.1:1", credentials=service_account("hush-hush-hush", "http://127.0.0.1:1")).read(
+            "f"
+        )
+    assert_no_secrets(caught.value, "hush")
 
 
 def test_missing_credentials_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gcsfs falls back to anonymous requests, but here an option must allow them."""
+    """Gcsfs would fall back to anonymous requests, but the storage sends them only if an option allows them."""
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    server = ScriptedServer(fixed(as_json({})))
+    server = ScriptedServer(always(json_response({})))
     with server.running():
         with pytest.raises(StoragePermissionError):
             next(open_storage(ROOT, {"endpoint": server.endpoint}).list())
@@ -212,48 +225,50 @@ def test_missing_credentials_are_reported(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_every_request_names_the_billing_project() -> None:
-    def script(number: int, seen: Seen) -> Answer:
-        if seen.path.startswith("/batch/"):
-            return batch_response(seen, [204] * seen.body.count(b"DELETE "))
-        return as_json({"name": "lake/f", "size": "1", "updated": "2026-11-24T12:00:00.123Z"})
+    def script(number: int, request: RecordedRequest) -> ScriptedResponse:
+        if request.path.startswith("/batch/"):
+            return batch_response(request, [204] * request.body.count(b"DELETE "))
+        return json_response({"name": "lake/f", "size": "1", "updated": "2026-11-24T12:00:00.123Z"})
 
     server = ScriptedServer(script)
     with server.running():
-        storage = bare(server.endpoint, project="payer-1")
+        storage = bare_storage(server.endpoint, project="payer-1")
         storage.create("f", b"x")
         storage.write("f", b"x")
         assert storage.stat("f").last_modified_ms % 1000 == 0
         assert list(storage.list()) == []
         storage.delete("f")
         assert storage.delete_batch(["f", "g?"]) == {}
-        for seen in server.requests[:-1]:
-            assert parse_qs(urlsplit(seen.path).query)["userProject"] == ["payer-1"]
+        for request in server.requests[:-1]:
+            assert parse_qs(urlsplit(request.path).query)["userProject"] == ["payer-1"]
         assert b"/o/lake%2Fg%3F?userProject=payer-1 HTTP/1.1" in server.requests[-1].body
 
 
 # --- batches ----------------------------------------------------------------------------------------
 
 
-def batch_response(seen: Seen, statuses: list[int | None], reason: str = "backendError") -> Answer:
-    """Return a batch response like the service's: one part with an id per call; None omits the part."""
-    boundary = seen.headers["Content-Type"].partition("boundary=")[2]
+def batch_response(
+    request: RecordedRequest, statuses: list[int | None], reason: str = "backendError"
+) -> ScriptedResponse:
+    """Return a batch response like that of the service, with one part per call. A status of None omits the part."""
+    boundary = request.headers["Content-Type"].partition("boundary=")[2]
     parts = []
     for number, status in enumerate(statuses):
         if status is not None:
             body = "" if status < 300 else json.dumps({"error": {"code": status, "errors": [{"reason": reason}]}})
             parts.append(
                 f"--batch_of_this_test\r\nContent-Type: application/http\r\nContent-ID: <response-{boundary}+{number}>"
-                f"\r\n\r\nHTTP/1.1 {status} as told\r\nContent-Type: application/json\r\n\r\n{body}\r\n\r\n"
+                f"\r\n\r\nHTTP/1.1 {status} injected\r\nContent-Type: application/json\r\n\r\n{body}\r\n\r\n"
             )
-    text = "".join([*reversed(parts), "--batch_of_this_test--\r\n"])
-    return Answer(200, text.encode(), {"Content-Type": "multipart/mixed; boundary=batch_of_this_test"})
+    body_text = "".join([*reversed(parts), "--batch_of_this_test--\r\n"])
+    return ScriptedResponse(200, body_text.encode(), {"Content-Type": "multipart/mixed; boundary=batch_of_this_test"})
 
 
 def test_delete_batch_reports_each_file() -> None:
     statuses: list[int | None] = [204, 404, 403, 503, None, 200]
-    server = ScriptedServer(lambda number, seen: batch_response(seen, statuses, "forbidden"))
+    server = ScriptedServer(lambda number, request: batch_response(request, statuses, "forbidden"))
     with server.running():
-        failures = bare(server.endpoint).delete_batch([f"f{number}" for number in range(6)])
+        failures = bare_storage(server.endpoint).delete_batch([f"f{number}" for number in range(6)])
     assert {path: type(error) for path, error in failures.items()} == {
         "f2": StoragePermissionError,
         "f3": AmbiguousWriteError,
@@ -263,31 +278,31 @@ def test_delete_batch_reports_each_file() -> None:
 
 
 def test_delete_batch_retries_only_transient_failures() -> None:
-    def script(number: int, seen: Seen) -> Answer:
-        return batch_response(seen, [204, 503, 204] if number == 0 else [204])
+    def script(number: int, request: RecordedRequest) -> ScriptedResponse:
+        return batch_response(request, [204, 503, 204] if number == 0 else [204])
 
     server = ScriptedServer(script)
     with server.running():
-        storage = RetryStorage(bare(server.endpoint), base_delay_seconds=0.001)
+        storage = RetryStorage(bare_storage(server.endpoint), base_delay_seconds=0.001)
         assert storage.delete_many(["a", "b", "c"]) == {}
-        assert [seen.body.count(b"DELETE /storage/v1/b/bucket/o/lake%2F") for seen in server.requests] == [3, 1]
+        assert [request.body.count(b"DELETE /storage/v1/b/bucket/o/lake%2F") for request in server.requests] == [3, 1]
 
 
 def test_many_deletes_are_batches_of_a_hundred() -> None:
-    def script(number: int, seen: Seen) -> Answer:
-        return batch_response(seen, [204] * seen.body.count(b"DELETE "))
+    def script(number: int, request: RecordedRequest) -> ScriptedResponse:
+        return batch_response(request, [204] * request.body.count(b"DELETE "))
 
     server = ScriptedServer(script)
     with server.running():
-        assert bare(server.endpoint).delete_many([f"{number}" for number in range(250)]) == {}
-        assert sorted(seen.body.count(b"DELETE ") for seen in server.requests) == [50, 100, 100]
+        assert bare_storage(server.endpoint).delete_many([f"{number}" for number in range(250)]) == {}
+        assert sorted(request.body.count(b"DELETE ") for request in server.requests) == [50, 100, 100]
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"--x\r\n\r\n--x--"])
 def test_invalid_batch_response_is_ambiguous(body: bytes) -> None:
-    server = ScriptedServer(fixed(Answer(200, body, {"Content-Type": "multipart/mixed; boundary=x"})))
+    server = ScriptedServer(always(ScriptedResponse(200, body, {"Content-Type": "multipart/mixed; boundary=x"})))
     with server.running():
-        failures = bare(server.endpoint).delete_batch(["a", "b"])
+        failures = bare_storage(server.endpoint).delete_batch(["a", "b"])
     assert {path: type(error) for path, error in failures.items()} == dict.fromkeys("ab", AmbiguousWriteError)
 
 
@@ -302,82 +317,82 @@ def test_invalid_batch_response_is_ambiguous(body: bytes) -> None:
      b'{"items": [{"name": "lake/f", "size": "x", "updated": "2026-11-24T12:00:00Z"}]}'],
 )  # fmt: skip
 def test_invalid_listing_is_rejected(body: bytes) -> None:
-    server = ScriptedServer(fixed(Answer(200, body)))
+    server = ScriptedServer(always(ScriptedResponse(200, body)))
     with server.running(), pytest.raises(StorageError, match="'endpoint'"):
-        list(bare(server.endpoint).list())
+        list(bare_storage(server.endpoint).list())
 
 
 def test_repeated_page_of_a_listing_is_rejected() -> None:
-    server = ScriptedServer(fixed(as_json({"nextPageToken": "again"})))
+    server = ScriptedServer(always(json_response({"nextPageToken": "same"})))
     with server.running(), pytest.raises(StorageError):
-        list(bare(server.endpoint).list())
+        list(bare_storage(server.endpoint).list())
 
 
 def test_listing_continues_after_an_empty_page() -> None:
     file = {"name": "lake/a", "size": "3", "updated": "2026-11-24T12:00:00.999Z"}
     folder = {**file, "name": "lake/a/"}
 
-    def script(number: int, seen: Seen) -> Answer:
-        position = parse_qs(urlsplit(seen.path).query).get("pageToken")
-        return as_json({"nextPageToken": "more"} if position is None else {"items": [file, folder]})
+    def script(number: int, request: RecordedRequest) -> ScriptedResponse:
+        position = parse_qs(urlsplit(request.path).query).get("pageToken")
+        return json_response({"nextPageToken": "more"} if position is None else {"items": [file, folder]})
 
     server = ScriptedServer(script)
     with server.running():
-        assert [file.path for file in bare(server.endpoint).list("a")] == ["a"]
+        assert [file.path for file in bare_storage(server.endpoint).list("a")] == ["a"]
         assert parse_qs(urlsplit(server.requests[0].path).query)["prefix"] == ["lake/a"]
 
 
 def test_read_does_not_load_a_file_above_the_limit() -> None:
-    """By the declared length, or without one as soon as too many bytes have arrived."""
+    """Reject a file by its declared length or, without one, as soon as too many bytes have arrived."""
     chunks = b"".join(b"%x\r\n%b\r\n" % (1 << 20, b"x" * (1 << 20)) for _ in range(3)) + b"0\r\n\r\n"
-    for answer in (
-        Answer(200, b"x" * 1000, announced_bytes=10**12),
-        Answer(200, chunks, {"Transfer-Encoding": "chunked"}),
+    for response in (
+        ScriptedResponse(200, b"x" * 1000, content_length=10**12),
+        ScriptedResponse(200, chunks, {"Transfer-Encoding": "chunked"}),
     ):
-        server = ScriptedServer(fixed(answer))
+        server = ScriptedServer(always(response))
         with server.running(), pytest.raises(CorruptFileError, match="1000000"):
-            bare(server.endpoint).read("f", limit_bytes=10**6)
+            bare_storage(server.endpoint).read("f", limit_bytes=10**6)
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
-        Answer(200, b"short", announced_bytes=10),
-        Answer(206, b"23", {"Content-Range": "bytes 2-3/10"}),
-        Answer(206, b"234", {"Content-Range": "bytes 2-5/10"}),
+        ScriptedResponse(200, b"short", content_length=10),
+        ScriptedResponse(206, b"23", {"Content-Range": "bytes 2-3/10"}),
+        ScriptedResponse(206, b"234", {"Content-Range": "bytes 2-5/10"}),
     ],
 )
-def test_partial_response_is_never_returned(answer: Answer) -> None:
-    server = ScriptedServer(fixed(answer))
+def test_partial_response_is_never_returned(response: ScriptedResponse) -> None:
+    server = ScriptedServer(always(response))
     with server.running(), pytest.raises(TransientError):
-        bare(server.endpoint).read("f", offset=2, length=4)
+        bare_storage(server.endpoint).read("f", offset=2, length=4)
 
 
 def test_server_that_ignores_ranges_is_supported() -> None:
-    server = ScriptedServer(fixed(Answer(200, b"0123456789")))
+    server = ScriptedServer(always(ScriptedResponse(200, b"0123456789")))
     with server.running():
-        assert bare(server.endpoint).read("f", offset=2, length=4) == b"2345"
+        assert bare_storage(server.endpoint).read("f", offset=2, length=4) == b"2345"
 
 
 def test_slow_server_times_out() -> None:
-    server = ScriptedServer(fixed(Answer(200, b"x" * 1000, trickle_seconds=0.05)))
+    server = ScriptedServer(always(ScriptedResponse(200, b"x" * 1000, byte_delay_s=0.05)))
     with server.running():
-        storage = bare(server.endpoint, read_timeout_seconds="0.2", connect_timeout_seconds="0.2")
-        started = time.monotonic()
+        storage = bare_storage(server.endpoint, read_timeout_seconds="0.2", connect_timeout_seconds="0.2")
+        start_s = time.monotonic()
         with pytest.raises(TransientError):
             storage.read("f")
-        assert time.monotonic() - started < SOON_S
+        assert time.monotonic() - start_s < MAX_DURATION_S
 
 
 def test_no_redirect_is_followed() -> None:
     """Following it would send a token, or a second create, to an unintended location."""
-    server = ScriptedServer(lambda number, seen: Answer(307, b"", {"Location": f"/elsewhere/{number}"}))
+    server = ScriptedServer(lambda number, request: ScriptedResponse(307, b"", {"Location": f"/other/{number}"}))
     with server.running():
-        storage = bare(server.endpoint)
+        storage = bare_storage(server.endpoint)
         for call in (lambda: storage.create("f", b"x"), lambda: storage.read("f"), lambda: list(storage.list())):
             with pytest.raises(StorageError, match="'endpoint'"):
                 call()
-        assert [seen.method for seen in server.requests] == ["POST", "GET", "GET"]
+        assert [request.method for request in server.requests] == ["POST", "GET", "GET"]
 
 
 def test_upload_may_exceed_the_read_timeout() -> None:
@@ -387,30 +402,30 @@ def test_upload_may_exceed_the_read_timeout() -> None:
         def serve() -> int:
             connection, _ = listener.accept()
             with connection:
-                connection.settimeout(SOON_S)
+                connection.settimeout(MAX_DURATION_S)
                 time.sleep(1.2)
-                n_bytes = 0
-                while n_bytes <= len(body) and (piece := connection.recv(1 << 20)):
-                    n_bytes += len(piece)
+                n_received_bytes = 0
+                while n_received_bytes <= len(body) and (chunk := connection.recv(1 << 20)):
+                    n_received_bytes += len(chunk)
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-                return n_bytes
+                return n_received_bytes
 
         with ThreadPoolExecutor(1) as pool:
-            served = pool.submit(serve)
-            bare(f"http://127.0.0.1:{listener.getsockname()[1]}", read_timeout_seconds="0.4").create("f", body)
-            assert served.result() > len(body)
+            n_received = pool.submit(serve)
+            bare_storage(f"http://127.0.0.1:{listener.getsockname()[1]}", read_timeout_seconds="0.4").create("f", body)
+            assert n_received.result() > len(body)
 
 
-def test_response_without_a_date_is_ignored() -> None:
-    server = ScriptedServer(fixed(Answer(200, b"{}", {"Date": ""})))
+def test_response_without_a_date_is_rejected() -> None:
+    server = ScriptedServer(always(ScriptedResponse(200, b"{}", {"Date": ""})))
     with server.running(), pytest.raises(StorageError):
-        bare(server.endpoint).now_ms()
+        bare_storage(server.endpoint).now_ms()
 
 
-def test_names_reach_the_server_as_they_are() -> None:
-    server = ScriptedServer(fixed(as_json({})))
+def test_names_reach_the_server_unchanged() -> None:
+    server = ScriptedServer(always(json_response({})))
     with server.running():
-        storage = bare(server.endpoint)
+        storage = bare_storage(server.endpoint)
         for name in ("a/b", "%20", "a%2Fb", "?", "#x", "..a", "ü", "a b+c", "~", "{0}"):
             storage.delete(name)
             target = server.requests[-1].path
@@ -421,9 +436,9 @@ def test_names_reach_the_server_as_they_are() -> None:
 
 
 def test_forked_child_shares_no_connection_with_its_parent(fake_gcs: GcsServer) -> None:
-    """Its requests use separate connections from those of its parent."""
+    """The requests of the child use connections that are separate from those of its parent."""
     root = fake_gcs.fresh_root()
-    storage = bare(fake_gcs.endpoint, root)
+    storage = bare_storage(fake_gcs.endpoint, root)
     storage.create("parent", b"1")
 
     def work(report: Callable[[str], None]) -> None:
@@ -432,13 +447,13 @@ def test_forked_child_shares_no_connection_with_its_parent(fake_gcs: GcsServer) 
 
     status, lines = fork(work).finish()
     assert (status, lines) == (0, ["1"])
-    started = time.monotonic()
+    start_s = time.monotonic()
     assert storage.read("child") == b"2"
-    assert time.monotonic() - started < SOON_S / 2
+    assert time.monotonic() - start_s < MAX_DURATION_S / 2
     fake_gcs.delete_all(root)
 
 
-_AT_ITS_END = """
+_FORKING_PROGRAM = """
 import os, sys
 from trinitylake_ops.storage import open_storage
 storage = open_storage(sys.argv[1], {"endpoint": sys.argv[2], "credentials": "anonymous"}).inner
@@ -452,10 +467,10 @@ print(storage.read("child").decode())
 
 
 def test_exit_of_a_forked_child_does_not_affect_its_parent(fake_gcs: GcsServer) -> None:
-    """At exit an interpreter destroys all its objects, except those that belong to its parent."""
+    """When the child exits, its interpreter destroys all objects except those that belong to the parent."""
     root = fake_gcs.fresh_root()
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-W", "error", "-c", _AT_ITS_END, root, fake_gcs.endpoint]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "2\n", "")
+    command = [sys.executable, "-W", "error", "-c", _FORKING_PROGRAM, root, fake_gcs.endpoint]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "2\n", "")
     fake_gcs.delete_all(root)

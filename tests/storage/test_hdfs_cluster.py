@@ -1,4 +1,4 @@
-"""HDFS during stops and restarts of servers. Each test has a separate cluster."""
+"""HDFS while servers are stopped and restarted. Each test starts a separate cluster."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from trinitylake_ops.storage import RetryStorage, Storage, open_storage
 
 pytestmark = [pytest.mark.soak, pytest.mark.debian_packages, pytest.mark.timeout(900)]
 
-PATIENCE_S = 300.0
-#: One more than the replicas of a file. With three, the NameNode would keep choosing the stopped one.
+TIMEOUT_S = 300.0
+#: One more than the replicas of a file. With three DataNodes, the NameNode would continue to choose the stopped one.
 N_DATANODES = 4
 
 
@@ -38,19 +38,19 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HdfsClu
 
 
 class Committer(threading.Thread):
-    """Commits one namespace after another until it is stopped, and records acknowledged ones."""
+    """Commits namespaces until it is stopped, and records those whose commits were acknowledged."""
 
     def __init__(self, root: str, prefix: str):
         super().__init__()
         self._lake = Lakehouse.open(root, {"read_timeout_seconds": "5"})
         self._prefix = prefix
-        self._ending = threading.Event()
-        self.done: list[str] = []
+        self._is_stopping = threading.Event()
+        self.committed_names: list[str] = []
         self.n_failures = 0
 
     def run(self) -> None:
         number = 0
-        while not self._ending.is_set():
+        while not self._is_stopping.is_set():
             name = f"{self._prefix}_{number}"
             try:
                 with self._lake.transaction() as txn:
@@ -61,37 +61,37 @@ class Committer(threading.Thread):
                 self.n_failures += 1
                 time.sleep(0.05)
                 continue
-            self.done.append(name)
+            self.committed_names.append(name)
             number += 1
 
     def wait_for(self, n_more: int) -> None:
-        wanted, deadline = len(self.done) + n_more, time.monotonic() + PATIENCE_S
-        while len(self.done) < wanted:
-            assert self.is_alive() and time.monotonic() < deadline, "the commits do not go on"
+        n_expected, deadline = len(self.committed_names) + n_more, time.monotonic() + TIMEOUT_S
+        while len(self.committed_names) < n_expected:
+            assert self.is_alive() and time.monotonic() < deadline, "the commits do not continue"
             time.sleep(0.02)
 
-    def end(self) -> None:
-        self._ending.set()
-        self.join(PATIENCE_S)
+    def stop(self) -> None:
+        self._is_stopping.set()
+        self.join(TIMEOUT_S)
         assert not self.is_alive()
 
 
-def root_on(cluster: HdfsCluster) -> str:
+def create_lakehouse(cluster: HdfsCluster) -> str:
     root = cluster.server.fresh_root()
     Lakehouse.create(root)
     return root
 
 
-def check_all(root: str, committers: list[Committer]) -> None:
+def check_lakehouse(root: str, committers: list[Committer]) -> None:
     lake = Lakehouse.open(root)
     namespaces = lake.snapshot().namespaces()
-    assert sorted(namespaces) == sorted(name for committer in committers for name in committer.done)
-    assert lake.latest_version() == len(namespaces), "each commit made one version"
+    assert sorted(namespaces) == sorted(name for committer in committers for name in committer.committed_names)
+    assert lake.latest_version() == len(namespaces), "each commit created one version"
     check_lake(lake)
 
 
 def test_commits_survive_a_namenode_restart(cluster: HdfsCluster) -> None:
-    root = root_on(cluster)
+    root = create_lakehouse(cluster)
     committers = [Committer(root, f"w{number}") for number in range(2)]
     for committer in committers:
         committer.start()
@@ -107,13 +107,13 @@ def test_commits_survive_a_namenode_restart(cluster: HdfsCluster) -> None:
             committer.wait_for(3)
     finally:
         for committer in committers:
-            committer.end()
-    assert sum(committer.n_failures for committer in committers) > 0, "no commit met the restart"
-    check_all(root, committers)
+            committer.stop()
+    assert sum(committer.n_failures for committer in committers) > 0, "no commit failed during a restart"
+    check_lakehouse(root, committers)
 
 
 def test_commits_survive_a_stopped_datanode(cluster: HdfsCluster) -> None:
-    root = root_on(cluster)
+    root = create_lakehouse(cluster)
     committer = Committer(root, "w")
     committer.start()
     try:
@@ -124,11 +124,11 @@ def test_commits_survive_a_stopped_datanode(cluster: HdfsCluster) -> None:
         cluster.wait_until_ready(N_DATANODES)
         committer.wait_for(5)
     finally:
-        committer.end()
-    check_all(root, [committer])
+        committer.stop()
+    check_lakehouse(root, [committer])
 
 
-def test_safe_mode_passes(cluster: HdfsCluster) -> None:
+def test_create_in_safe_mode_is_transient(cluster: HdfsCluster) -> None:
     storage = open_storage(cluster.server.fresh_root())
     assert isinstance(storage, RetryStorage)
     storage.create("f", b"x")
@@ -153,15 +153,15 @@ def test_write_without_datanodes_fails_without_loss(cluster: HdfsCluster) -> Non
     assert [file.path for file in storage.list()] == ["f"]
     for number in range(N_DATANODES):
         cluster.start_datanode(number)
-    # The NameNode never considered them dead, so only a write shows when it has their new addresses.
-    deadline = time.monotonic() + PATIENCE_S
-    while not _is_written(storage, "g"):
+    # The NameNode never considers the DataNodes dead, so only a successful write shows that it has their new addresses.
+    deadline = time.monotonic() + TIMEOUT_S
+    while not _can_create(storage, "g"):
         assert time.monotonic() < deadline
     assert storage.read_many(["f", "g"]) == [b"x", b"g"]
     assert sorted(file.path for file in storage.list()) == ["f", "g"]
 
 
-def _is_written(storage: Storage, name: str) -> bool:
+def _can_create(storage: Storage, name: str) -> bool:
     try:
         storage.create(name, name.encode())
     except TransientError:

@@ -1,4 +1,4 @@
-"""Lakehouses on HDFS end to end, and races of processes."""
+"""End-to-end tests of lakehouses on HDFS, and races of processes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trinitylake_ops.storage.contract.suite import MIB, run_together
 
 REPOSITORY = Path(__file__).parents[2]
 N_THREADS, N_PROCESSES = 32, 8
-LONG = [pytest.mark.soak, pytest.mark.timeout(3600)]
-LEAD_NS = 5_000_000
-#: More than a transaction's time to live and the margin for clocks.
-LONG_MS = 2 * 24 * 3_600_000
+SOAK_MARKS = [pytest.mark.soak, pytest.mark.timeout(3600)]
+START_DELAY_NS = 5_000_000
+#: Longer than the time to live of a transaction and the clock margin.
+TWO_DAYS_MS = 2 * 24 * 3_600_000
 
 
 @pytest.fixture
@@ -43,12 +43,12 @@ class Worker:
             command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def ask(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
-    def answer(self) -> str:
+    def read_line(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
@@ -62,79 +62,79 @@ def workers(request: pytest.FixtureRequest, root: str) -> Iterator[list[Worker]]
     kind, n_workers = request.param
     if kind == "commit":
         Lakehouse.create(root)
-    started = [Worker(kind, root, number) for number in range(n_workers)]
+    running_workers = [Worker(kind, root, number) for number in range(n_workers)]
     try:
-        assert {worker.answer() for worker in started} == {"ready"}
-        yield started
+        assert {worker.read_line() for worker in running_workers} == {"ready"}
+        yield running_workers
     finally:
-        for worker in started:
+        for worker in running_workers:
             worker.stop()
 
 
-def check_round(storage: Storage, name: str, outcomes: list[str], n_bytes: int) -> None:
+def check_round(storage: Storage, name: str, outcomes: list[str], size_bytes: int) -> None:
     assert sorted(outcomes) == ["FileExistsAlreadyError"] * (len(outcomes) - 1) + ["won"]
     winner = outcomes.index("won")
-    assert storage.read(name) == bytes([winner]) * n_bytes
-    assert [(file.path, file.size_bytes) for file in storage.list()] == [(name, n_bytes)]
+    assert storage.read(name) == bytes([winner]) * size_bytes
+    assert [(file.path, file.size_bytes) for file in storage.list()] == [(name, size_bytes)]
     storage.delete(name)
 
 
 @pytest.mark.parametrize(
-    ("n_bytes", "n_rounds"),
+    ("size_bytes", "n_rounds"),
     [
         (0, 3), (MIB, 1),
-        *(pytest.param(n_bytes, 100, marks=LONG, id=f"{n_bytes}-full") for n_bytes in (0, MIB, 9 * MIB)),
+        *(pytest.param(size_bytes, 100, marks=SOAK_MARKS, id=f"{size_bytes}-full") for size_bytes in (0, MIB, 9 * MIB)),
     ],
 )  # fmt: skip
-def test_concurrent_creates_of_32_threads_have_one_winner(root: str, n_bytes: int, n_rounds: int) -> None:
+def test_concurrent_creates_in_32_threads_have_one_winner(root: str, size_bytes: int, n_rounds: int) -> None:
     storage = open_storage(root)
     for number in range(n_rounds):
         name = f"round-{number}/name"  # creating the folder is also a race
 
         def create(racer: int, name: str = name) -> str:
             try:
-                storage.create(name, bytes([racer]) * n_bytes)
+                storage.create(name, bytes([racer]) * size_bytes)
             except FileExistsAlreadyError as error:
                 return type(error).__name__
             return "won"
 
         outcomes = run_together([lambda racer=racer: create(racer) for racer in range(N_THREADS)])  # type: ignore[misc]
-        check_round(storage, name, [str(outcome) for outcome in outcomes], n_bytes)
+        check_round(storage, name, [str(outcome) for outcome in outcomes], size_bytes)
     assert list(storage.list("_ops/tmp/")) == []
 
 
 @pytest.mark.parametrize("workers", [("create", N_PROCESSES)], indirect=True, ids=[""])
 @pytest.mark.parametrize(
-    "n_rounds",
+    "rounds_by_size",
     [
         {0: 2, MIB: 1},
-        pytest.param({0: 100, MIB: 100, 9 * MIB: 100}, marks=LONG, id="full"),
+        pytest.param({0: 100, MIB: 100, 9 * MIB: 100}, marks=SOAK_MARKS, id="full"),
     ],
 )
-def test_concurrent_creates_of_8_processes_have_one_winner(
-    root: str, workers: list[Worker], n_rounds: dict[int, int]
+def test_concurrent_creates_in_8_processes_have_one_winner(
+    root: str, workers: list[Worker], rounds_by_size: dict[int, int]
 ) -> None:
     storage = open_storage(root)
-    for n_bytes, times in n_rounds.items():
-        for number in range(times):
-            name = f"round-{n_bytes}-{number}/name"
-            moment = time.monotonic_ns() + LEAD_NS
+    for size_bytes, n_rounds in rounds_by_size.items():
+        for number in range(n_rounds):
+            name = f"round-{size_bytes}-{number}/name"
+            start_ns = time.monotonic_ns() + START_DELAY_NS
             for worker in workers:
-                worker.ask(f"{name} {n_bytes} {moment}")
-            check_round(storage, name, [worker.answer() for worker in workers], n_bytes)
+                worker.send(f"{name} {size_bytes} {start_ns}")
+            check_round(storage, name, [worker.read_line() for worker in workers], size_bytes)
     assert list(storage.list("_ops/tmp/")) == []
 
 
 @pytest.mark.parametrize("workers", [("commit", 2)], indirect=True, ids=[""])
-@pytest.mark.parametrize("n_commits", [20, pytest.param(200, marks=LONG)])
+@pytest.mark.parametrize("n_commits", [20, pytest.param(200, marks=SOAK_MARKS)])
 def test_two_processes_lose_no_commit(root: str, workers: list[Worker], n_commits: int) -> None:
     for worker in workers:
-        worker.ask(str(n_commits))
-    assert max(int(worker.answer()) for worker in workers) == 2 * n_commits
+        worker.send(str(n_commits))
+    assert max(int(worker.read_line()) for worker in workers) == 2 * n_commits
     lake = Lakehouse.open(root)
     assert lake.latest_version() == 2 * n_commits
-    wanted = {f"ns_{worker}_{number}" for worker in range(2) for number in range(n_commits)}
-    assert set(lake.snapshot().namespaces()) == wanted
+    expected = {f"ns_{worker}_{number}" for worker in range(2) for number in range(n_commits)}
+    assert set(lake.snapshot().namespaces()) == expected
     check_lake(lake)
 
 
@@ -150,19 +150,19 @@ def test_lakehouse_end_to_end(root: str) -> None:
     assert [info.version for info in lake.history()] == [5, 4, 3, 2, 1, 0]
 
     backup = f"{root.removesuffix('lake/')}backup/"
-    operations.plan_export(lake, "kept", level="full", target=backup).execute()
+    operations.plan_export(lake, "backup", level="full", target=backup).execute()
     assert Lakehouse.open(backup).snapshot().namespaces() == ["ns0", "ns1", "ns2"]
 
-    clock.time_ms += LONG_MS
+    clock.time_ms += TWO_DAYS_MS
     policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
     assert operations.plan_expiration(lake, policy).execute().versions
     with pytest.raises(VersionExpiredError):
         lake.snapshot(2)
-    before = {file.path for file in storage.list()}
-    clock.time_ms += LONG_MS
+    paths_before = {file.path for file in storage.list()}
+    clock.time_ms += TWO_DAYS_MS
     report = operations.plan_purge(lake).execute()
-    gone = before - {file.path for file in storage.list()}
-    assert len(gone) >= report.files > 0
-    assert any("ns3" in path for path in gone), "what only expired versions had"
+    deleted_paths = paths_before - {file.path for file in storage.list()}
+    assert len(deleted_paths) >= report.files > 0
+    assert any("ns3" in path for path in deleted_paths), "files that only expired versions used are deleted"
     assert operations.verify(lake, deep=True).findings == ()
     check_lake(Lakehouse.open(root))

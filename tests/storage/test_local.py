@@ -38,7 +38,7 @@ WRITES: list[Callable[[LocalStorage, str, bytes], None]] = [LocalStorage.create,
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may enter, unlike tmp_path."""
+    """A folder that every user can access, unlike ``tmp_path``."""
     path = Path(tempfile.mkdtemp(prefix="trinitylake-test-"))
     path.chmod(0o755)
     yield path
@@ -102,9 +102,9 @@ def test_failed_writes_leave_no_file(
 def test_short_writes_are_continued(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, write: Callable[[LocalStorage, str, bytes], None]
 ) -> None:
-    whole_write, whole_read = os.write, os.pread
-    monkeypatch.setattr(os, "write", lambda descriptor, data: whole_write(descriptor, data[:3]))
-    monkeypatch.setattr(os, "pread", lambda descriptor, n, at: whole_read(descriptor, min(n, 3), at))
+    original_write, original_read = os.write, os.pread
+    monkeypatch.setattr(os, "write", lambda descriptor, data: original_write(descriptor, data[:3]))
+    monkeypatch.setattr(os, "pread", lambda descriptor, n, at: original_read(descriptor, min(n, 3), at))
     write(storage, "name", b"0123456789")
     assert storage.read("name") == b"0123456789"
     assert storage.read("name", offset=2, length=7) == b"2345678"
@@ -114,23 +114,23 @@ def test_fsync_of_file_folder_and_new_parents(
     storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
-    true_fsync = os.fsync
+    original_fsync = os.fsync
 
-    def note(descriptor: int) -> None:
+    def record_fsync(descriptor: int) -> None:
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        true_fsync(descriptor)
+        original_fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "fsync", record_fsync)
     storage.create("a/b/name", b"x")
     names = [name.removeprefix(str(folder.parent)) for name in synced]
     assert {"", "/lake", "/lake/_ops", "/lake/a", "/lake/a/b"} <= set(names)
-    temporary = [name for name in names if name.startswith("/lake/_ops/tmp/")]
-    assert len(temporary) == 1
-    assert names[0] == temporary[0], "its name comes after its bytes, and then all folders together"
+    temporary_files = [name for name in names if name.startswith("/lake/_ops/tmp/")]
+    assert len(temporary_files) == 1
+    assert names[0] == temporary_files[0], "the temporary file is synced first, and the folders after it"
     synced.clear()
     storage.write("a/b/name", b"y")
     assert len(synced) == 2  # the file and its folder
-    # A folder that another process created may not be on the device yet.
+    # A folder that another process created may not be synced yet.
     synced.clear()
     LocalStorage(storage.root).create("a/b/other", b"z")
     assert str(folder / "a") in synced
@@ -155,34 +155,34 @@ def test_failed_sync_of_the_folder_is_ambiguous(
 
 
 @pytest.mark.parametrize(("write", "call"), [(LocalStorage.create, "link"), (LocalStorage.write, "replace")])
-def test_lost_response_of_the_last_step_is_ambiguous(
+def test_timeout_of_the_last_step_is_ambiguous(
     storage: LocalStorage,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     write: Callable[[LocalStorage, str, bytes], None],
     call: str,
 ) -> None:
-    true_call = getattr(os, call)
+    original_call = getattr(os, call)
 
-    def lose_response(source: bytes, target: bytes) -> None:
-        true_call(source, target)
+    def time_out(source: bytes, target: bytes) -> None:
+        original_call(source, target)
         raise OSError(errno.ETIMEDOUT, "timed out")
 
-    monkeypatch.setattr(os, call, lose_response)
+    monkeypatch.setattr(os, call, time_out)
     with pytest.raises(AmbiguousWriteError) as caught:
         write(storage, "name", b"x")
     assert caught.value.path == "name"
     assert tree(folder) == {"name"}
 
 
-def test_repeated_link_of_a_network_file_system_is_our_own(
+def test_link_repeated_by_a_network_file_system_succeeds(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true_link = os.link
+    original_link = os.link
 
     def link_twice(source: bytes, target: bytes) -> None:
-        true_link(source, target)
-        true_link(source, target)
+        original_link(source, target)
+        original_link(source, target)
 
     monkeypatch.setattr(os, "link", link_twice)
     storage.create("name", b"x")
@@ -192,14 +192,14 @@ def test_repeated_link_of_a_network_file_system_is_our_own(
 # --- file systems without hard links ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK])
-def test_rename_without_replacement_where_there_are_no_hard_links(
-    storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+@pytest.mark.parametrize("error_number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK])
+def test_exclusive_rename_replaces_missing_hard_links(
+    storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch, error_number: int
 ) -> None:
-    def no_links(source: bytes, target: bytes) -> None:
-        raise OSError(number, os.strerror(number))
+    def fail_to_link(source: bytes, target: bytes) -> None:
+        raise OSError(error_number, os.strerror(error_number))
 
-    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(os, "link", fail_to_link)
     outcomes = run_together([lambda i=i: storage.create("name", str(i).encode()) for i in range(16)])  # type: ignore[misc]
     assert storage.read("name") == str(outcomes.index(None)).encode()
     assert sum(isinstance(outcome, FileExistsAlreadyError) for outcome in outcomes) == 15
@@ -209,15 +209,15 @@ def test_rename_without_replacement_where_there_are_no_hard_links(
 def test_file_system_without_links_and_exclusive_renames_is_rejected(
     storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class OldLibrary:
+    class LibraryWithoutRename:
         def __init__(self, name: None, use_errno: bool):
             assert use_errno
 
-    def no_links(source: bytes, target: bytes) -> None:
+    def fail_to_link(source: bytes, target: bytes) -> None:
         raise PermissionError(errno.EPERM, "not permitted")
 
-    monkeypatch.setattr(os, "link", no_links)
-    monkeypatch.setattr(ctypes, "CDLL", OldLibrary)
+    monkeypatch.setattr(os, "link", fail_to_link)
+    monkeypatch.setattr(ctypes, "CDLL", LibraryWithoutRename)
     with pytest.raises(StorageError) as caught:
         storage.create("name", b"x")
     assert caught.value.path == "name"
@@ -242,17 +242,17 @@ def test_removed_folders_are_recreated(
 def test_write_fails_if_its_folder_keeps_being_deleted(
     storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def vanish(source: bytes, target: bytes) -> None:
-        raise FileNotFoundError(errno.ENOENT, "gone")
+    def fail_to_find(source: bytes, target: bytes) -> None:
+        raise FileNotFoundError(errno.ENOENT, "missing")
 
-    monkeypatch.setattr(os, "link", vanish)
+    monkeypatch.setattr(os, "link", fail_to_find)
     with pytest.raises(TransientError):
         storage.create("a/name", b"x")
     assert tree(folder) == set()
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_conflicts_of_files_and_folders_are_reported(
+def test_conflicts_between_files_and_folders_are_reported(
     storage: LocalStorage, folder: Path, write: Callable[[LocalStorage, str, bytes], None]
 ) -> None:
     storage.create("file", b"x")
@@ -291,7 +291,7 @@ def test_list_yields_no_links_pipes_or_undecodable_names(storage: LocalStorage, 
     (folder / "linked").symlink_to(tmp_path / "outside")
     (folder / "real" / "up").symlink_to(folder)
     (folder / "linked-file").symlink_to(folder / "real" / "file")
-    (folder / "dangling").symlink_to(folder / "nowhere")
+    (folder / "dangling").symlink_to(folder / "missing")
     os.mkfifo(folder / "pipe")
     with open(os.fsencode(folder) + b"/\xff\xfe", "wb"):
         pass
@@ -308,26 +308,26 @@ def test_list_yields_no_links_pipes_or_undecodable_names(storage: LocalStorage, 
 
 
 def test_root_may_be_behind_a_link(tmp_path: Path) -> None:
-    (tmp_path / "true").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "true")
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "target")
     storage = LocalStorage(f"file://{tmp_path}/link/lake/")
     storage.create("a/b", b"x")
     assert [file.path for file in storage.list()] == ["a/b"]
-    assert (tmp_path / "true" / "lake" / "a" / "b").exists()
+    assert (tmp_path / "target" / "lake" / "a" / "b").exists()
 
 
 def test_listing_is_lazy(storage: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
         storage.write(f"{number}/name", b"")
     n_scans = 0
-    true_scandir = os.scandir
+    original_scandir = os.scandir
 
-    def count(name: bytes) -> object:
+    def counting_scandir(name: bytes) -> object:
         nonlocal n_scans
         n_scans += 1
-        return true_scandir(name)
+        return original_scandir(name)
 
-    monkeypatch.setattr(os, "scandir", count)
+    monkeypatch.setattr(os, "scandir", counting_scandir)
     files = storage.list()
     next(files)
     assert n_scans == 2  # the root and one folder
@@ -351,7 +351,7 @@ def test_listing_ignores_deleted_files_and_folders(storage: LocalStorage, folder
 # --- system errors ---------------------------------------------------------------------
 
 
-def refuse_all_writes(storage: LocalStorage) -> None:
+def check_writes_are_rejected(storage: LocalStorage) -> None:
     operations: list[Callable[[], object]] = [
         lambda: storage.create("a/new", b"x"),
         lambda: storage.create("new/folder", b"x"),
@@ -374,7 +374,7 @@ def test_read_only_mount_rejects_writes(open_folder: Path) -> None:
     storage = LocalStorage(f"file://{open_folder}/")
     storage.create("a/old", b"old")
     with mounted_read_only(open_folder):
-        refuse_all_writes(storage)
+        check_writes_are_rejected(storage)
     assert tree(open_folder) == {"a/old"}
 
 
@@ -382,7 +382,7 @@ def test_read_only_folder_rejects_writes(open_folder: Path) -> None:
     storage = LocalStorage(f"file://{open_folder}/")
     storage.create("a/old", b"old")
     with read_only_modes(open_folder):
-        refuse_all_writes(storage)
+        check_writes_are_rejected(storage)
     assert tree(open_folder) == {"a/old"}
 
 
@@ -405,7 +405,7 @@ def test_unreadable_folder_and_file_are_reported(open_folder: Path) -> None:
         (open_folder / "closed").chmod(0o755)
 
 
-def fill_up(storage: LocalStorage, folder: Path) -> None:
+def check_full_storage(storage: LocalStorage, folder: Path) -> None:
     storage.write("a/old", b"old")
     for write in WRITES:
         with pytest.raises(StorageFullError):
@@ -420,16 +420,16 @@ def fill_up(storage: LocalStorage, folder: Path) -> None:
 
 def test_full_disk_is_reported(storage: LocalStorage, folder: Path) -> None:
     with small_disk(folder, size_bytes=1 << 20):
-        fill_up(storage, folder)
+        check_full_storage(storage, folder)
 
 
 def test_exceeded_file_size_limit_is_reported(storage: LocalStorage, folder: Path) -> None:
     with file_size_limit(1 << 20):
-        fill_up(storage, folder)
+        check_full_storage(storage, folder)
 
 
 @pytest.mark.parametrize(
-    ("number", "kind"),
+    ("error_number", "error_type"),
     [
         (errno.ENOENT, FileMissingError),
         (errno.ENOTDIR, FileMissingError),
@@ -452,17 +452,17 @@ def test_exceeded_file_size_limit_is_reported(storage: LocalStorage, folder: Pat
         (errno.EOPNOTSUPP, StorageError),
     ],
 )
-def test_errors_have_the_expected_classes(number: int, kind: type[TrinityLakeError]) -> None:
-    error = storage_error(OSError(number, os.strerror(number)), "file:///lake/", "a/b", "read")
-    assert type(error) is kind
+def test_errors_have_the_expected_classes(error_number: int, error_type: type[TrinityLakeError]) -> None:
+    error = storage_error(OSError(error_number, os.strerror(error_number)), "file:///lake/", "a/b", "read")
+    assert type(error) is error_type
     assert error.path == "a/b"
     assert "'a/b'" in str(error)
     assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize("target", ["nowhere", "/proc/self"])
+@pytest.mark.parametrize("target", ["missing", "/proc/self"])
 def test_link_to_an_unwritable_folder_is_a_permanent_error(storage: LocalStorage, target: str) -> None:
-    """A retry would only delay the writers that wait for this one."""
+    """A retry would only delay the writers that wait for this write."""
     storage.create("tables/x/first", b"x")
     folder = Path(storage.root.removeprefix("file://"))
     (folder / "tables/x/metadata").symlink_to(target)
@@ -475,11 +475,11 @@ def test_link_to_an_unwritable_folder_is_a_permanent_error(storage: LocalStorage
 
 
 def test_every_open_file_is_closed(storage: LocalStorage) -> None:
-    def n_open() -> int:
+    def n_open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
 
     storage.create("a/name", b"x")
-    before = n_open()
+    n_open_before = n_open_files()
     for _ in range(20):
         storage.read("a/name")
         storage.write("a/name", b"y")
@@ -488,7 +488,7 @@ def test_every_open_file_is_closed(storage: LocalStorage) -> None:
         with pytest.raises(FileMissingError):
             storage.read("a")
         list(storage.list())
-    assert n_open() == before
+    assert n_open_files() == n_open_before
 
 
 def test_now_ms_agrees_with_modification_times(storage: LocalStorage) -> None:
@@ -498,18 +498,18 @@ def test_now_ms_agrees_with_modification_times(storage: LocalStorage) -> None:
 
 @pytest.mark.parametrize("fsync", [False, True])
 @pytest.mark.parametrize("ahead_s", [10 * 365 * 86_400, -7200])
-def test_write_fails_if_clocks_of_machine_and_files_differ(
+def test_write_fails_if_machine_and_file_clocks_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool, ahead_s: int
 ) -> None:
     root = f"file://{tmp_path}/"
     lake = Lakehouse.create(root, storage=LocalStorage(root, fsync=fsync))
     background.drain()
-    before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    files_before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     replace_time_functions(monkeypatch, posix_files, time_ns=lambda: time.time_ns() + ahead_s * 10**9)
     with pytest.raises(StorageError), lake.transaction() as txn:
         txn.create_namespace("n")
     monkeypatch.undo()
-    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == files_before
     with lake.transaction() as txn:
         txn.create_namespace("n")
     assert lake.latest_version() == 1

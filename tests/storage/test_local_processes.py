@@ -1,4 +1,4 @@
-"""Races and kills of processes on one local folder."""
+"""Processes that race for files in one local folder or are killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).parents[2]
 N_PROCESSES = 8
 N_ROUNDS = 25
 
-CREATE_FOREVER = """
+WRITING_PROGRAM = """
 import sys
 from trinitylake_ops.storage import LocalStorage
 storage = LocalStorage(sys.argv[1])
@@ -23,15 +23,15 @@ storage.create("large/created", data)
 storage.write("large/overwritten", data)
 """
 
-DIE_HALF_WAY = """
+DYING_PROGRAM = """
 import os, signal, sys
 from trinitylake_ops.storage import LocalStorage
 storage = LocalStorage(sys.argv[1])
-whole_write = os.write
-def half_write(descriptor, data):
-    whole_write(descriptor, data[: len(data) // 2])
+original_write = os.write
+def write_half(descriptor, data):
+    original_write(descriptor, data[: len(data) // 2])
     os.kill(os.getpid(), signal.SIGKILL)
-os.write = half_write
+os.write = write_half
 getattr(storage, sys.argv[2])("large/" + sys.argv[2], b"x" * (8 << 20))
 """
 
@@ -42,13 +42,13 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def ask(worker: subprocess.Popen[str], line: str) -> None:
+def send_line(worker: subprocess.Popen[str], line: str) -> None:
     assert worker.stdin is not None
     worker.stdin.write(line)
     worker.stdin.flush()
 
 
-def answer(worker: subprocess.Popen[str]) -> str:
+def read_line(worker: subprocess.Popen[str]) -> str:
     assert worker.stdout is not None
     return worker.stdout.readline().strip()
 
@@ -58,21 +58,21 @@ def stop(worker: subprocess.Popen[str]) -> None:
     worker.communicate()
 
 
-def test_concurrent_creates_of_8_processes_have_one_winner(tmp_path: Path) -> None:
+def test_concurrent_creates_in_8_processes_have_one_winner(tmp_path: Path) -> None:
     root = f"file://{tmp_path}/lake/"
     workers = [start("-m", "tests.storage.create_worker", root, str(number)) for number in range(N_PROCESSES)]
     try:
-        assert {answer(worker) for worker in workers} == {"ready"}
+        assert {read_line(worker) for worker in workers} == {"ready"}
         storage = LocalStorage(root)
         all_winners = []
         for round_number in range(N_ROUNDS):
             name = f"round-{round_number}/name"  # creating the folder is also a race
-            moment = time.monotonic_ns() + 2_000_000
+            start_ns = time.monotonic_ns() + 2_000_000
             for worker in workers:
-                ask(worker, f"{name} {moment}\n")
-            answers = [answer(worker) for worker in workers]
-            assert sorted(answers) == ["FileExistsAlreadyError"] * (N_PROCESSES - 1) + ["won"]
-            winner = answers.index("won")
+                send_line(worker, f"{name} {start_ns}\n")
+            outcomes = [read_line(worker) for worker in workers]
+            assert sorted(outcomes) == ["FileExistsAlreadyError"] * (N_PROCESSES - 1) + ["won"]
+            winner = outcomes.index("won")
             assert storage.read(name) == str(winner).encode() * 50_000
             all_winners.append(winner)
         assert len(set(all_winners)) > 1, "the processes did not race"
@@ -87,12 +87,12 @@ def test_kill_during_a_write_leaves_no_visible_file(tmp_path: Path) -> None:
     storage = LocalStorage(f"file://{tmp_path}/lake/")
     storage.write("large/write", b"old")
     for operation in ("create", "write"):
-        worker = start("-c", DIE_HALF_WAY, storage.root, operation)
+        worker = start("-c", DYING_PROGRAM, storage.root, operation)
         worker.communicate(timeout=30)
         assert worker.returncode == -9
     assert [(file.path, file.size_bytes) for file in storage.list()] == [("large/write", 3)]
     assert [file.size_bytes for file in storage.list("_ops/tmp/")] == [4 << 20, 4 << 20]
-    storage.create("large/create", b"new")  # the file does not exist, and files of killed processes have no effect
+    storage.create("large/create", b"new")  # temporary files of killed processes have no effect
     storage.write("large/write", b"newer")
     assert storage.read_many(["large/create", "large/write"]) == [b"new", b"newer"]
 
@@ -102,9 +102,9 @@ def test_kill_at_any_time_leaves_only_complete_files(tmp_path: Path) -> None:
     for delay_ms in (0, 5, 10, 20, 40):
         storage = LocalStorage(f"file://{tmp_path}/lake-{delay_ms}/")
         storage.write("large/overwritten", b"old")
-        worker = start("-c", CREATE_FOREVER, storage.root)
+        worker = start("-c", WRITING_PROGRAM, storage.root)
         try:
-            assert answer(worker) == "ready"
+            assert read_line(worker) == "ready"
             deadline = time.monotonic() + 10
             while not list(storage.list("_ops/tmp/")) and time.monotonic() < deadline:
                 assert worker.poll() is None

@@ -1,4 +1,4 @@
-"""Memory roots of a process."""
+"""Roots in the memory of a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trinitylake_ops.errors import InvalidLocationError
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 
 
-def test_roots_of_the_same_name_share_files() -> None:
+def test_storages_with_the_same_root_share_files() -> None:
     first, second = MemoryStorage("memory://same/"), MemoryStorage("memory://same/")
     first.create("a", b"x")
     assert second.read("a") == b"x"
@@ -42,10 +42,10 @@ def test_invalid_roots_are_rejected(root: str) -> None:
 
 
 def test_other_process_has_separate_files() -> None:
-    MemoryStorage("memory://mine/").create("a", b"x")
-    code = "from trinitylake_ops.storage import MemoryStorage; print(list(MemoryStorage('memory://mine/').list()))"
-    shown = subprocess.run(
+    MemoryStorage("memory://process/").create("a", b"x")
+    code = "from trinitylake_ops.storage import MemoryStorage; print(list(MemoryStorage('memory://process/').list()))"
+    completed = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
     )
-    assert shown.stdout == "[]\n"
-    drop_memory_root("memory://mine/")
+    assert completed.stdout == "[]\n"
+    drop_memory_root("memory://process/")

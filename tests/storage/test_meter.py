@@ -1,4 +1,4 @@
-"""Exact counts of the meter, at every position in a stack of wrappers."""
+"""The meter counts requests exactly, at every position in a stack of wrappers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def memory() -> Iterator[MemoryStorage]:
     drop_memory_root(ROOT)
 
 
-class InParallel(StorageWrapper):
-    """A memory storage that uses threads for parallel requests."""
+class ParallelStorage(StorageWrapper):
+    """A storage that sends requests in parallel threads."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -71,7 +71,7 @@ def test_failed_requests_count_but_write_no_bytes(memory: MemoryStorage) -> None
 def test_many_methods_are_one_round_trip_in_any_stacking_order(
     memory: MemoryStorage, n_files: int, is_parallel: bool, order: str
 ) -> None:
-    base = InParallel(memory) if is_parallel else memory
+    base = ParallelStorage(memory) if is_parallel else memory
     meter = MeteredStorage(base)
     storage: Storage = RetryStorage(meter)
     meters = [meter]
@@ -111,7 +111,7 @@ def test_meter_counts_attempts_inside_a_retry_and_files_outside(memory: MemorySt
     assert outside.snapshot() == RequestCounts({"write": 1}, rounds=1, bytes_read=0, bytes_written=3)
 
 
-def test_each_operation_passes_each_wrapper_once(memory: MemoryStorage) -> None:
+def test_each_operation_reaches_each_wrapper_once(memory: MemoryStorage) -> None:
     inner = FaultyStorage(memory)
     outer = FaultyStorage(MeteredStorage(RetryStorage(inner)))
     outer.create_many({"a": b"x", "b": b"x"})
@@ -131,17 +131,19 @@ def test_counts_can_be_measured_subtracted_and_reset(memory: MemoryStorage) -> N
         meter.stat("a")
     meter.read("a")
     assert measured.counts == RequestCounts({"read": 1, "stat": 1}, rounds=2, bytes_read=2, bytes_written=0)
-    with pytest.raises(FileExistsAlreadyError), meter.measure() as failed:
+    with pytest.raises(FileExistsAlreadyError), meter.measure() as failed_measurement:
         meter.create("a", b"")
-    assert failed.counts == RequestCounts({"create": 1}, rounds=1)
-    before = meter.snapshot()
+    assert failed_measurement.counts == RequestCounts({"create": 1}, rounds=1)
+    counts_before = meter.snapshot()
     meter.delete("a")
-    assert meter.snapshot() - before == RequestCounts({"delete": 1}, rounds=1)
+    assert meter.snapshot() - counts_before == RequestCounts({"delete": 1}, rounds=1)
     meter.reset()
     assert meter.snapshot() == RequestCounts()
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12 on: forks of threaded processes
+@pytest.mark.filterwarnings(
+    "ignore:This process:DeprecationWarning"
+)  # from Python 3.12 on, about forks of multi-threaded processes
 def test_forked_child_starts_with_a_free_lock(memory: MemoryStorage) -> None:
     meter = MeteredStorage(memory)
     memory.write("a", b"12")
@@ -151,7 +153,7 @@ def test_forked_child_starts_with_a_free_lock(memory: MemoryStorage) -> None:
 
 
 def test_many_threads_lose_no_count(memory: MemoryStorage) -> None:
-    meter = MeteredStorage(InParallel(memory))
+    meter = MeteredStorage(ParallelStorage(memory))
     memory.write("a", b"12")
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""Opening storages by root and options."""
+"""Open storages by root and options."""
 
 from __future__ import annotations
 
@@ -36,12 +36,14 @@ def test_memory_root_opens_a_memory_storage() -> None:
     assert isinstance(storage.inner, MemoryStorage)
 
 
-@pytest.mark.parametrize(("client", "kind"), [(None, S3Storage), ("s3fs", S3Storage), ("obstore", ObstoreS3Storage)])
-def test_s3_root_opens_an_s3_storage(client: str | None, kind: type[Storage]) -> None:
+@pytest.mark.parametrize(
+    ("client", "storage_class"), [(None, S3Storage), ("s3fs", S3Storage), ("obstore", ObstoreS3Storage)]
+)
+def test_s3_root_opens_an_s3_storage(client: str | None, storage_class: type[Storage]) -> None:
     options = {"endpoint": "http://127.0.0.1:9", "access_key_id": "id", "secret_access_key": "hush"}
     storage = open_storage("s3://bucket/lake/", {**options, **({"client": client} if client else {})})
     assert isinstance(storage, RetryStorage)
-    assert type(storage.inner) is kind
+    assert type(storage.inner) is storage_class
     assert storage.root == "s3://bucket/lake/"
     assert storage.delete_batch_size == 1000
     assert "hush" not in repr(storage.inner)
@@ -58,12 +60,12 @@ def test_azure_root_opens_an_azure_storage(root: str) -> None:
     assert "aHVzaA" not in repr(storage.inner)
 
 
-@pytest.mark.parametrize("root", ["file:///nowhere/", "memory://opened/", "s3://bucket/"])
+@pytest.mark.parametrize("root", ["file:///missing/", "memory://opened/", "s3://bucket/"])
 def test_cache_options_are_valid_for_every_root(root: str) -> None:
     assert open_storage(root, {"cache_bytes": "1", "cache_folder": "cache", "cache_folder_bytes": "2"}).root == root
 
 
-@pytest.mark.parametrize("root", ["file:///nowhere/", "memory://opened/", "s3://bucket/"])
+@pytest.mark.parametrize("root", ["file:///missing/", "memory://opened/", "s3://bucket/"])
 @pytest.mark.parametrize("client", ["s3fs", "obstore"])
 def test_whole_file_limit_applies_to_every_root(root: str, client: str) -> None:
     options = {"client": client} if root.startswith("s3") else {}
@@ -73,14 +75,14 @@ def test_whole_file_limit_applies_to_every_root(root: str, client: str) -> None:
     assert pickle.loads(pickle.dumps(storage)).whole_file_limit_bytes == 1 << 30
 
 
-def test_client_libraries_are_loaded_for_roots_on_s3_only(tmp_path: Path) -> None:
+def test_client_libraries_are_not_loaded_for_local_and_memory_roots(tmp_path: Path) -> None:
     program = (
         "import sys; from trinitylake_ops.storage import open_storage\n"
         f"open_storage('file://{tmp_path}/'); open_storage('memory://x/')\n"
         "print(sorted({'aiobotocore', 'azure', 'botocore', 's3fs', 'obstore'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[]\n"
+    completed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert completed.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("root", ["", "/tmp/x/", "ftp://user:secret@host/x/", "FILE:///x/", "file", "s4://bucket/"])

@@ -22,7 +22,7 @@ OPTIONS = {
 }
 
 
-def test_text_forms_hide_credentials_and_pickles_keep_them() -> None:
+def test_text_hides_credentials_and_pickles_contain_them() -> None:
     options = StorageOptions(OPTIONS)
     for text in (repr(options), str(options), f"{options}", repr([options]), f"{options!r:>400}"):
         assert "the-" not in text
@@ -54,20 +54,20 @@ def test_every_credential_is_hidden_by_its_name() -> None:
     ),
 )
 def test_environment_variable_of_every_credential_is_hidden(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(variable, "environments-secret")
-    assert StorageOptions().redact("an environments-secret") == "an ***"
+    monkeypatch.setenv(variable, "secret-in-environment")
+    assert StorageOptions().redact("a secret-in-environment") == "a ***"
 
 
 @pytest.mark.parametrize(
     ("name", "secret"), [("api_token", False), ("slow", True), ("key_prefix", False), ("signature", True)]
 )
-def test_option_whose_name_contradicts_is_secret_is_rejected(name: str, *, secret: bool) -> None:
+def test_name_of_an_option_must_match_whether_it_is_secret(name: str, *, secret: bool) -> None:
     with pytest.raises(InvalidInputError, match=f"'{name}'"):
         Option(name, "x", is_secret=secret)
 
 
 @pytest.mark.parametrize(
-    ("option", "right", "value", "wrong"),
+    ("option", "valid_value", "expected", "invalid_values"),
     [
         (Option("a", "x"), "b c", "b c", ["", "a\nb"]),
         (Option("a", "x", Kind.TOKEN), "b", "b", ["", "b c", "b\x7f"]),
@@ -77,17 +77,19 @@ def test_option_whose_name_contradicts_is_secret_is_rejected(name: str, *, secre
         (Option("a", "x", Kind.INTEGER, minimum=1), "12", 12, ["", "0", "1.0", "1e3", "-1", " 1", "1" * 19]),
         (Option("a", "x", Kind.URL), "http://h:1/p", "http://h:1/p", ["", "h", "ftp://h", "http://u@h", "http://h?q"]),
     ],
-    ids=lambda value: value.kind.name if isinstance(value, Option) else "",
+    ids=lambda expected: expected.kind.name if isinstance(expected, Option) else "",
 )
-def test_option_values_are_converted(option: Option, right: str, value: object, wrong: list[str]) -> None:
-    assert option.value({"a": right}) == value
+def test_option_values_are_converted(
+    option: Option, valid_value: str, expected: object, invalid_values: list[str]
+) -> None:
+    assert option.value({"a": valid_value}) == expected
     assert option.value({}) is None
-    for text in wrong:
+    for invalid_value in invalid_values:
         with pytest.raises(InvalidInputError, match="'a'"):
-            option.value({"a": text})
+            option.value({"a": invalid_value})
 
 
-def test_redaction_takes_the_longest_credential_first() -> None:
+def test_longest_credential_is_redacted_first() -> None:
     assert StorageOptions(OPTIONS).redact("x the-key-and-more the-key the-token y") == "x *** *** *** y"
     assert StorageOptions({"session_token": ""}).redact("text") == "text"
 
@@ -132,7 +134,7 @@ def test_invalid_options_text_is_not_shown(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "redacted"),
     [
         ("no command 'secret_access_key=abc'", "no command 'secret_access_key=***"),
         ("access_key_id: abc, region=here", "access_key_id: ***, region=here"),
@@ -145,14 +147,14 @@ def test_invalid_options_text_is_not_shown(text: str) -> None:
         ("unknown option 'session_token'; see -h", "unknown option 'session_token'; see -h"),
     ],
 )
-def test_assignments_in_text_are_redacted(text: str, shown: str) -> None:
-    assert redact_assignments(text) == shown
+def test_assignments_in_text_are_redacted(text: str, redacted: str) -> None:
+    assert redact_assignments(text) == redacted
 
 
 def test_credentials_of_the_environment_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "environments-secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-in-environment")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-    assert StorageOptions().redact("an environments-secret x") == "an *** x", "a short one stands in any text"
+    assert StorageOptions().redact("a secret-in-environment x") == "a *** x", "short values are not redacted"
 
 
 def test_options_with_a_scheme_apply_to_its_roots() -> None:
@@ -172,16 +174,16 @@ def test_credentials_with_a_scheme_are_hidden() -> None:
     assert options.redact("the-password and the-secret-key") == "*** and ***"
 
 
-WRONG_VALUES = (
-    "http://user:its-secret@host/",
-    "AccountKey=its-secret;x",
-    "sig=its-secret",
-    "its-secret" * 5,
+UNUSUAL_VALUES = (
+    "http://user:option-secret@host/",
+    "AccountKey=option-secret;x",
+    "sig=option-secret",
+    "option-secret" * 5,
     "x" * 100_000,
 )
 
 
-@pytest.mark.parametrize("value", WRONG_VALUES, ids=range(len(WRONG_VALUES)))
+@pytest.mark.parametrize("value", UNUSUAL_VALUES, ids=range(len(UNUSUAL_VALUES)))
 @pytest.mark.parametrize(
     ("root", "name"),
     [
@@ -196,10 +198,10 @@ WRONG_VALUES = (
     ],
 )
 def test_message_hides_long_and_unusual_values(root: str, name: str, value: str) -> None:
-    """It may be a credential that was passed to the wrong option."""
+    """The value may be a credential that was passed to the wrong option."""
     with pytest.raises(InvalidInputError) as caught:
         open_storage(root, {name: value})
-    assert "its-secret" not in str(caught.value)
+    assert "option-secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("root", ["s3://bucket/", "dynamodb://table/"])

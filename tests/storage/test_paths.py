@@ -1,4 +1,4 @@
-"""Validation of paths, prefixes and roots, with random text."""
+"""Validation of paths and prefixes, with random text."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def accepts(check: object, text: str) -> bool:
 @given(TEXT)
 def test_accepted_paths_stay_below_the_root(path: str) -> None:
     segments = path.split("/")
-    harmful = any(segment in ("", ".", "..") for segment in segments) or "\0" in path or "\udc80" in path
-    assert accepts(check_path, path) == (not harmful)
+    is_harmful = any(segment in ("", ".", "..") for segment in segments) or "\0" in path or "\udc80" in path
+    assert accepts(check_path, path) == (not is_harmful)
 
 
 @given(TEXT)
 def test_accepted_prefixes_are_those_of_accepted_paths(prefix: str) -> None:
-    starts_a_path = any(accepts(check_path, prefix + end) for end in ("", "a"))
-    is_way_out = prefix.rpartition("/")[2] in (".", "..")
-    assert accepts(check_prefix, prefix) == (starts_a_path and not is_way_out)
+    starts_a_path = any(accepts(check_path, prefix + suffix) for suffix in ("", "a"))
+    is_parent_reference = prefix.rpartition("/")[2] in (".", "..")
+    assert accepts(check_prefix, prefix) == (starts_a_path and not is_parent_reference)

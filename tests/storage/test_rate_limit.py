@@ -17,24 +17,24 @@ from trinitylake_ops.storage.meter import PacedStorage
 def test_threads_share_the_rate(tmp_path: Path) -> None:
     storage = local_storage(tmp_path)
     storage.create("a", b"x")
-    paced = PacedStorage(storage, 50)
-    begun_s = time.monotonic()
-    threads = [threading.Thread(target=lambda: [paced.read("a") for _ in range(5)]) for _ in range(4)]
+    paced_storage = PacedStorage(storage, 50)
+    started_s = time.monotonic()
+    threads = [threading.Thread(target=lambda: [paced_storage.read("a") for _ in range(5)]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - begun_s >= 19 / 50
+    assert time.monotonic() - started_s >= 19 / 50
 
 
 def test_request_after_a_pause_does_not_wait(tmp_path: Path) -> None:
-    paced = PacedStorage(local_storage(tmp_path), 20)
-    paced.exists("a")
+    paced_storage = PacedStorage(local_storage(tmp_path), 20)
+    paced_storage.exists("a")
     time.sleep(0.1)
-    begun_s = time.monotonic()
-    paced.exists("a")
-    assert time.monotonic() - begun_s < 0.04
-    assert list(paced.list()) == []
+    started_s = time.monotonic()
+    paced_storage.exists("a")
+    assert time.monotonic() - started_s < 0.04
+    assert list(paced_storage.list()) == []
 
 
 def test_pickled_copy_keeps_the_rate(tmp_path: Path) -> None:

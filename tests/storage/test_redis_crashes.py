@@ -1,4 +1,4 @@
-"""State after a Redis server was killed, and after the promotion of a lagging replica."""
+"""The state after a Redis server was killed, and after a lagging replica was promoted."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from trinitylake_ops.format.file_names import HINT_PATH
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.redis.storage import RedisStorage
 
-SOON = {"connect_timeout_seconds": "2", "read_timeout_seconds": "2"}
+SHORT_TIMEOUTS = {"connect_timeout_seconds": "2", "read_timeout_seconds": "2"}
 N_WRITERS = 4
 
 
 class Writers:
-    """Threads that commit until their server is killed, and the acknowledged commits."""
+    """Threads that commit until the server is killed, and their acknowledged commits."""
 
-    def __init__(self, lake: Lakehouse, turn: int):
+    def __init__(self, lake: Lakehouse, round_number: int):
         self.acknowledged: dict[str, int] = {}
         self.uncertain: set[str] = set()
         self._lake = lake
-        self._turn = turn
+        self._round_number = round_number
         self._threads = [threading.Thread(target=self._commit, args=(number,)) for number in range(N_WRITERS)]
         for thread in self._threads:
             thread.start()
 
     def _commit(self, writer: int) -> None:
         for number in range(10_000):
-            name = f"w{self._turn}_{writer}_{number}"
+            name = f"w{self._round_number}_{writer}_{number}"
             try:
                 with self._lake.transaction() as txn:
                     txn.create_namespace(name)
@@ -48,7 +48,7 @@ class Writers:
                 self.uncertain.add(name)
                 return
             except TrinityLakeError:
-                return  # the server was killed; this commit had no effect
+                return  # the server was killed, and the commit had no effect
             assert txn.committed_version is not None
             self.acknowledged[name] = txn.committed_version
 
@@ -61,17 +61,17 @@ class Writers:
 @pytest.mark.parametrize("kind", ["redis", "valkey"])
 @pytest.mark.parametrize("n_kills", [2, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
 def test_acknowledged_commits_survive_kills_of_the_server(redis_folder: Path, kind: Kind, n_kills: int) -> None:
-    """With ``appendfsync always`` no commit and no entry of the index is lost."""
+    """With ``appendfsync always``, no commit and no index entry is lost."""
     with running(RedisServer(kind, redis_folder)) as server:
         root = server.fresh_root()
-        options = SOON if kind == "redis" else {**SOON, "durability": "waitaof"}
+        options = SHORT_TIMEOUTS if kind == "redis" else {**SHORT_TIMEOUTS, "durability": "waitaof"}
         Lakehouse.create(root, options)
         acknowledged: dict[str, int] = {}
         uncertain: set[str] = set()
-        for turn in range(n_kills):
+        for round_number in range(n_kills):
             # Without retries, which would wait until the server is back.
-            writers = Writers(Lakehouse(RedisStorage(root, options)), turn)
-            before = len(acknowledged)
+            writers = Writers(Lakehouse(RedisStorage(root, options)), round_number)
+            n_before = len(acknowledged)
             try:
                 wait_until(lambda writers=writers: len(writers.acknowledged) > 10)
             finally:
@@ -79,23 +79,23 @@ def test_acknowledged_commits_survive_kills_of_the_server(redis_folder: Path, ki
                 writers.join()
             acknowledged |= writers.acknowledged
             uncertain |= writers.uncertain
-            assert len(acknowledged) > before
+            assert len(acknowledged) > n_before
             server.start()
             lake = Lakehouse.open(root, options)
             committed = set(lake.snapshot().namespaces())
-            assert set(acknowledged) <= committed, "each acknowledged commit is there"
-            assert committed - set(acknowledged) <= uncertain, "what nobody was told of may be there"
+            assert set(acknowledged) <= committed, "each acknowledged commit survived"
+            assert committed - set(acknowledged) <= uncertain, "only commits with an unknown outcome may exist as well"
             for version in set(acknowledged.values()):
                 assert lake.snapshot(version).version == version
         storage = RedisStorage(root)
         listed = {file.path: file.size_bytes for file in storage.list()}
-        assert {path: len(storage.read(path)) for path in listed} == listed, "the index and the contents agree"
+        assert {path: len(storage.read(path)) for path in listed} == listed, "the index matches the contents"
         keys = {key for key in server.admin.scan_iter(count=1000) if b"/" in key}
         assert len(keys) == len(listed)
         check_lake(lake)
 
 
-def test_killed_server_without_synced_file_loses_writes(redis_folder: Path) -> None:
+def test_killed_server_without_append_only_file_loses_writes(redis_folder: Path) -> None:
     with running(RedisServer("redis", redis_folder, ("--appendonly", "no"))) as server:
         root = server.fresh_root()
         lake = Lakehouse.create(root, {"volatile": "true"})
@@ -106,43 +106,43 @@ def test_killed_server_without_synced_file_loses_writes(redis_folder: Path) -> N
 
 
 def test_promotion_of_a_lagging_replica_is_detected(redis_folder: Path) -> None:
-    """Lost files are missing. A name never has other bytes, except those of a new commit."""
+    """Lost files are missing. A file never has different content, unless a new commit created it again."""
     primary = RedisServer("redis", redis_folder / "primary")
     replica = RedisServer("redis", redis_folder / "replica")
-    with running(primary), running(replica), RedisProxy(primary.port) as address:
+    with running(primary), running(replica), RedisProxy(primary.port) as proxy:
         replica.admin.replicaof("127.0.0.1", primary.port)
-        root = f"redis://127.0.0.1:{address.port}/0/lake/"
-        lake = Lakehouse.create(root, SOON)
+        root = f"redis://127.0.0.1:{proxy.port}/0/lake/"
+        lake = Lakehouse.create(root, SHORT_TIMEOUTS)
         with lake.transaction() as txn:
             txn.create_namespace("copied")
         wait_until(lambda: replica.admin.dbsize() == primary.admin.dbsize())
-        replica.admin.replicaof("127.0.0.1", 1)  # the connection is cut, so it lags from now on
+        replica.admin.replicaof("127.0.0.1", 1)  # disconnects the replica, so that it lags
         for name in ("lost1", "lost2"):
             with lake.transaction() as txn:
                 txn.create_namespace(name)
-        held = lake.snapshot()
-        assert held.version == 3
+        open_snapshot = lake.snapshot()
+        assert open_snapshot.version == 3
         files = {file.path: lake.storage.read(file.path) for file in lake.storage.list()}
 
         primary.kill()
         replica.admin.replicaof("NO", "ONE")
-        address.target = replica.port
-        address.close_connections()
+        proxy.target = replica.port
+        proxy.close_connections()
 
-        # A reader that knows version 3, one that does not, and one that has the version open.
+        # A client that knows version 3, a client that does not, and a new storage that reads the files of version 3.
         assert lake.latest_version() == 1
-        assert Lakehouse.open(root, SOON).snapshot().namespaces() == ["copied"]
-        fresh = RedisStorage(root, SOON)
+        assert Lakehouse.open(root, SHORT_TIMEOUTS).snapshot().namespaces() == ["copied"]
+        new_storage = RedisStorage(root, SHORT_TIMEOUTS)
         for path, data in files.items():
             try:
-                assert fresh.read(path) == data or path == HINT_PATH
+                assert new_storage.read(path) == data or path == HINT_PATH
             except FileMissingError:
                 continue
         with pytest.raises(TrinityLakeError):
             lake.snapshot(3)
 
-        # A new commit takes the version of a lost commit: clients that had read the lost one read the new one.
-        other = Lakehouse.open(root, SOON)
+        # A new commit reuses the version of a lost commit. Clients that read the lost version now read the new one.
+        other = Lakehouse.open(root, SHORT_TIMEOUTS)
         for name in ("new2", "new3"):
             with other.transaction() as txn:
                 txn.create_namespace(name)
@@ -154,20 +154,20 @@ def test_promotion_of_a_lagging_replica_is_detected(redis_folder: Path) -> None:
 def test_commits_that_waited_for_the_replica_survive_its_promotion(redis_folder: Path) -> None:
     primary = RedisServer("redis", redis_folder / "primary")
     replica = RedisServer("redis", redis_folder / "replica")
-    options = {**SOON, "wait_replicas": "1"}
-    with running(primary), running(replica), RedisProxy(primary.port) as address:
+    options = {**SHORT_TIMEOUTS, "wait_replicas": "1"}
+    with running(primary), running(replica), RedisProxy(primary.port) as proxy:
         replica.admin.replicaof("127.0.0.1", primary.port)
         wait_until(lambda: primary.admin.info("replication")["connected_slaves"] == 1)
-        root = f"redis://127.0.0.1:{address.port}/0/lake/"
+        root = f"redis://127.0.0.1:{proxy.port}/0/lake/"
         lake = Lakehouse.create(root, options)
         wait_until(lambda: replica.admin.info("replication")["master_link_status"] == "up")
-        address.begin()
+        proxy.begin()
         for number in range(20):
             with lake.transaction() as txn:
                 txn.create_namespace(f"ns{number:02}")
-        assert address.names().count("WAIT") > 20
+        assert proxy.names().count("WAIT") > 20
 
-        replica.stall()  # it confirms no writes now
+        replica.stall()  # so that it confirms no writes
         storage = RedisStorage(root, options)
         with pytest.raises(AmbiguousWriteError):
             storage.create("unconfirmed", b"x")
@@ -179,11 +179,11 @@ def test_commits_that_waited_for_the_replica_survive_its_promotion(redis_folder:
 
         primary.kill()
         replica.admin.replicaof("NO", "ONE")
-        address.target = replica.port
-        address.close_connections()
-        again = Lakehouse.open(root, SOON)
-        assert again.snapshot().namespaces() == [f"ns{number:02}" for number in range(20)]
-        check_lake(again)
+        proxy.target = replica.port
+        proxy.close_connections()
+        reopened_lake = Lakehouse.open(root, SHORT_TIMEOUTS)
+        assert reopened_lake.snapshot().namespaces() == [f"ns{number:02}" for number in range(20)]
+        check_lake(reopened_lake)
 
 
 def test_replica_is_rejected_for_reads_and_writes(redis_folder: Path) -> None:
@@ -191,7 +191,7 @@ def test_replica_is_rejected_for_reads_and_writes(redis_folder: Path) -> None:
     replica = RedisServer("redis", redis_folder / "replica")
     with running(primary), running(replica):
         replica.admin.replicaof("127.0.0.1", primary.port)
-        storage = RedisStorage(replica.fresh_root(), SOON)
+        storage = RedisStorage(replica.fresh_root(), SHORT_TIMEOUTS)
         for call in (lambda: storage.read("name"), lambda: storage.create("name", b"x"), lambda: list(storage.list())):
             with pytest.raises(TransientError):
                 call()
@@ -199,7 +199,7 @@ def test_replica_is_rejected_for_reads_and_writes(redis_folder: Path) -> None:
 
 def test_server_demoted_to_a_replica_rejects_writes(redis_folder: Path) -> None:
     with running(RedisServer("redis", redis_folder)) as server:
-        storage = RedisStorage(server.fresh_root(), SOON)
+        storage = RedisStorage(server.fresh_root(), SHORT_TIMEOUTS)
         storage.create("before", b"x")
         server.admin.replicaof("127.0.0.1", 1)
         with pytest.raises(TransientError):
@@ -213,19 +213,19 @@ def test_read_confirms_a_write_with_a_lost_wait_response(redis_folder: Path) -> 
         replica.admin.replicaof("127.0.0.1", primary.port)
         wait_until(lambda: replica.admin.info("replication")["master_link_status"] == "up")
         root = f"redis://127.0.0.1:{proxy.port}/0/lake/"
-        storage = open_storage(root, {**SOON, "wait_replicas": "1"})
+        storage = open_storage(root, {**SHORT_TIMEOUTS, "wait_replicas": "1"})
         storage.create("first", b"x")
         proxy.begin(RedisFault("drop_response", is_named("WAIT")))
         with pytest.raises(AmbiguousWriteError):
             storage.create("second", b"x")
         proxy.begin()
         assert storage.read("second") == b"x"
-        sent = [name for name in proxy.names() if name not in ("HELLO", "INFO", "CONFIG")]
-        assert sent == ["INCR", "WAIT", "EVAL"]
+        names = [name for name in proxy.names() if name not in ("HELLO", "INFO", "CONFIG")]
+        assert names == ["INCR", "WAIT", "EVAL"]
         proxy.begin()
         assert storage.read("second") == b"x"
-        assert proxy.names() == ["EVAL"], "once confirmed, it costs nothing more"
+        assert proxy.names() == ["EVAL"], "a confirmed file needs no further confirmation"
 
 
-def test_test_settings_equal_the_documented_settings() -> None:
+def test_settings_of_the_tests_equal_the_documented_settings() -> None:
     assert DURABLE == ("--appendonly", "yes", "--appendfsync", "always")

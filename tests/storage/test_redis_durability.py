@@ -1,4 +1,4 @@
-"""Durability checks before the first write, for each setting of a real server."""
+"""Durability checks before the first write, for each setting of a server."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ EVERY_SECOND = ("--appendonly", "yes", "--appendfsync", "everysec")
 
 
 @contextmanager
-def refusing(server: RedisServer, message: str, kind: type[StorageError] = StorageError) -> Iterator[dict[str, str]]:
-    """Yield options to fill in. Then assert that a write with them is rejected without effect, while reads work."""
+def rejecting(
+    server: RedisServer, message: str, error_type: type[StorageError] = StorageError
+) -> Iterator[dict[str, str]]:
+    """Yield options to fill in. Then assert that writes with these options are rejected and that reads work."""
     options: dict[str, str] = {}
     yield options
     storage = RedisStorage(server.fresh_root(), options)
     with pytest.raises(FileMissingError):
         storage.read("name")
     for change in (storage.create, storage.write):
-        with pytest.raises(kind, match=message) as caught:
+        with pytest.raises(error_type, match=message) as caught:
             change("name", b"x")
-        assert type(caught.value) is kind
+        assert type(caught.value) is error_type
         assert "nothing was written" in str(caught.value)
     assert list(storage.list()) == []
     assert server.admin.dbsize() == 0
@@ -55,17 +57,17 @@ def test_each_unsafe_server_setting_is_rejected(server: RedisServer) -> None:
         ("no-appendfsync-on-rewrite", "yes", "no", "does not sync while it rewrites"),
         ("maxmemory-policy", "allkeys-lru", "noeviction", "may evict any key .*allkeys-lru"),
     ]
-    for name, bad, good, message in settings:
-        server.admin.config_set(name, bad)
-        with refusing(server, message):
+    for name, unsafe_value, safe_value, message in settings:
+        server.admin.config_set(name, unsafe_value)
+        with rejecting(server, message):
             pass
         root = server.fresh_root()
         with pytest.raises(StorageError, match=message):
             Lakehouse.create(root)
         assert list(RedisStorage(root).list()) == []
-        RedisStorage(server.fresh_root(), {"volatile": "true"}).create("name", b"the operator accepts it")
+        RedisStorage(server.fresh_root(), {"volatile": "true"}).create("name", b"accepted by the operator")
         server.admin.flushall()
-        server.admin.config_set(name, good)
+        server.admin.config_set(name, safe_value)
     RedisStorage(server.fresh_root()).create("name", b"x")
 
 
@@ -74,16 +76,14 @@ def test_everysec_accepts_a_server_that_syncs_each_second(redis_folder: Path) ->
         RedisStorage(server.fresh_root(), {"durability": "everysec"}).create("name", b"x")
         RedisStorage(server.fresh_root(), {"durability": "assured"}).create("name", b"x")
         server.admin.flushall()
-        if (
-            server.admin.execute_command("COMMAND INFO", "waitaof")[0] is not None
-        ):  # 7.2 and later: emulate an older one
+        if server.admin.execute_command("COMMAND INFO", "waitaof")[0] is not None:  # emulate a server before 7.2
             server.kill()
             server.settings = (*EVERY_SECOND, "--rename-command", "WAITAOF", "")
             server.start()
-        with refusing(server, "WAITAOF") as options:
+        with rejecting(server, "WAITAOF") as options:
             options["durability"] = "waitaof"
         server.admin.config_set("maxmemory-policy", "allkeys-random")
-        with refusing(server, "may evict any key") as options:
+        with rejecting(server, "may evict any key") as options:
             options["durability"] = "assured"
 
 
@@ -91,14 +91,14 @@ def test_server_without_permission_to_read_settings_is_rejected(server: RedisSer
     server.admin.acl_setuser("writer", enabled=True, passwords=["+word"], keys=["*"], commands=["+@all", "-config"])
     as_writer = {"username": "writer", "password": "word"}
     message = r"may not read the durability settings .*\(CONFIG GET\).*'durability=everysec'"
-    with refusing(server, message, StoragePermissionError) as options:
+    with rejecting(server, message, StoragePermissionError) as options:
         options.update(as_writer)
     RedisStorage(server.fresh_root(), {**as_writer, "durability": "everysec"}).create("name", b"INFO is enough")
     server.admin.flushall()
     server.admin.acl_setuser("writer", enabled=True, commands=["+@all", "-config", "-info"])
-    with refusing(server, r"\(INFO\)", StoragePermissionError) as options:
+    with rejecting(server, r"\(INFO\)", StoragePermissionError) as options:
         options.update(as_writer, durability="assured")
-    RedisStorage(server.fresh_root(), {**as_writer, "volatile": "true"}).create("name", b"nothing is asked")
+    RedisStorage(server.fresh_root(), {**as_writer, "volatile": "true"}).create("name", b"no settings are read")
 
 
 def test_durability_check_sends_one_request_per_connection(server: RedisServer) -> None:
@@ -114,18 +114,18 @@ def test_durability_check_sends_one_request_per_connection(server: RedisServer) 
         proxy.close_connections()
         proxy.begin()
         assert storage.read("7") == b"y"
-        assert proxy.names() == ["HELLO", "EVAL"], "a reader is not asked for permission to see settings"
+        assert proxy.names() == ["HELLO", "EVAL"], "a reader needs no permission to read settings"
 
 
 def test_changed_durability_settings_are_detected_after_reconnect(server: RedisServer) -> None:
     storage = RedisStorage(server.fresh_root())
-    storage.create("kept", b"x")
+    storage.create("old", b"x")
     server.kill()
     server.settings = EVERY_SECOND
     server.start()
     with pytest.raises(StorageError, match="'appendfsync everysec'"):
         storage.create("new", b"x")
-    assert [file.path for file in storage.list()] == ["kept"]
+    assert [file.path for file in storage.list()] == ["old"]
 
 
 def test_waitaof_makes_valkey_durable(tmp_path: Path) -> None:
@@ -144,25 +144,25 @@ def test_waitaof_makes_valkey_durable(tmp_path: Path) -> None:
 def test_unconfirmed_file_is_confirmed_before_it_is_read(tmp_path: Path) -> None:
     """Reading a name back decides whether an ambiguous create succeeded, so the read also waits."""
     with running(RedisServer("valkey", tmp_path / "valkey", EVERY_SECOND)) as server:
-        server.admin.config_set("appendfsync", "no")  # nothing is synced from here on
+        server.admin.config_set("appendfsync", "no")  # disables syncs
         root = server.fresh_root()
         storage = RedisStorage(root, {"durability": "waitaof", "read_timeout_seconds": "1"})
         with pytest.raises(AmbiguousWriteError):
             storage.create("name", b"x")
         with pytest.raises(AmbiguousWriteError):
-            create_settled(storage, "name", b"x", is_ours=lambda found: found == b"x")
+            create_settled(storage, "name", b"x", is_ours=lambda content: content == b"x")
         with pytest.raises(TransientError):
             storage.read("name")
-        assert RedisStorage(root).read("name") == b"x", "it is there for all who may lose it"
+        assert RedisStorage(root).read("name") == b"x", "the file is readable without confirmation"
         server.admin.config_set("appendfsync", "everysec")
         storage = RedisStorage(root, {"durability": "waitaof"})
         storage._unconfirmed.add("name")
-        assert create_settled(storage, "name", b"x", is_ours=lambda found: found == b"x")
+        assert create_settled(storage, "name", b"x", is_ours=lambda content: content == b"x")
         assert not storage._unconfirmed
 
 
 def test_too_few_replicas_are_detected_before_the_write(server: RedisServer) -> None:
-    with refusing(
+    with rejecting(
         server, "has 0 replicas at the moment, and the option 'wait_replicas' requires 1", TransientError
     ) as options:
         options["wait_replicas"] = "1"

@@ -16,7 +16,7 @@ from tests.lakes import unreferenced_paths
 from tests.processes import fork
 from tests.redis_proxy import RedisFault, RedisProxy, is_create, is_delete, is_list, is_named, is_read, is_write
 from tests.servers.daemons import free_port
-from tests.servers.redis import DURABLE, RedisServer, is_whole, running, running_cluster, wait_until
+from tests.servers.redis import DURABLE, RedisServer, is_complete, running, running_cluster, wait_until
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.errors import (
     AmbiguousWriteError,
@@ -32,9 +32,9 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.storage import open_storage
 from trinitylake_ops.storage.redis.storage import RedisStorage
 
-SOON = {"connect_timeout_seconds": "0.5", "read_timeout_seconds": "0.5"}
+SHORT_TIMEOUTS = {"connect_timeout_seconds": "0.5", "read_timeout_seconds": "0.5"}
 #: Commands of the handshake and of the durability check, which are not storage requests.
-OF_CONNECTION = {"HELLO", "INFO", "CONFIG"}
+CONNECTION_COMMANDS = {"HELLO", "INFO", "CONFIG"}
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def root(proxy: RedisProxy, redis_server: RedisServer) -> str:
     return redis_server.fresh_root().replace(str(redis_server.port), str(proxy.port))
 
 
-def asked(proxy: RedisProxy) -> int:
+def count_requests(proxy: RedisProxy) -> int:
     """Return the number of requests since the proxy was reset."""
-    return len([name for name in proxy.names() if name not in OF_CONNECTION])
+    return len([name for name in proxy.names() if name not in CONNECTION_COMMANDS])
 
 
 # Lost responses
@@ -58,52 +58,56 @@ def asked(proxy: RedisProxy) -> int:
 
 def test_create_with_a_lost_response_is_ambiguous_and_sent_once(proxy: RedisProxy, root: str) -> None:
     storage = open_storage(root)
-    for action, is_there in (("drop_response", True), ("drop_request", False)):
-        name = f"by-{action}"
+    for action, is_created in (("drop_response", True), ("drop_request", False)):
+        name = f"after-{action}"
         proxy.begin(RedisFault(action, is_create))
         with pytest.raises(AmbiguousWriteError, match=f"cannot create '{name}' .* no complete response"):
             storage.create(name, b"x")
-        assert asked(proxy) == 1, "nobody sent it again"
-        assert storage.exists(name) is is_there
+        assert count_requests(proxy) == 1, "the request is sent once"
+        assert storage.exists(name) is is_created
 
 
 def test_writes_and_deletes_are_retried_after_a_lost_response(proxy: RedisProxy, root: str) -> None:
-    bare, storage = RedisStorage(root), open_storage(root)
+    bare_storage, storage = RedisStorage(root), open_storage(root)
     for is_change, change in (
-        (is_write, lambda of: of.write("name", b"x")),
-        (is_delete, lambda of: of.delete("name")),
-        (is_delete, lambda of: of.delete_batch(["name", "other"])),
+        (is_write, lambda target_storage: target_storage.write("name", b"x")),
+        (is_delete, lambda target_storage: target_storage.delete("name")),
+        (is_delete, lambda target_storage: target_storage.delete_batch(["name", "other"])),
     ):
         proxy.begin(RedisFault("drop_response", is_change))
         with pytest.raises(AmbiguousWriteError):
-            change(bare)
+            change(bare_storage)
         proxy.begin(RedisFault("drop_response", is_change, times=2))
         change(storage)
-        assert asked(proxy) == 3
+        assert count_requests(proxy) == 3
     assert list(storage.list()) == []
 
 
 def test_reads_with_lost_responses_are_retried(proxy: RedisProxy, root: str) -> None:
-    bare, storage = RedisStorage(root), open_storage(root)
+    bare_storage, storage = RedisStorage(root), open_storage(root)
     storage.create_many({f"many/{number:04}": b"x" for number in range(1001)})
     for matches, read in (
-        (is_read, lambda of: of.read("many/0000")),
-        (is_named("ZRANGEBYLEX"), lambda of: of.stat("many/0000").size_bytes),
+        (is_read, lambda target_storage: target_storage.read("many/0000")),
+        (is_named("ZRANGEBYLEX"), lambda target_storage: target_storage.stat("many/0000").size_bytes),
         (
             is_named("TIME"),
-            lambda of: RedisStorage(of.root).now_ms() > 0 if of is bare else open_storage(root).now_ms() > 0,
+            lambda target_storage: (
+                RedisStorage(target_storage.root).now_ms() > 0
+                if target_storage is bare_storage
+                else open_storage(root).now_ms() > 0
+            ),
         ),
-        (is_list, lambda of: len(list(of.list("many/")))),
+        (is_list, lambda target_storage: len(list(target_storage.list("many/")))),
     ):
-        wanted = read(storage)
+        expected = read(storage)
         for action in ("drop_response", "drop_request"):
             proxy.begin(RedisFault(action, matches))
             with pytest.raises(TransientError):
-                read(bare)
+                read(bare_storage)
             proxy.begin(RedisFault(action, matches, times=2))
-            assert read(storage) == wanted
+            assert read(storage) == expected
     proxy.begin(RedisFault("drop_response", is_list, at=2, times=2))
-    assert len(list(storage.list("many/"))) == 1001, "a later page is repeated"
+    assert len(list(storage.list("many/"))) == 1001, "a later page is requested again"
     storage.delete_many([f"many/{number:04}" for number in range(1001)])
 
 
@@ -127,15 +131,15 @@ def test_commit_with_a_lost_response_finds_its_root(proxy: RedisProxy, root: str
 
 
 def test_silent_server_times_out(proxy: RedisProxy, root: str) -> None:
-    storage = RedisStorage(root, SOON)
+    storage = RedisStorage(root, SHORT_TIMEOUTS)
     storage.create("before", b"x")
     proxy.begin(RedisFault("never_respond", lambda _: True, times=None))
-    for call, kind in (
+    for call, error_type in (
         (lambda: storage.read("before"), TransientError),
-        (lambda: storage.create("name", b"x"), UnreachableError),  # the check of the new connection got no response
+        (lambda: storage.create("name", b"x"), UnreachableError),  # the handshake of the new connection times out
     ):
         started_s = time.monotonic()
-        with pytest.raises(kind, match=r"\(timeout\)|Timeout"):
+        with pytest.raises(error_type, match=r"\(timeout\)|Timeout"):
             call()
         assert time.monotonic() - started_s < 3
 
@@ -148,11 +152,11 @@ def test_tls_to_a_port_without_tls_fails_quickly(redis_server: RedisServer) -> N
         for _ in range(3):  # a line-based server responds if part of the handshake looks like a line
             with pytest.raises(StorageError, match=r"redis://") as caught:
                 storage.read("name")
-            assert not isinstance(caught.value, TransientError), "it would be tried again"
+            assert not isinstance(caught.value, TransientError), "the error must not be retried"
 
 
-class Lines(threading.Thread):
-    """A line-based server, like Redis if no byte of a handshake ends a line. It records what it receives."""
+class LineServer(threading.Thread):
+    """Behaves like Redis if no byte of a TLS handshake is a line break, and records the lines that it receives."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -167,9 +171,9 @@ class Lines(threading.Thread):
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._respond, args=(connection,), daemon=True).start()
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _respond(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(ConnectionError):  # the client may disconnect
             while data := connection.recv(4096):
                 if data.startswith(b"PING"):
@@ -183,35 +187,38 @@ class Lines(threading.Thread):
 
 
 def test_port_without_tls_is_detected_by_a_plain_probe() -> None:
-    server = Lines()
+    server = LineServer()
     try:
-        secret = {"username": "somebody", "password": "secret-of-this-test"}
+        secret = {"username": "user", "password": "secret-of-this-test"}
         storage = RedisStorage(
             f"rediss://127.0.0.1:{server.port}/0/lake/", {"connect_timeout_seconds": "0.3", **secret}
         )
         with pytest.raises(StorageError) as caught:
             storage.read("name")
         assert not isinstance(caught.value, TransientError)
-        assert server.lines == [b"PING\r\n"], "no credentials went in plain text"
+        assert server.lines == [b"PING\r\n"], "no credentials were sent in plain text"
     finally:
         server.close()
 
 
 def test_handshake_without_a_response_is_transient() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        root = f"rediss://127.0.0.1:{silent.getsockname()[1]}/0/lake/"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        root = f"rediss://127.0.0.1:{listener.getsockname()[1]}/0/lake/"
         with pytest.raises(UnreachableError):
             RedisStorage(root, {"connect_timeout_seconds": "0.3"}).read("name")
 
 
-def test_unreachable_server_fails_at_once(tmp_path: Path) -> None:
-    storage = RedisStorage(f"redis://127.0.0.1:{free_port()}/0/lake/", SOON)
+def test_unreachable_server_fails_quickly(tmp_path: Path) -> None:
+    storage = RedisStorage(f"redis://127.0.0.1:{free_port()}/0/lake/", SHORT_TIMEOUTS)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
-        silent = RedisStorage(f"redis://127.0.0.1:{listener.getsockname()[1]}/0/lake/", SOON)
-        unknown = RedisStorage("redis://no-such-host.invalid/0/lake/", SOON)
-        for other in (storage, silent, unknown):
+        silent_storage = RedisStorage(f"redis://127.0.0.1:{listener.getsockname()[1]}/0/lake/", SHORT_TIMEOUTS)
+        unknown_host_storage = RedisStorage("redis://no-such-host.invalid/0/lake/", SHORT_TIMEOUTS)
+        for unreachable_storage in (storage, silent_storage, unknown_host_storage):
             started_s = time.monotonic()
-            for call in (lambda other=other: other.read("a"), lambda other=other: other.create("a", b"x")):
+            for call in (
+                lambda unreachable_storage=unreachable_storage: unreachable_storage.read("a"),
+                lambda unreachable_storage=unreachable_storage: unreachable_storage.create("a", b"x"),
+            ):
                 with pytest.raises(UnreachableError):
                     call()
             assert time.monotonic() - started_s < 5
@@ -221,7 +228,7 @@ def test_unreachable_server_fails_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "kind"),
+    ("reply", "error_type"),
     [
         ("OOM command not allowed when used memory > 'maxmemory'.", StorageFullError),
         ("ERR Error running script (call to f_0): @user_script:3: -OOM command not allowed", StorageFullError),
@@ -241,18 +248,18 @@ def test_unreachable_server_fails_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_each_error_response_maps_to_its_error(
-    proxy: RedisProxy, root: str, reply: str, kind: type[StorageError]
+    proxy: RedisProxy, root: str, reply: str, error_type: type[StorageError]
 ) -> None:
     storage = RedisStorage(root)
-    storage.write("there", b"x")
+    storage.write("existing", b"x")
     for matches, call in (
         (is_create, lambda: storage.create("name", b"x")),
-        (is_read, lambda: storage.read("there")),
+        (is_read, lambda: storage.read("existing")),
     ):
         proxy.begin(RedisFault("respond", matches, error=b"-" + reply.encode() + b"\r\n"))
-        with pytest.raises(kind) as caught:
+        with pytest.raises(error_type) as caught:
             call()
-        assert type(caught.value) is kind
+        assert type(caught.value) is error_type
         assert "\n" not in str(caught.value)
         call()  # the connection is usable, without an unread response
         proxy.begin()
@@ -273,7 +280,7 @@ def test_wrong_credentials_and_missing_permissions_are_reported(
     with running(RedisServer("redis", redis_folder)) as server:
         server.admin.acl_setuser("reader", enabled=True, passwords=["+read-word"], keys=["*"],
                                  commands=["+@all", "-@write", "+eval", "-set"])  # fmt: skip
-        server.admin.acl_setuser("halved", enabled=True, passwords=["+half-word"], keys=["*"],
+        server.admin.acl_setuser("partial-writer", enabled=True, passwords=["+partial-word"], keys=["*"],
                                  commands=["+@all", "-set"])  # fmt: skip
         root = server.fresh_root()
         RedisStorage(root).create("name", b"x")
@@ -283,24 +290,24 @@ def test_wrong_credentials_and_missing_permissions_are_reported(
         for change in (lambda: reader.create("new", b"x"), lambda: reader.delete("name")):
             with pytest.raises(StoragePermissionError):
                 change()
-        halved = RedisStorage(root, {"username": "halved", "password": "half-word"})
-        for change in (lambda: halved.create("new", b"x"), lambda: halved.write("name", b"y")):
+        partial_writer = RedisStorage(root, {"username": "partial-writer", "password": "partial-word"})
+        for change in (lambda: partial_writer.create("new", b"x"), lambda: partial_writer.write("name", b"y")):
             with pytest.raises(StoragePermissionError):
                 change()
-        before = RedisStorage(root).stat("name")
-        assert list(RedisStorage(root).list()) == [before], "a script that fails undoes what it did"
-        assert before.size_bytes == 1
+        info = RedisStorage(root).stat("name")
+        assert list(RedisStorage(root).list()) == [info], "a failed script has no effect"
+        assert info.size_bytes == 1
         for options in (
             {"username": "reader", "password": "canary-word"},
-            {"username": "no", "password": "canary-word"},
+            {"username": "unknown", "password": "canary-word"},
         ):
             with pytest.raises(StoragePermissionError) as caught:
                 RedisStorage(root, options).read("name")
             assert "canary-word" not in str(caught.value)
-        server.admin.config_set("requirepass", "of-all")
+        server.admin.config_set("requirepass", "default-word")
         with pytest.raises(StoragePermissionError):
             RedisStorage(root).read("name")
-        monkeypatch.setenv("REDIS_PASSWORD", "of-all")
+        monkeypatch.setenv("REDIS_PASSWORD", "default-word")
         assert RedisStorage(root).read("name") == b"x"
 
 
@@ -332,10 +339,12 @@ def test_full_server_rejects_writes_and_accepts_deletes(redis_folder: Path) -> N
         assert names
         with pytest.raises(StorageFullError):
             storage.write(names[0], bytes(2 << 20))
-        assert sorted(file.path for file in storage.list()) == names, "no name without content, and none lost"
+        assert sorted(file.path for file in storage.list()) == names, (
+            "each listed file has content, and no file is lost"
+        )
         assert all(storage.read(name) == bytes(1 << 20) for name in names)
         storage.delete_batch(names[1:])
-        storage.create("again", b"x")
+        storage.create("after", b"x")
 
 
 def test_too_many_clients_are_reported(redis_folder: Path) -> None:
@@ -345,14 +354,14 @@ def test_too_many_clients_are_reported(redis_folder: Path) -> None:
             RedisStorage(server.fresh_root()).read("name")
 
 
-def test_invalid_entries_of_the_index_are_reported(redis_server: RedisServer) -> None:
+def test_invalid_index_is_reported(redis_server: RedisServer) -> None:
     root = redis_server.fresh_root()
     storage = RedisStorage(root)
     redis_server.admin.zadd(f"{{{root.split('/')[4]}}}", {"foreign": 0})
     with pytest.raises(StorageError):
         list(storage.list())
     redis_server.admin.delete(f"{{{root.split('/')[4]}}}")
-    redis_server.admin.set(f"{{{root.split('/')[4]}}}", "no index")
+    redis_server.admin.set(f"{{{root.split('/')[4]}}}", "not an index")
     with pytest.raises(StorageError):
         storage.create("name", b"x")
     with pytest.raises(FileMissingError):
@@ -362,20 +371,20 @@ def test_invalid_entries_of_the_index_are_reported(redis_server: RedisServer) ->
 # Processes and clusters
 
 
-def test_forked_child_creates_its_own_connections(redis_server: RedisServer) -> None:
+def test_forked_child_opens_new_connections(redis_server: RedisServer) -> None:
     storage = open_storage(redis_server.fresh_root())
-    storage.create("of-parent", b"x")
-    with storage.inner._lock:  # type: ignore[attr-defined]  # as another thread may hold it
+    storage.create("parent", b"x")
+    with storage.inner._lock:  # type: ignore[attr-defined]  # as if another thread held the lock
 
         def work(report: object) -> None:
-            assert storage.read("of-parent") == b"x"
-            storage.create(f"of-{os.getpid()}", b"y")
+            assert storage.read("parent") == b"x"
+            storage.create(f"child-{os.getpid()}", b"y")
 
         child = fork(work)
         for _ in range(50):
-            assert storage.read("of-parent") == b"x"
+            assert storage.read("parent") == b"x"
     assert child.finish()[0] == 0
-    assert storage.exists(f"of-{child.pid}")
+    assert storage.exists(f"child-{child.pid}")
 
 
 def test_cluster_redirects_are_followed(redis_folder: Path) -> None:
@@ -393,7 +402,7 @@ def test_cluster_redirects_are_followed(redis_folder: Path) -> None:
         assert lake.snapshot().namespaces() == ["before"]
         while keys := owner.admin.execute_command("CLUSTER GETKEYSINSLOT", slot, 100):
             owner.admin.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
-        assert lake.snapshot().namespaces() == ["before"], "asked of the node that it moves to"
+        assert lake.snapshot().namespaces() == ["before"], "the request is redirected to the new node"
         for node in (target, owner, *nodes):
             node.admin.execute_command(f"CLUSTER SETSLOT {slot} NODE {ids[target.port]}")
         with lake.transaction() as txn:
@@ -417,12 +426,12 @@ def test_documented_permissions_suffice(redis_folder: Path) -> None:
         lake = Lakehouse.create(root, as_writer)
         with lake.transaction() as txn:
             txn.create_namespace("a")
-        lake.storage.delete_many(["none"])
-        found = Lakehouse.open(root, as_reader)
-        assert found.snapshot().namespaces() == ["a"]
-        assert found.storage.stat(next(iter(found.storage.list())).path).size_bytes > 0
+        lake.storage.delete_many(["missing"])
+        reader_lake = Lakehouse.open(root, as_reader)
+        assert reader_lake.snapshot().namespaces() == ["a"]
+        assert reader_lake.storage.stat(next(iter(reader_lake.storage.list())).path).size_bytes > 0
         with pytest.raises(StoragePermissionError):
-            found.storage.create("name", b"x")
+            reader_lake.storage.create("name", b"x")
         with pytest.raises(StoragePermissionError):
             RedisStorage(root.replace("lake", "other"), as_reader).read("name")
 
@@ -433,9 +442,9 @@ def test_cluster_fails_over_to_a_replica(redis_folder: Path) -> None:
         slot = int(nodes[0].admin.execute_command("CLUSTER KEYSLOT", f"{{{root.split('/')[4]}}}"))
         ids = {node.port: node.admin.execute_command("CLUSTER MYID").decode() for node in nodes}
         owner = nodes[slot * len(nodes) // 16_384]
-        replica = joined_replica(nodes, ids[owner.port], redis_folder / "replica")
+        replica = add_replica(nodes, ids[owner.port], redis_folder / "replica")
         try:
-            options = {**SOON, "cluster": "true", "wait_replicas": "1"}
+            options = {**SHORT_TIMEOUTS, "cluster": "true", "wait_replicas": "1"}
             lake = Lakehouse.create(root.replace(str(nodes[0].port), str(replica.port)), options)
             with lake.transaction() as txn:
                 txn.create_namespace("before")
@@ -444,8 +453,8 @@ def test_cluster_fails_over_to_a_replica(redis_folder: Path) -> None:
                 RedisStorage(lake.root, options).read("name")
             replica.admin.execute_command("CLUSTER FAILOVER TAKEOVER")
             alive = [replica, *(node for node in nodes if node is not owner)]
-            wait_until(lambda: all(port_of(slot, node) == replica.port for node in alive))
-            wait_until(lambda: all(is_whole(node, len(nodes) + 1) for node in alive))
+            wait_until(lambda: all(primary_port(slot, node) == replica.port for node in alive))
+            wait_until(lambda: all(is_complete(node, len(nodes) + 1) for node in alive))
             assert lake.snapshot().namespaces() == ["before"]
             assert Lakehouse.open(lake.root, options).snapshot().namespaces() == ["before"]
             with pytest.raises(TransientError):
@@ -454,15 +463,15 @@ def test_cluster_fails_over_to_a_replica(redis_folder: Path) -> None:
             replica.kill()
 
 
-def port_of(slot: int, node: RedisServer) -> int | None:
-    """Return the primary of a slot according to a node of the cluster."""
+def primary_port(slot: int, node: RedisServer) -> int | None:
+    """Return the port of a slot's primary according to a node of the cluster."""
     for first, last, primary, *_ in node.admin.execute_command("CLUSTER SLOTS"):  # type: ignore[union-attr]
         if first <= slot <= last:
             return int(primary[1])
     return None
 
 
-def joined_replica(nodes: list[RedisServer], primary_id: str, folder: Path) -> RedisServer:
+def add_replica(nodes: list[RedisServer], primary_id: str, folder: Path) -> RedisServer:
     """Add a replica of one of the primaries to a cluster and return it."""
     replica = RedisServer("redis", folder, (*nodes[0].settings[:-1], str(free_port()))).start()
     bus = nodes[0].settings[-1]

@@ -1,4 +1,4 @@
-"""Lakehouses on Redis from creation to purge, requests of a commit, and TLS."""
+"""End-to-end tests of lakehouses on Redis, the requests of a commit, and TLS."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def test_lakehouse_end_to_end(redis_server: RedisServer) -> None:
     lake = aging.lake
     append_rows(lake)
     create(lake, "a", "t", "u")
-    kept = lake.latest_version()
+    kept_version = lake.latest_version()
     drop(lake, "a")
     append_rows(lake)
     assert rows_of(lake) == [1, 1, 2, 2, 3, 3]
     assert [info.version for info in lake.history()] == list(range(lake.latest_version(), -1, -1))
 
-    operations.rollback(lake, kept)
+    operations.rollback(lake, kept_version)
     assert lake.snapshot().tables("a") == ["t", "u"]
     assert rows_of(lake) == [1, 2, 3]
 
     target = redis_server.fresh_root("export")
-    operations.plan_export(lake, "away", "full", target=target).execute()
+    operations.plan_export(lake, "copy", "full", target=target).execute()
     exported = Lakehouse.open(target)
     assert exported.snapshot().namespaces() == ["a", "ns"]
     assert rows_of(exported) == [1, 2, 3]
-    assert operations.verify_export(lake, "away", deep=True).is_clean
+    assert operations.verify_export(lake, "copy", deep=True).is_clean
 
-    n_before = len(list(lake.storage.list()))
+    n_files_before = len(list(lake.storage.list()))
     aging.clean_up()
-    assert len(list(lake.storage.list())) < n_before
+    assert len(list(lake.storage.list())) < n_files_before
     with pytest.raises(VersionExpiredError):
         lake.snapshot(0)
     assert rows_of(lake) == [1, 2, 3]
@@ -83,7 +83,7 @@ def test_table_in_another_folder_is_registered(redis_server: RedisServer) -> Non
 
 
 def test_commit_sends_its_documented_requests(redis_server: RedisServer) -> None:
-    """Documented in docs/storages/README.md."""
+    """The requests are documented in docs/storages/README.md."""
     with RedisProxy(redis_server.port) as proxy:
         root = redis_server.fresh_root().replace(str(redis_server.port), str(proxy.port))
         lake = Lakehouse.create(root)
@@ -91,10 +91,10 @@ def test_commit_sends_its_documented_requests(redis_server: RedisServer) -> None
         proxy.begin()
         with lake.transaction() as txn:
             txn.create_namespace("b")
-        sent = [name for name in proxy.names() if name not in ("HELLO", "INFO", "CONFIG")]
-        assert sent == ["EVAL"] * 6
-        kinds = [sum(map(is_kind, proxy.log)) for is_kind in (is_read, is_create, is_write)]
-        assert kinds == [3, 2, 1], "the hint and two roots are read; definition and root created; the hint written"
+        names = [name for name in proxy.names() if name not in ("HELLO", "INFO", "CONFIG")]
+        assert names == ["EVAL"] * 6
+        counts = [sum(map(is_request, proxy.log)) for is_request in (is_read, is_create, is_write)]
+        assert counts == [3, 2, 1], "reads the hint and two roots; creates a definition and the root; writes the hint"
 
 
 # TLS
@@ -102,17 +102,17 @@ def test_commit_sends_its_documented_requests(redis_server: RedisServer) -> None
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the authority ``ca.pem`` and its ``server.pem`` and ``client.pem``, each with a key."""
+    """A folder with an authority, ``ca.pem``, and its certificates ``server.pem`` and ``client.pem``, all with keys."""
     folder = tmp_path_factory.mktemp("certificates")
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
 
-    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *new, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=tests")
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=tests")
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
     for name in ("server", "client"):
-        openssl("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        openssl("req", *new_key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
         openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
                 "-out", f"{name}.crt", "-days", "2", "-extfile", "names")  # fmt: skip
         (folder / f"{name}.pem").write_text((folder / f"{name}.crt").read_text() + (folder / f"{name}.key").read_text())
@@ -128,14 +128,14 @@ def test_tls_verifies_server_and_client_certificates(redis_folder: Path, certifi
     with running(RedisServer("redis", redis_folder, settings)):
         root = f"rediss://127.0.0.1:{port}/0/lake/"
         authority = {"tls_ca_file": f"{certificates}/ca.pem"}
-        both = {**authority, "tls_client_pem_file": f"{certificates}/client.pem"}
-        lake = Lakehouse.create(root, both)
+        client_options = {**authority, "tls_client_pem_file": f"{certificates}/client.pem"}
+        lake = Lakehouse.create(root, client_options)
         create(lake, "a", "t")
-        assert Lakehouse.open(root, both).snapshot().tables("a") == ["t"]
+        assert Lakehouse.open(root, client_options).snapshot().tables("a") == ["t"]
         for options, reason in (
             ({"tls_client_pem_file": f"{certificates}/client.pem"}, "TLS handshake failed .*verify failed"),
             (authority, "TLS handshake failed|no connection"),
-            ({**both, "tls_ca_file": f"{certificates}/none.pem"}, "No such file"),
+            ({**client_options, "tls_ca_file": f"{certificates}/missing.pem"}, "No such file"),
         ):
             with pytest.raises(StorageError, match=reason) as caught:
                 RedisStorage(root, options).read("name")

@@ -47,8 +47,8 @@ def test_invalid_roots_are_not_shown(root: str) -> None:
     assert "hidden" not in str(caught.value)
 
 
-def test_root_with_a_query_is_rejected() -> None:
-    """The prefix is a path because normalization appends a slash, so a query would become a folder."""
+def test_normalization_appends_a_slash_to_a_query() -> None:
+    """The prefix of a root is therefore part of its path instead of a query."""
     assert normalize_root_uri("redis://host/0?prefix=lake") == "redis://host/0?prefix=lake/"
     assert normalize_root_uri("redis://host:6379/0/lake") == "redis://host:6379/0/lake/"
 
@@ -61,7 +61,7 @@ def test_root_with_a_query_is_rejected() -> None:
         ({"volatile": "true", "durability": "always"}, "exclude each other"),
         ({"wait_replicas": "1.5"}, "must be a whole number"),
         ({"wait_replicas": "-1"}, "must be a whole number from 0 to 1000"),
-        ({"username": "somebody"}, "requires a password"),
+        ({"username": "user"}, "requires a password"),
         ({"password": ""}, "is empty"),
         ({"tls_ca_file": "/ca.pem"}, "use the scheme rediss://"),
         ({"read_timeout_seconds": "0"}, "must be a number from 0.001"),
@@ -80,11 +80,11 @@ def test_cluster_requires_database_0() -> None:
 
 
 def test_credentials_come_from_one_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REDIS_USERNAME", "of-environment")
+    monkeypatch.setenv("REDIS_USERNAME", "environment-user")
     monkeypatch.setenv("REDIS_PASSWORD", "hidden-there")
-    assert (settings().username, settings().password) == ("of-environment", "hidden-there")
-    assert (settings(password="own").username, settings(password="own").password) == (None, "own")
-    assert StorageOptions().redact("said hidden-there") == "said ***"
+    assert (settings().username, settings().password) == ("environment-user", "hidden-there")
+    assert (settings(password="option").username, settings(password="option").password) == (None, "option")
+    assert StorageOptions().redact("password hidden-there") == "password ***"
 
 
 def test_password_is_never_shown() -> None:
@@ -118,18 +118,18 @@ def test_too_long_paths_and_too_large_files_are_rejected() -> None:
 
 
 def test_server_time_is_requested_once_a_minute() -> None:
-    local_ms, server_ms, n_asked = 1000.0, 500_000.0, 0
+    local_ms, server_ms, n_requests = 1000.0, 500_000.0, 0
 
-    def ask() -> float:
-        nonlocal n_asked
-        n_asked += 1
+    def request_time() -> float:
+        nonlocal n_requests
+        n_requests += 1
         return server_ms
 
     clock = ServerClock(lambda: local_ms)
-    assert clock.now_ms(ask) == 500_000
+    assert clock.now_ms(request_time) == 500_000
     local_ms += 30_000
-    assert (clock.now_ms(ask), n_asked) == (529_994, 1), "it never leads"
+    assert (clock.now_ms(request_time), n_requests) == (529_994, 1), "the clock is never ahead"
     local_ms, server_ms = local_ms + 30_001, 560_500.0
-    assert (clock.now_ms(ask), n_asked) == (560_500, 2)
-    server_ms, local_ms = 100_000.0, 1.0  # the clock of another machine, after a failover to it
-    assert (clock.now_ms(ask), n_asked) == (100_000, 3)
+    assert (clock.now_ms(request_time), n_requests) == (560_500, 2)
+    server_ms, local_ms = 100_000.0, 1.0  # after a failover to a machine with another clock
+    assert (clock.now_ms(request_time), n_requests) == (100_000, 3)

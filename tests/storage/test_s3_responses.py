@@ -1,4 +1,4 @@
-"""Error responses of S3 servers as typed errors of one line, without secrets."""
+"""Error responses of S3 servers map to typed errors with messages of one line, without secrets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def error_for(operation: Request, status: int | None, code: str | None, message:
 
 
 @pytest.mark.parametrize(
-    ("operation", "status", "code", "kind", "advice"),
+    ("operation", "status", "code", "error_type", "advice"),
     [
         (Request.READ, 404, "NoSuchKey", FileMissingError, "there is no file 'a/b' under s3://bucket/lake/"),
         (Request.STAT, 404, None, FileMissingError, "no file"),
@@ -91,10 +91,10 @@ def error_for(operation: Request, status: int | None, code: str | None, message:
     ],
 )  # fmt: skip
 def test_responses_map_to_typed_errors(
-    operation: Request, status: int | None, code: str | None, kind: type[TrinityLakeError], advice: str
+    operation: Request, status: int | None, code: str | None, error_type: type[TrinityLakeError], advice: str
 ) -> None:
     error = error_for(operation, status, code)
-    assert type(error) is kind
+    assert type(error) is error_type
     assert advice in str(error)
     assert operation is Request.CLOCK or error.path == "a/b"
 
@@ -110,15 +110,18 @@ def test_unclear_create_responses_are_ambiguous(status: int, code: str | None) -
 
 
 def test_missing_response_is_ambiguous_or_transient() -> None:
-    def kinds(failure: TransportFailure, operations: list[Request]) -> set[type[TrinityLakeError]]:
-        errors = [error_from_transport(request_for(each), failure, "http://host:9000", "reset") for each in operations]
+    def error_types(failure: TransportFailure, operations: list[Request]) -> set[type[TrinityLakeError]]:
+        errors = [
+            error_from_transport(request_for(operation), failure, "http://host:9000", "reset")
+            for operation in operations
+        ]
         assert all("http://host:9000" in str(error) and "reset" in str(error) for error in errors)
         return {type(error) for error in errors}
 
-    assert kinds(TransportFailure.NO_RESPONSE, WRITES) == {AmbiguousWriteError}
-    assert kinds(TransportFailure.NO_RESPONSE, READS) == {TransientError}
-    assert kinds(TransportFailure.NOT_CONNECTED, [*WRITES, *READS]) == {UnreachableError}
-    assert kinds(TransportFailure.NOT_TRUSTED, [*WRITES, *READS]) == {StorageError}
+    assert error_types(TransportFailure.NO_RESPONSE, WRITES) == {AmbiguousWriteError}
+    assert error_types(TransportFailure.NO_RESPONSE, READS) == {TransientError}
+    assert error_types(TransportFailure.NOT_CONNECTED, [*WRITES, *READS]) == {UnreachableError}
+    assert error_types(TransportFailure.NOT_TRUSTED, [*WRITES, *READS]) == {StorageError}
 
 
 def test_range_beyond_the_end_maps_to_its_error() -> None:
@@ -146,11 +149,11 @@ def test_secrets_are_redacted_from_messages(text: str) -> None:
         error_from_transport(request_for(Request.READ), TransportFailure.NO_RESPONSE, f"http://{text}/", f"{text}"),
         error_without_credentials(request_for(Request.READ), f"{text}"),
     ]
-    for shown in map(str, errors):
-        assert not any(secret in shown for secret in [*SECRETS.values(), "AKIAIOSFODNN7EXAMPLE", "ABCDEFGH"])
-        assert "<" not in shown
-        assert "=d00df00d" not in shown
-        assert "token: d00df00d" not in shown
+    for message in map(str, errors):
+        assert not any(secret in message for secret in [*SECRETS.values(), "AKIAIOSFODNN7EXAMPLE", "ABCDEFGH"])
+        assert "<" not in message
+        assert "=d00df00d" not in message
+        assert "token: d00df00d" not in message
 
 
 def test_permission_errors_omit_the_message_of_the_server() -> None:

@@ -54,9 +54,9 @@ def test_keys_have_at_most_1024_bytes_with_the_prefix_of_the_root() -> None:
     assert location.key(longest) == f"prefix/{longest}"
     assert location.listed(longest) == f"prefix/{longest}"
     for too_long in (f"{longest}x", "ü" * 509):
-        for refuse in (location.key, location.listed):
+        for make_key in (location.key, location.listed):
             with pytest.raises(InvalidLocationError, match="1024"):
-                refuse(too_long)
+                make_key(too_long)
     with pytest.raises(InvalidLocationError):
         S3Location.of(f"s3://bucket/{'x' * 1024}/")
 

@@ -1,4 +1,4 @@
-"""Schemes that other packages register by entry points."""
+"""Schemes that other packages register with entry points."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def open_shelf(root, options):
 SCHEME = Scheme("shelf", (SLOW, API_TOKEN), open_shelf, ("SHELF_USER",))
 OTHER = Scheme("drawer", (), open_shelf)
 """
-_POINTS = """
+_ENTRY_POINTS = """
 [trinitylake_ops.storages]
-shelf = shelves_of_others:SCHEME
-file = shelves_of_others:SCHEME
-box = shelves_of_others:OTHER
-bag = shelves_of_others:open_shelf
+shelf = shelves:SCHEME
+file = shelves:SCHEME
+box = shelves:OTHER
+bag = shelves:open_shelf
 """
 
 
@@ -50,13 +50,13 @@ def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install another package."""
+    """Install a package that registers storage schemes."""
     site = tmp_path / "site"
-    info = site / "shelves-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shelves\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(_POINTS)
-    (site / "shelves_of_others.py").write_text(_MODULE)
+    dist_info = site / "shelves-1.0.dist-info"
+    dist_info.mkdir(parents=True)
+    (dist_info / "METADATA").write_text("Metadata-Version: 2.1\nName: shelves\nVersion: 1.0\n")
+    (dist_info / "entry_points.txt").write_text(_ENTRY_POINTS)
+    (site / "shelves.py").write_text(_MODULE)
     monkeypatch.syspath_prepend(str(site))
 
 
@@ -80,7 +80,7 @@ def test_options_of_another_package_are_checked_and_credentials_hidden() -> None
     assert "abc" not in str(caught.value)
     options = StorageOptions({"api_token": "abc123", "slow": "true"})
     assert "abc123" not in repr(options)
-    assert options.redact("refused for abc123") == "refused for ***"
+    assert options.redact("rejected for abc123") == "rejected for ***"
 
 
 def test_entry_points_cannot_replace_own_schemes(tmp_path: Path) -> None:
@@ -117,28 +117,29 @@ def test_documentation_lists_every_scheme_and_its_environment_variables(scheme: 
 )
 def test_unknown_option_of_another_scheme_is_rejected(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message) as caught:
-        open_storage(f"file://{tmp_path}/", {name: "nobody-may-see-this"})
-    assert "nobody-may-see-this" not in str(caught.value)
+        open_storage(f"file://{tmp_path}/", {name: "hidden-value"})
+    assert "hidden-value" not in str(caught.value)
 
 
 def test_options_of_other_schemes_are_passed_unchanged(tmp_path: Path) -> None:
     assert open_storage(f"file://{tmp_path}/", {"shelf.slow": "true"}).root == f"file://{tmp_path}/"
 
 
-_SOME_KEY = {"type": "service_account", "private_key": "key-of-the-environment", "client_email": "a"}
-_GIVEN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+_ACCOUNT_KEY = {"type": "service_account", "private_key": "key-in-environment", "client_email": "a"}
+#: Environment variables and the options that they set, by root.
+_ENVIRONMENTS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "s3://bucket/lake/": (
         {
             "AWS_ACCESS_KEY_ID": "hush1",
             "AWS_SECRET_ACCESS_KEY": "hush2",
-            "AWS_REGION": "here",
+            "AWS_REGION": "eu-1",
             "AWS_ENDPOINT_URL": "http://a",
         },
-        {"access_key_id": "hush1", "secret_access_key": "hush2", "region": "here", "endpoint": "http://a"},
+        {"access_key_id": "hush1", "secret_access_key": "hush2", "region": "eu-1", "endpoint": "http://a"},
     ),
     "dynamodb://table/lake/": (
-        {"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_DYNAMODB": "http://b", "AWS_DEFAULT_REGION": "there"},
-        {"endpoint": "http://b", "region": "there"},
+        {"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_DYNAMODB": "http://b", "AWS_DEFAULT_REGION": "eu-2"},
+        {"endpoint": "http://b", "region": "eu-2"},
     ),
     "az://box/lake/": (
         {"AZURE_STORAGE_ACCOUNT_NAME": "account", "AZURE_STORAGE_ACCOUNT_KEY": "aHVzaA=="},
@@ -149,32 +150,32 @@ _GIVEN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("root", _GIVEN)
+@pytest.mark.parametrize("root", _ENVIRONMENTS)
 def test_pickled_storage_contains_options_of_the_environment(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    variables, expected = _GIVEN[root]
+    variables, expected = _ENVIRONMENTS[root]
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     storage = open_storage(root)
-    pickled, further = pickle.dumps(storage), pickle.dumps(ExternalStorages("memory://x/", StorageOptions()))
+    pickled, pickled_external = pickle.dumps(storage), pickle.dumps(ExternalStorages("memory://x/", StorageOptions()))
     for name in variables:
         monkeypatch.delenv(name)
     assert pickle.loads(pickled).inner.options == expected
     scheme = root.partition("://")[0]
-    options = pickle.loads(further)._options.beyond("memory://x/", root)
+    options = pickle.loads(pickled_external)._options.beyond("memory://x/", root)
     assert options.of_scheme(scheme, is_own=False) == expected
     assert not any(value in repr(options) for name, value in expected.items() if is_secret(name))
 
 
-def test_pickle_contains_the_text_of_the_credentials_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickle_contains_the_content_of_the_credentials_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "key.json"
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
-    for text, expected in (
-        (json.dumps(_SOME_KEY), {"credentials": json.dumps(_SOME_KEY)}),
+    for content, expected in (
+        (json.dumps(_ACCOUNT_KEY), {"credentials": json.dumps(_ACCOUNT_KEY)}),
         (json.dumps({"type": "external_account"}), {}),
         ("{", {}),
         ("{" * 70_000, {}),
     ):
-        file.write_text(text)
+        file.write_text(content)
         assert with_environment("gs://bucket/", {}) == expected
     file.unlink()
     assert with_environment("gs://bucket/", {}) == {}
@@ -190,9 +191,9 @@ def test_emulator_receives_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_region_is_read_from_each_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Botocore reads only one of them."""
-    monkeypatch.setenv("AWS_REGION", "here")
-    assert S3Settings.of(StorageOptions()).region == "here"
-    assert S3Settings.of(StorageOptions({"region": "there"})).region == "there"
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "elsewhere")
-    assert S3Settings.of(StorageOptions()).region is None, "botocore finds it"
+    """Botocore reads only one of the variables."""
+    monkeypatch.setenv("AWS_REGION", "eu-1")
+    assert S3Settings.of(StorageOptions()).region == "eu-1"
+    assert S3Settings.of(StorageOptions({"region": "eu-2"})).region == "eu-2"
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-3")
+    assert S3Settings.of(StorageOptions()).region is None, "botocore resolves the region itself"

@@ -20,25 +20,25 @@ from trinitylake_ops.format.file_names import root_path
 from trinitylake_ops.storage import LocalStorage
 
 
-class Waits:
+class SyncRecorder:
     """Records fsync and link calls in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self._lock = threading.Lock()
-        true_fsync, true_link = os.fsync, os.link
+        original_fsync, original_link = os.fsync, os.link
 
         def fsync(descriptor: int) -> None:
             name = os.readlink(f"/proc/self/fd/{descriptor}")
             with self._lock:
-                self.synced.append(name)
-            true_fsync(descriptor)
+                self.calls.append(name)
+            original_fsync(descriptor)
 
         def link(source: bytes, target: bytes) -> None:
             with self._lock:
-                self.synced.append(f"link {os.fsdecode(target)}")
-            true_link(source, target)
+                self.calls.append(f"link {os.fsdecode(target)}")
+            original_link(source, target)
 
-        self.synced: list[str] = []
+        self.calls: list[str] = []
         monkeypatch.setattr(os, "fsync", fsync)
         monkeypatch.setattr(os, "link", link)
 
@@ -47,20 +47,20 @@ def test_staged_file_is_synced_before_it_is_linked(
     storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.create("first", b"x")
-    waits = Waits(monkeypatch)
-    data = b"prepared"
+    recorder = SyncRecorder(monkeypatch)
+    data = b"staged"
     storage.stage("name", data)
-    (temporary,) = (folder / "_ops/tmp").iterdir()
-    assert waits.synced == [str(temporary)]
+    (temporary_file,) = (folder / "_ops/tmp").iterdir()
+    assert recorder.calls == [str(temporary_file)]
     assert not (folder / "name").exists()
     storage.create("name", data)
-    assert waits.synced == [str(temporary), f"link {folder}/name", str(folder)]
+    assert recorder.calls == [str(temporary_file), f"link {folder}/name", str(folder)]
     assert (folder / "name").read_bytes() == data
     assert list((folder / "_ops/tmp").iterdir()) == []
 
 
 def test_discarded_staged_file_is_deleted(storage: LocalStorage, folder: Path) -> None:
-    data = b"prepared"
+    data = b"staged"
     storage.stage("name", data)
     storage.discard_staged(data)
     storage.discard_staged(data)
@@ -70,7 +70,7 @@ def test_discarded_staged_file_is_deleted(storage: LocalStorage, folder: Path) -
 
 
 def test_staged_create_fails_if_the_path_exists(storage: LocalStorage, folder: Path) -> None:
-    data = b"prepared"
+    data = b"staged"
     storage.stage("name", data)
     storage.create("name", b"another")
     with pytest.raises(FileExistsAlreadyError):
@@ -84,16 +84,16 @@ def test_interrupt_during_staging_leaves_no_file(
     storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     storage.create("first", b"x")
-    true_call, data = getattr(os, call), b"prepared"
+    original_call, data = getattr(os, call), b"staged"
 
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        result = true_call(*arguments, **options)
+    def interrupted_call(*arguments: Any, **options: Any) -> Any:
+        result = original_call(*arguments, **options)
         if call == "open":
             os.close(result)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, interrupted)
+        patch.setattr(os, call, interrupted_call)
         with pytest.raises(KeyboardInterrupt):
             storage.stage("name", data)
     assert len(list((folder / "_ops/tmp").iterdir())) == 1
@@ -105,21 +105,21 @@ def test_interrupted_commit_leaves_no_staged_file(
     storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lakehouse.create(storage.root, storage=storage)
-    true_prepare = LocalStorage.stage
+    original_stage = LocalStorage.stage
     caller, caller_id = threading.current_thread(), threading.get_ident()
 
-    def interrupting(self: LocalStorage, path: str, data: bytes) -> None:
+    def interrupted_stage(self: LocalStorage, path: str, data: bytes) -> None:
         if threading.current_thread() is not caller:
             signal.pthread_kill(caller_id, signal.SIGINT)
             time.sleep(0.05)
-        true_prepare(self, path, data)
+        original_stage(self, path, data)
         if threading.current_thread() is caller:
             raise KeyboardInterrupt
 
     txn = lake.transaction()
     txn.create_namespace("a")
     with monkeypatch.context() as patch:
-        patch.setattr(LocalStorage, "stage", interrupting)
+        patch.setattr(LocalStorage, "stage", interrupted_stage)
         with plain_interrupts(), pytest.raises(KeyboardInterrupt):
             txn.commit()
     assert list((folder / "_ops/tmp").iterdir()) == []
@@ -133,26 +133,26 @@ def test_without_fsync_nothing_is_staged(folder: Path) -> None:
 
 
 def test_commit_syncs_three_times(storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rounds: new files and the next root's bytes; their folders, including new ones; the root's name."""
+    """First sync the new files and the next root, then the folders of the files, and finally the folder of the root."""
     lake = Lakehouse.create(storage.root, storage=storage)
     with lake.transaction() as txn:
         txn.create_namespace("a")
-    waits = Waits(monkeypatch)
+    recorder = SyncRecorder(monkeypatch)
     with lake.transaction() as txn:
         txn.create_namespace("b")
-    synced = [name.removeprefix(f"{folder}") for name in waits.synced]
-    (link,) = [at for at, name in enumerate(synced) if name == f"link {folder}/{root_path(2)}"]
-    assert synced[link + 1 :][0] == "", "the root's name, and then nothing but the hint"
-    bodies = [name for name in synced[:link] if name.startswith("/_ops/tmp/")]
-    assert len(bodies) == 2, "a definition and the root"
-    (named,) = [name for name in synced[:link] if name.startswith("link ")]
-    definition = Path(named.removeprefix(f"link {folder}"))
+    calls = [name.removeprefix(f"{folder}") for name in recorder.calls]
+    (link_index,) = [index for index, name in enumerate(calls) if name == f"link {folder}/{root_path(2)}"]
+    assert calls[link_index + 1 :][0] == "", "after the root was linked, only its folder is synced"
+    staged_files = [name for name in calls[:link_index] if name.startswith("/_ops/tmp/")]
+    assert len(staged_files) == 2, "the definition and the root"
+    (linked_definition,) = [name for name in calls[:link_index] if name.startswith("link ")]
+    definition = Path(linked_definition.removeprefix(f"link {folder}"))
     folders = set(map(str, definition.parents)) - {"/"} | {""}
-    assert {name for name in synced[:link] if name not in bodies and name != named} <= folders
-    assert str(definition.parent) in synced[:link]
+    assert {name for name in calls[:link_index] if name not in staged_files and name != linked_definition} <= folders
+    assert str(definition.parent) in calls[:link_index]
 
 
-def test_unfinished_commit_leaves_no_temporary_file(storage: LocalStorage, folder: Path) -> None:
+def test_conflicting_commit_leaves_no_temporary_file(storage: LocalStorage, folder: Path) -> None:
     lake = Lakehouse.create(storage.root, storage=storage)
     first, second = lake.transaction(), Lakehouse(storage).transaction()
     for txn in (first, second):
@@ -164,7 +164,7 @@ def test_unfinished_commit_leaves_no_temporary_file(storage: LocalStorage, folde
 
 
 def test_commits_continue_after_removal_of_the_temporary_folder(storage: LocalStorage, folder: Path) -> None:
-    """A restore that copies only files omits the folder, as does removing empty folders."""
+    """The folder is missing after a restore that copies only files, and after empty folders were removed."""
     lake = Lakehouse.create(storage.root, storage=storage)
     for number in range(4):
         with lake.transaction() as txn:
@@ -181,17 +181,17 @@ def test_create_succeeds_after_failed_staging(
     storage: LocalStorage, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.create("first", b"x")
-    true_open, n_failed = os.open, 0
+    original_open, n_failed = os.open, 0
 
-    def refusing(name: bytes, *arguments: int, **options: int) -> int:
+    def fail_once(name: bytes, *arguments: int, **options: int) -> int:
         nonlocal n_failed
         if b"_ops/tmp/" in name and n_failed == 0:
             n_failed += 1
             raise OSError(errno.EMFILE, "too many open files")
-        return true_open(name, *arguments, **options)
+        return original_open(name, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", refusing)
-    data = b"prepared"
+    monkeypatch.setattr(os, "open", fail_once)
+    data = b"staged"
     storage.stage("name", data)
     assert n_failed == 1
     storage.create("name", data)
@@ -206,9 +206,9 @@ def test_best_effort_write_overwrites_and_creates_no_folder(storage: LocalStorag
     storage.write_best_effort("hint", b"9")
     assert not folder.exists()
     storage.create("file", b"x")
-    for note in (b"9", b"10", b"11", b"8"):
-        storage.write_best_effort("hint", note)
-        assert storage.read("hint") == note
+    for content in (b"9", b"10", b"11", b"8"):
+        storage.write_best_effort("hint", content)
+        assert storage.read("hint") == content
     assert list((folder / "_ops/tmp").iterdir()) == []
     shutil.rmtree(folder)
     storage.write_best_effort("hint", b"12")

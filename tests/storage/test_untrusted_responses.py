@@ -1,4 +1,4 @@
-"""Arbitrary responses of servers, and arbitrary files of other programs, are decoded or raise typed errors."""
+"""Arbitrary server responses, and arbitrary files of other programs, are decoded or cause typed errors."""
 
 from __future__ import annotations
 
@@ -30,44 +30,49 @@ from trinitylake_ops.storage.paths import check_path
 from trinitylake_ops.storage.redis.server import file_info
 from trinitylake_ops.storage.s3.errors import error_from_response as s3_error
 
-MOST_DIGITS = b"1" * 5_000  # Python does not parse longer numbers
+TOO_MANY_DIGITS = b"1" * 5_000  # more than Python converts to an integer
 NESTED = b"[" * 50_000
 PAGE = (
     b'<?xml version="1.0"?><EnumerationResults><Blobs><Blob><Name>a/b</Name><Properties><Last-Modified>'
     b"Tue, 24 Nov 2026 13:00:00 GMT</Last-Modified><Content-Length>7</Content-Length></Properties></Blob></Blobs>"
     b"<NextMarker>m</NextMarker></EnumerationResults>"
 )
-REFUSAL = json.dumps({"error": {"code": 403, "message": "no", "errors": [{"reason": "forbidden"}]}}).encode()
+ERROR_DOCUMENT = json.dumps({"error": {"code": 403, "message": "no", "errors": [{"reason": "forbidden"}]}}).encode()
 PARTS = (
     b"--x\r\nContent-Type: application/http\r\nContent-ID: <response-x+1>\r\n\r\nHTTP/1.1 404 Not Found\r\n"
     b"Content-Length: 2\r\n\r\n{}\r\n--x--\r\n"
 )
 
 
-def changed(sample: bytes) -> st.SearchStrategy[bytes]:
-    """Samples with some bytes replaced, and arbitrary bytes."""
-    at = st.integers(0, len(sample))
-    replaced = st.builds(lambda i, n, new: sample[:i] + new + sample[i + n :], at, st.integers(0, 9), st.binary())
-    return st.one_of(replaced, st.binary())
+def mutated(sample: bytes) -> st.SearchStrategy[bytes]:
+    """Return a strategy for samples with some bytes replaced, and for arbitrary bytes."""
+    index = st.integers(0, len(sample))
+    mutations = st.builds(
+        lambda start, length, replacement: sample[:start] + replacement + sample[start + length :],
+        index,
+        st.integers(0, 9),
+        st.binary(),
+    )
+    return st.one_of(mutations, st.binary())
 
 
 @settings(max_examples=300, deadline=None)
-@given(changed(b"folder/a/b\x0012 34"))
-@example(b"a\x00" + MOST_DIGITS + b" 1")
-@example(b"a\x001 " + MOST_DIGITS)
+@given(mutated(b"folder/a/b\x0012 34"))
+@example(b"a\x00" + TOO_MANY_DIGITS + b" 1")
+@example(b"a\x001 " + TOO_MANY_DIGITS)
 @example(b"\xff\x001 1")
 @example(b"a//b\x001 1")
 @example(b"../a\x001 1")
 def test_arbitrary_redis_index_entries_are_parsed_or_rejected(member: bytes) -> None:
-    found = file_info(member, "folder/")
-    if found is not None:
-        assert isinstance(found, FileInfo)
-        check_path(found.path)
+    info = file_info(member, "folder/")
+    if info is not None:
+        assert isinstance(info, FileInfo)
+        check_path(info.path)
 
 
 @settings(max_examples=300, deadline=None)
-@given(changed(PAGE))
-@example(PAGE.replace(b">7<", b">" + MOST_DIGITS + b"<"))
+@given(mutated(PAGE))
+@example(PAGE.replace(b">7<", b">" + TOO_MANY_DIGITS + b"<"))
 @example(PAGE.replace(b"Tue, 24 Nov 2026", b"Tue, 24 Nov 0000"))
 @example(PAGE.replace(b"GMT", b"-0000"))
 @example(b"<a>" * 20_000)
@@ -80,23 +85,23 @@ def test_arbitrary_azure_pages_are_parsed_or_rejected(document: bytes) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(changed(REFUSAL))
+@given(mutated(ERROR_DOCUMENT))
 @example(NESTED)
 @example(b'{"error": [1]}')
 @example(b'{"error": {"errors": {"reason": 1}, "message": null}}')
 def test_arbitrary_google_errors_are_typed(body: bytes) -> None:
-    refusal = ErrorResponse.of(403, body)
-    assert refusal.reason is None or isinstance(refusal.reason, str)
+    error_response = ErrorResponse.of(403, body)
+    assert error_response.reason is None or isinstance(error_response.reason, str)
 
 
 @settings(max_examples=300, deadline=None)
-@given(changed(PARTS), changed(b"multipart/mixed; boundary=x"))
-@example(PARTS.replace(b"x+1", b"x+" + MOST_DIGITS), b"multipart/mixed; boundary=x")
-@example(PARTS.replace(b"404", MOST_DIGITS), b"multipart/mixed; boundary=x")
+@given(mutated(PARTS), mutated(b"multipart/mixed; boundary=x"))
+@example(PARTS.replace(b"x+1", b"x+" + TOO_MANY_DIGITS), b"multipart/mixed; boundary=x")
+@example(PARTS.replace(b"404", TOO_MANY_DIGITS), b"multipart/mixed; boundary=x")
 def test_arbitrary_google_batch_responses_are_parsed_or_rejected(body: bytes, content_type: bytes) -> None:
-    for number, answer in batch_responses(content_type.decode("latin-1"), body).items():
+    for number, response in batch_responses(content_type.decode("latin-1"), body).items():
         assert number >= 0
-        assert 100 <= answer.status <= 999
+        assert 100 <= response.status <= 999
 
 
 def test_batch_response_is_parsed() -> None:
@@ -120,7 +125,7 @@ def test_arbitrary_dynamodb_items_are_parsed_or_rejected(item: dict[str, dict[st
         assert file.part_bytes > 0
 
 
-@pytest.mark.parametrize("size", ["-1", "1e9", "nan", MOST_DIGITS.decode()])
+@pytest.mark.parametrize("size", ["-1", "1e9", "nan", TOO_MANY_DIGITS.decode()])
 def test_item_with_an_invalid_size_is_rejected(size: str) -> None:
     item = {"path": {"S": "f"}, "size_bytes": {"N": size}, "modified_ms": {"N": "1"}}
     with pytest.raises(ValueError):
@@ -155,7 +160,7 @@ def _error_of(scheme: str, operation: Request, status: int, code: str | None, me
     st.sampled_from(["s3", "az", "gs", "dynamodb"]), st.sampled_from(list(Request)), st.integers(300, 599), _CODES,
     st.sampled_from(["", "{x}", "the specified bucket does not exist", "requester pays", "There is a limit of 5"]),
 )  # fmt: skip
-def test_every_response_is_a_typed_error_that_fits_the_request(
+def test_every_response_maps_to_a_typed_error_for_its_request(
     scheme: str, operation: Request, status: int, code: str | None, message: str
 ) -> None:
     error = _error_of(scheme, operation, status, code, message)

@@ -1,4 +1,4 @@
-"""Many files: streaming listings with constant memory, batches of deletes, and failures by file."""
+"""Many files: listings with constant memory, batches of deletes, and failures by file."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.servers.daemons import Daemons
-from tests.servers.moto import FILLED_BUCKET, filled_name, start_moto
+from tests.servers.moto import LARGE_BUCKET, large_bucket_key, start_moto
 from tests.servers.s3_server import S3Server
-from tests.storage.scripted_server import Answer, ScriptedServer, Seen
+from tests.storage.scripted_server import RecordedRequest, ScriptedResponse, ScriptedServer
 from trinitylake_ops.errors import FileMissingError, StoragePermissionError
 from trinitylake_ops.storage import FileInfo, open_storage
 
 N_LISTED = 100_000
-N_LISTED_SOON = 20_000  # in a normal test run, because more take long
+N_LISTED_SHORT = 20_000  # in a normal test run
 N_DELETED = 10_000
 N_PER_REQUEST = 1_000
 CLIENTS = ["s3fs", "obstore"]
 MIB = 1 << 20
-#: Memory that a listing may use beyond its first pages: one or two pages, not 100,000 files of four objects.
+#: Maximum growth of memory during a listing: one or two pages, instead of 100,000 files with four objects each.
 MAX_GROWTH_OBJECTS = 60_000
 MAX_GROWTH_BYTES = 10 * MIB
-MOST_LISTINGS = 3
+MAX_LISTINGS = 3
 
 
 def resident_bytes() -> int:
@@ -42,10 +42,10 @@ def resident_bytes() -> int:
 def check_flat_listing(listing: Callable[[], Iterator[FileInfo]], n_listed: int = N_LISTED) -> None:
     """Iterate over a listing and check the memory growth of the process.
 
-    Memory of other threads also counts, so it is measured repeatedly: a listing that keeps its files grows each time.
+    Memory of other threads is included, so it is measured repeatedly: a listing that keeps its files grows each time.
     """
     grown_bytes = [_growth_bytes(listing(), n_listed)]
-    while grown_bytes[-1] >= MAX_GROWTH_BYTES and len(grown_bytes) < MOST_LISTINGS:
+    while grown_bytes[-1] >= MAX_GROWTH_BYTES and len(grown_bytes) < MAX_LISTINGS:
         grown_bytes.append(_growth_bytes(listing(), n_listed))
     assert grown_bytes[-1] < MAX_GROWTH_BYTES, grown_bytes
 
@@ -64,7 +64,7 @@ def _growth_bytes(files: Iterator[FileInfo], n_listed: int) -> int:
     return grown_bytes
 
 
-@pytest.mark.parametrize("n_listed", [N_LISTED_SOON, pytest.param(N_LISTED, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("n_listed", [N_LISTED_SHORT, pytest.param(N_LISTED, marks=pytest.mark.soak)])
 def test_listing_many_local_files_uses_constant_memory(tmp_path: Path, n_listed: int) -> None:
     for folder in (tmp_path / "flat" / str(number) for number in range(n_listed // 1000)):
         folder.mkdir(parents=True)
@@ -74,9 +74,9 @@ def test_listing_many_local_files_uses_constant_memory(tmp_path: Path, n_listed:
     check_flat_listing(lambda: storage.list("flat/"), n_listed)
 
 
-def page(seen: Seen, n_listed: int) -> Answer:
+def listing_page(request: RecordedRequest, n_listed: int) -> ScriptedResponse:
     """Return one page of a listing; the token is the index of the first object."""
-    query = parse_qs(urlsplit(seen.path).query)
+    query = parse_qs(urlsplit(request.path).query)
     first = int(query.get("continuation-token", ["0"])[0])
     last = min(first + N_PER_REQUEST, n_listed)
     contents = "".join(
@@ -84,26 +84,26 @@ def page(seen: Seen, n_listed: int) -> Answer:
         '<ETag>"d41d8cd98f00b204e9800998ecf8427e"</ETag><Size>7</Size><StorageClass>STANDARD</StorageClass></Contents>'
         for index in range(first, last)
     )
-    more = f"<NextContinuationToken>{last}</NextContinuationToken>" if last < n_listed else ""
+    token_element = f"<NextContinuationToken>{last}</NextContinuationToken>" if last < n_listed else ""
     body = (
         '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>bucket</Name>'
         f"<Prefix>lake/flat/</Prefix><KeyCount>{last - first}</KeyCount><MaxKeys>1000</MaxKeys>"
-        f"<IsTruncated>{str(bool(more)).lower()}</IsTruncated>{more}{contents}</ListBucketResult>"
+        f"<IsTruncated>{str(bool(token_element)).lower()}</IsTruncated>{token_element}{contents}</ListBucketResult>"
     )
-    return Answer(200, body.encode(), {"Content-Type": "application/xml"})
+    return ScriptedResponse(200, body.encode(), {"Content-Type": "application/xml"})
 
 
 @pytest.mark.parametrize(
     ("client", "n_listed"),
     [
         ("obstore", N_LISTED),
-        ("s3fs", N_LISTED_SOON),
+        ("s3fs", N_LISTED_SHORT),
         pytest.param("s3fs", N_LISTED, marks=pytest.mark.soak),
     ],
 )
 def test_listing_many_objects_uses_constant_memory(client: str, n_listed: int) -> None:
-    """The scripted server only generates pages, because filling a real one takes minutes (see ``make soak``)."""
-    with ScriptedServer(lambda number, seen: page(seen, n_listed)).running() as server:
+    """A scripted server generates the pages, because filling a real server takes minutes (see ``make soak``)."""
+    with ScriptedServer(lambda number, request: listing_page(request, n_listed)).running() as server:
         options = {
             "endpoint": server.endpoint, "client": client, "region": "us-east-1",
             "access_key_id": "key", "secret_access_key": "secret",
@@ -111,7 +111,7 @@ def test_listing_many_objects_uses_constant_memory(client: str, n_listed: int) -
         storage = open_storage("s3://bucket/lake/", options)
         files = storage.list("flat/")
         next(files)
-        assert len(server.requests) <= 2, "the first file is handed out after the first page"
+        assert len(server.requests) <= 2, "the first file is returned after the first page"
         del files
         check_flat_listing(lambda: storage.list("flat/"), n_listed)
 
@@ -121,39 +121,39 @@ def test_listing_many_objects_uses_constant_memory(client: str, n_listed: int) -
 @pytest.mark.timeout(3600)
 def test_listing_a_real_server_uses_constant_memory(radosgw: S3Server) -> None:
     root = radosgw.fresh_root()
-    filling = open_storage(root, {**radosgw.storage_options, "client": "obstore"})
+    writer_storage = open_storage(root, {**radosgw.storage_options, "client": "obstore"})
     for start in range(0, N_LISTED, N_DELETED):
-        filling.create_many({f"flat/{number:06}": b"" for number in range(start, start + N_DELETED)})
+        writer_storage.create_many({f"flat/{number:06}": b"" for number in range(start, start + N_DELETED)})
     for client in CLIENTS:
         storage = open_storage(root, {**radosgw.storage_options, "client": client})
         check_flat_listing(functools.partial(storage.list, "flat/"))
-    assert filling.delete_many([file.path for file in filling.list()]) == {}
-    assert list(filling.list()) == []
+    assert writer_storage.delete_many([file.path for file in writer_storage.list()]) == {}
+    assert list(writer_storage.list()) == []
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+def server_with_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A moto server with 20,000 files in its bucket, half of them for each client, and its request log."""
     folder = tmp_path_factory.mktemp("moto")
     daemons = Daemons(folder / "log")
     try:
-        yield S3Server("moto", start_moto(folder, daemons, 2 * N_DELETED), folder, bucket=FILLED_BUCKET)
+        yield S3Server("moto", start_moto(folder, daemons, 2 * N_DELETED), folder, bucket=LARGE_BUCKET)
     finally:
         daemons.stop()
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_deleting_10_000_files_takes_10_requests(filled: S3Server, client: str) -> None:
-    storage = open_storage(f"s3://{FILLED_BUCKET}/", {**filled.storage_options, "client": client})
+def test_deleting_10_000_files_takes_10_requests(server_with_files: S3Server, client: str) -> None:
+    storage = open_storage(f"s3://{LARGE_BUCKET}/", {**server_with_files.storage_options, "client": client})
     start = CLIENTS.index(client) * N_DELETED
-    names = [filled_name(number) for number in range(start, start + N_DELETED)]
+    names = [large_bucket_key(number) for number in range(start, start + N_DELETED)]
     assert storage.exists(names[0])
     assert storage.exists(names[-1])
-    n_before = len(filled.requests())
+    n_requests_before = len(server_with_files.requests())
     assert storage.delete_many(names) == {}
-    sent = [line.split()[:2] for line in filled.requests()[n_before:]]
-    assert [method for method, _ in sent] == ["POST"] * 10
-    assert all("delete" in target for _, target in sent)
+    requests = [line.split()[:2] for line in server_with_files.requests()[n_requests_before:]]
+    assert [method for method, _ in requests] == ["POST"] * 10
+    assert all("delete" in target for _, target in requests)
     for name in (names[0], names[5_000], names[-1]):
         with pytest.raises(FileMissingError):
             storage.read(name)
@@ -163,13 +163,13 @@ def test_deleting_10_000_files_takes_10_requests(filled: S3Server, client: str) 
 def test_undeletable_files_are_reported_separately(radosgw: S3Server, client: str) -> None:
     bucket = radosgw.make_bucket()
     storage = open_storage(f"s3://{bucket}/lake/", {**radosgw.storage_options, "client": client})
-    names = [f"free/{number}" for number in range(20)] + [f"held/{number}" for number in range(5)]
+    names = [f"deletable/{number}" for number in range(20)] + [f"protected/{number}" for number in range(5)]
     storage.create_many(dict.fromkeys(names, b"x"))
     statement = {
         "Effect": "Deny",
         "Principal": "*",
         "Action": "s3:DeleteObject",
-        "Resource": f"arn:aws:s3:::{bucket}/lake/held/*",
+        "Resource": f"arn:aws:s3:::{bucket}/lake/protected/*",
     }
     policy = {"Version": "2012-10-17", "Statement": [statement]}
     radosgw.client.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
