@@ -8,15 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tests.cli import test_commands
 from tests.cli.test_commands import Cli, assert_error, cli, lake, restore_logging
+from tests.cli.test_rows import simulate_terminal
 from tests.lakes import lakes
 from tests.operations.changes import create
 from tests.operations.html_pages import parse_page
 from trinitylake_ops import Lakehouse, operations
-from trinitylake_ops.cli.status import _print
 from trinitylake_ops.format.file_names import HINT_PATH
 
 __all__ = ["cli", "lake", "lakes", "restore_logging"]
@@ -95,13 +94,12 @@ def test_status_watches_until_interrupted(
     assert '<meta http-equiv="refresh" content="3">' in path.read_text()
 
 
-def test_status_on_terminal_is_colored_and_escaped(lake: Lakehouse) -> None:
+def test_status_on_terminal_is_colored_and_escaped(cli: Cli, lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
     create(lake, "evil\u202e")
-    console = Console(force_terminal=True, width=100, color_system="standard", record=True)
-    with console.capture() as output:
-        _print(console, operations.lakehouse_status(lake))
-    assert "\x1b[" in output.get()
-    assert "\u202e" not in output.get()
+    simulate_terminal(monkeypatch, 100)
+    output = cli("status").out
+    assert "\x1b[" in output
+    assert "\u202e" not in output
 
 
 def test_status_emits_metrics_and_json_lines(cli: Cli, lake: Lakehouse, tmp_path: Path) -> None:

@@ -26,11 +26,10 @@ from trinitylake_ops.errors import (
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.operations.clones import clone as clone_module
 from trinitylake_ops.operations.clones import clone_records
-from trinitylake_ops.operations.gc import delete
 from trinitylake_ops.storage import MemoryStorage, Storage, drop_memory_root
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 
-pytestmark = pytest.mark.usefixtures("fixed_requests")
+pytestmark = pytest.mark.usefixtures("fixed_requests", "manual_clock")
 
 PARENT, CLONE = "memory://clone-crash-parent/", "memory://clone-crash-clone/"
 ROOTS = {"parent": PARENT, "clone": CLONE}
@@ -131,11 +130,6 @@ def restore(bases: dict[str, Files]) -> Iterator[Callable[[Operation], Lakehouse
     yield restore_base
     for root in ROOTS.values():
         drop_memory_root(root)
-
-
-@pytest.fixture(autouse=True)
-def skip_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delete, "_FIRST_PAUSE_SECONDS", 0.0)
 
 
 @dataclass(frozen=True)

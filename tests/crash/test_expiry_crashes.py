@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.clock import AgingStorage
+from tests.clock import AgingStorage, ManualClock
 from tests.faults import DeathError, Fault, FaultyStorage, Moment, Request, fail, lose_response
 from tests.lakes import listed, roots, table
 from tests.operations.aging import (
@@ -39,7 +39,6 @@ from trinitylake_ops.errors import (
 )
 from trinitylake_ops.format.file_names import HINT_PATH, ORPHAN_BARRIER_PATH, owner_path
 from trinitylake_ops.iceberg.managed import owner_file
-from trinitylake_ops.operations.gc import delete as deletion
 from trinitylake_ops.operations.gc.table_files import table_id_in
 from trinitylake_ops.storage import MemoryStorage, drop_memory_root
 
@@ -126,8 +125,8 @@ class Base:
 
 
 @pytest.fixture(autouse=True)
-def _skip_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(deletion, "_FIRST_PAUSE_SECONDS", 0.0)
+def _drop_root(manual_clock: ManualClock) -> Iterator[None]:
+    """Delete all files after the test. The manual clock skips pauses between attempts."""
     yield
     drop_memory_root(ROOT)
 

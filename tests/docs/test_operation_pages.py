@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from trinitylake_ops import Lakehouse
 from trinitylake_ops.cli.app import trinitylake
 from trinitylake_ops.dagster_plugin import ApplyLimits, TrinityLakeResource, build_jobs
 from trinitylake_ops.iceberg import catalog_at
-from trinitylake_ops.storage import drop_memory_root, memory
+from trinitylake_ops.storage import MemoryStorage, background, drop_memory_root, memory
 
 FOLDER = DOCS / "operations"
 #: Pages without the structure of a reference page. Other tests run their snippets.
@@ -32,8 +31,11 @@ SECTIONS = ["Command line", "Dagster", "Python", "Errors"]
 ADDITIONAL_SECTIONS = {"verify.md": ("Findings",)}
 #: An optional first section of a page, whose snippets are files that its commands read.
 FILES_SECTION = "Document"
-ROOT = "memory://data/lake"
+DATA_ROOT = "memory://data/"
+ROOT = f"{DATA_ROOT}lake"
 OTHER_ROOT = "memory://theirs/"
+#: The path, content and modification time of a file.
+StoredFile = tuple[str, bytes, int]
 DAY_NS = 24 * 3_600 * 1_000_000_000
 #: Commands that are described outside of docs/operations.
 DESCRIBED_ON_OTHER_PAGES = {"completion", "serve"}
@@ -44,17 +46,35 @@ def in_memory(text: str) -> str:
     return text.replace("/data/lake", ROOT).replace("s3://", "memory://")
 
 
+class MemoryClock:
+    """The clock of in-memory storages. Each reading advances it by one millisecond."""
+
+    def __init__(self) -> None:
+        self.time_ns = 1_800_000_000_000_000_000
+
+    def read_ns(self) -> int:
+        self.time_ns += 1_000_000
+        return self.time_ns
+
+    def advance(self) -> None:
+        """Advance the clock by ten days."""
+        self.time_ns += 10 * DAY_NS
+
+    def restore(self, root: str, files: Iterable[StoredFile]) -> None:
+        """Replace the files under a root with files that were written at earlier times."""
+        drop_memory_root(root)
+        storage, now_ns = MemoryStorage(root), self.time_ns
+        for path, data, last_modified_ms in files:
+            self.time_ns = (last_modified_ms - 1) * 1_000_000
+            storage.write(path, data)
+        self.time_ns = now_ns
+
+
 @pytest.fixture
-def advance_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Replace the clock of in-memory storages. Return a function that advances the clock by ten days."""
-    now_ns, ticks = [1_800_000_000_000_000_000], count()
-    replace_time_functions(monkeypatch, memory, time_ns=lambda: now_ns[0] + next(ticks) * 1_000_000)
-
-    def advance() -> int:
-        now_ns[0] += 10 * DAY_NS
-        return now_ns[0]
-
-    return advance
+def memory_clock(monkeypatch: pytest.MonkeyPatch) -> MemoryClock:
+    clock = MemoryClock()
+    replace_time_functions(monkeypatch, memory, time_ns=clock.read_ns)
+    return clock
 
 
 def _run_index_page() -> dict[str, Any]:
@@ -71,26 +91,32 @@ def _run_index_page() -> dict[str, Any]:
     return names
 
 
+def _stored_files(root: str) -> list[StoredFile]:
+    background.drain()
+    storage = MemoryStorage(root)
+    return [(info.path, storage.read(info.path), info.last_modified_ms) for info in storage.list()]
+
+
 @pytest.fixture(scope="module")
-def saved_state() -> tuple[dict[str, Any], dict[str, dict[str, tuple[bytes, int]]]]:
+def saved_state() -> tuple[dict[str, Any], dict[str, list[StoredFile]]]:
     """The names and files that the example of the index page creates. The first test fills them."""
     return {}, {}
 
 
 @pytest.fixture
 def scope(
-    advance_clock: Callable[[], int], saved_state: tuple[dict[str, Any], dict[str, Any]]
+    memory_clock: MemoryClock, saved_state: tuple[dict[str, Any], dict[str, list[StoredFile]]]
 ) -> Iterator[dict[str, Any]]:
     """The names that the example of the index page defines: the lakehouse and the imports."""
-    names, files = saved_state
+    names, files_by_root = saved_state
     if not names:
         names.update(_run_index_page())
-        files.update({name: dict(memory._files_by_name[name].by_key) for name in ("data", "theirs")})
-    for name, by_key in files.items():
-        memory._files_by_name[name].by_key = dict(by_key)
-    advance_clock()
+        files_by_root.update({root: _stored_files(root) for root in (DATA_ROOT, OTHER_ROOT)})
+    for root, files in files_by_root.items():
+        memory_clock.restore(root, files)
+    memory_clock.advance()
     yield {**names, "lake": Lakehouse.open(ROOT)}
-    for root in ("memory://data/", OTHER_ROOT, "memory://bucket/", "memory://backup/", "memory://dev/"):
+    for root in (DATA_ROOT, OTHER_ROOT, "memory://bucket/", "memory://backup/", "memory://dev/"):
         drop_memory_root(root)
 
 
@@ -111,7 +137,7 @@ def test_page_has_expected_sections_and_snippets(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_run(
-    page: Path, scope: dict[str, Any], advance_clock: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, scope: dict[str, Any], memory_clock: MemoryClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for document in section_snippets(page, FILES_SECTION):
@@ -129,11 +155,11 @@ def test_commands_run(
             assert result.exit_code == 0, f"{line}\n{result.output}"
             match = re.search(r"--apply (\S+)$", result.output, flags=re.MULTILINE)
             digest = match[1] if match else ""
-            advance_clock()
+            memory_clock.advance()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_python_runs(page: Path, scope: dict[str, Any], advance_clock: Callable[[], int]) -> None:
+def test_python_runs(page: Path, scope: dict[str, Any], memory_clock: MemoryClock) -> None:
     (snippet,) = section_snippets(page, "Python")
     exec(compile(in_memory(snippet.text), page.name, "exec"), scope)
 
@@ -169,7 +195,7 @@ def test_each_command_and_job_has_page(jobs: dict[str, dg.JobDefinition]) -> Non
 @pytest.mark.soak
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_jobs_run(
-    page: Path, scope: dict[str, Any], advance_clock: Callable[[], int], jobs: dict[str, dg.JobDefinition]
+    page: Path, scope: dict[str, Any], memory_clock: MemoryClock, jobs: dict[str, dg.JobDefinition]
 ) -> None:
     """Run the jobs in the order of the page. An approval contains the digest of the preceding plan."""
     resource = TrinityLakeResource(root=ROOT, allowed_roots=["memory://dev/feature-x", "memory://backup/lake"])
@@ -186,7 +212,7 @@ def test_jobs_run(
             result = job.execute_in_process(config, instance=instance, resources={"lakehouse": resource})
             assert result.success
             digest = _digest(result)
-            advance_clock()
+            memory_clock.advance()
 
 
 def _digest(result: dg.ExecuteInProcessResult) -> str:

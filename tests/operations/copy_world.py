@@ -17,6 +17,9 @@ from trinitylake_ops.errors import FileMissingError
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.storage import MemoryStorage, background, drop_memory_root
 
+#: The method before ``Recorder`` replaces it.
+_UNRECORDED_READ = MemoryStorage.read
+
 SCHEMA = pa.schema([("id", pa.int64())])
 TABLES = ("a", "b", "c")
 
@@ -74,7 +77,7 @@ class Scan:
 
     def is_valid(self) -> bool:
         """Whether all files are unchanged, so that a new scan would return the same rows."""
-        return all(_bytes_at(*file) is data for file, data in self.files.items())
+        return all(_stored_bytes(*file) is data for file, data in self.files.items())
 
 
 class Recorder:
@@ -82,12 +85,11 @@ class Recorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self._read: dict[tuple[str, str], bytes] | None = None
-        read = MemoryStorage.read
 
         def recording_read(storage: MemoryStorage, path: str, **options: Any) -> bytes:
             if self._read is not None:
-                self._read[storage.root, path] = read(storage, path)
-            return read(storage, path, **options)
+                self._read[storage.root, path] = _UNRECORDED_READ(storage, path)
+            return _UNRECORDED_READ(storage, path, **options)
 
         monkeypatch.setattr(MemoryStorage, "read", recording_read)
 
@@ -354,9 +356,10 @@ class CopyWorld:
         copy.versions.update(zip(new, contents, strict=True))
 
 
-def _bytes_at(root: str, path: str) -> bytes | None:
+def _stored_bytes(root: str, path: str) -> bytes | None:
+    """Return the stored object with the content of a file. It is replaced when the file is written again."""
     try:
-        return MemoryStorage(root)._find(path)[0]
+        return _UNRECORDED_READ(MemoryStorage(root), path)
     except FileMissingError:
         return None
 

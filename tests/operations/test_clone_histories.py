@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from tests.clock import ManualClock
 from tests.conftest import SUMMARY_PROPERTY
 from tests.operations.clone_faults import Event, format_counts
 from tests.operations.clone_world import MAINTENANCE, SIDES, CloneWorld
 from tests.operations.copy_world import Clock
-from trinitylake_ops.operations.gc import delete
-from trinitylake_ops.storage import MemoryStorage
+from trinitylake_ops.storage import MemoryStorage, process_clock
 
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
@@ -25,13 +25,13 @@ def _run(monkeypatch: pytest.MonkeyPatch, seeds: Iterable[int]) -> Counter[Event
     """Run one history per seed, and return the counts of events. A failure reports its seed."""
     clock, counts = Clock(), Counter[Event]()
     monkeypatch.setattr(MemoryStorage, "now_ms", lambda _storage: clock.now_ms)
-    monkeypatch.setattr(delete, "_FIRST_PAUSE_SECONDS", 0.0)
     for seed in seeds:
         world = CloneWorld(seed, clock, counts)
         try:
-            for _ in range(_STEPS):
-                world.step()
-            world.check_all()
+            with process_clock.using(ManualClock()):  # skips pauses between attempts
+                for _ in range(_STEPS):
+                    world.step()
+                world.check_all()
         except Exception as error:
             raise AssertionError(f"seed {seed}: {world.journal}") from error
         finally:

@@ -499,5 +499,5 @@ class _Scenario:
 
 def _open_lakehouse(storage: Storage) -> Lakehouse:
     """Open the lakehouse as a new process would."""
-    world = storage._world  # type: ignore[attr-defined]
+    world = storage.world  # type: ignore[attr-defined]
     return Lakehouse(RetryStorage(storage, attempts=3, sleep=world.pause))

@@ -546,7 +546,7 @@ class SimulatedStorage(Storage):
         self._folder = folder or world.home
         self.root = self._folder.root
         self.is_dead = False
-        self._world = world
+        self.world = world
         self._process = process
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
@@ -564,7 +564,7 @@ class SimulatedStorage(Storage):
         return self._send("stat", path, effect)
 
     def create(self, path: str, data: bytes) -> None:
-        world, folder = self._world, self._folder
+        world, folder = self.world, self._folder
         for observe in world.observers if folder is world.home else ():
             observe(self._process, path, data)
         folder.sent_by.setdefault(self._process.name, set()).add(path)
@@ -578,7 +578,7 @@ class SimulatedStorage(Storage):
         self._send("create", path, effect)
 
     def write(self, path: str, data: bytes) -> None:
-        world, folder = self._world, self._folder
+        world, folder = self.world, self._folder
         folder.sent_by.setdefault(self._process.name, set()).add(path)
 
         def effect() -> None:
@@ -602,7 +602,7 @@ class SimulatedStorage(Storage):
         return iter(self._send("list", prefix, effect))
 
     def now_ms(self) -> int:
-        return self._world.clock_ms
+        return self.world.clock_ms
 
     def _find(self, path: str) -> tuple[bytes, int]:
         if path not in self._folder.files:
@@ -610,7 +610,7 @@ class SimulatedStorage(Storage):
         return self._folder.files[path]
 
     def _send(self, kind: Kind, path: str, effect: Callable[[], Any]) -> Any:
-        return self._world.request(self._process, kind, path, effect, self._folder)
+        return self.world.request(self._process, kind, path, effect, self._folder)
 
 
 def file_class(path: str) -> str:
