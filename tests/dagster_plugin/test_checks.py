@@ -283,7 +283,7 @@ def test_data_files_check_reports_unreadable_metadata_and_counts_other_tables(la
 
 
 def test_data_files_check_respects_time_limit(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinitylake_ops.operations.gc.tables._BATCH", 1)
+    monkeypatch.setattr("trinitylake_ops.operations.gc.tables.BATCH_SIZE", 1)
     append_rows(lake.lake, "sales.orders")
     evaluation = lake.check(CheckLimits(data_files_seconds=0))["data_files_in_shape"]
     assert evaluation.passed

@@ -102,7 +102,7 @@ def _column(keys: list[str], kind: pa.DataType, chunk_rows: int) -> pa.ChunkedAr
 def test_batch_decoding_equals_single_decoding(
     kind: pa.DataType, batch_size: int, additional_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys_module, "_DECODED_TOGETHER", batch_size)
+    monkeypatch.setattr(keys_module, "KEYS_PER_BATCH", batch_size)
     names = [f"t{number:0{number % 20 + 3}}" for number in range(100)] + [additional_name]
     keys = [CODEC.table_key("ns", name) for name in names]
     decoded = CODEC.table_names(_column(keys, kind, 7))

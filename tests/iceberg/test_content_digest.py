@@ -26,7 +26,7 @@ from pyiceberg.types import (
 )
 
 from tests.iceberg.nested import array, nested_rows, value
-from trinitylake_ops.iceberg.content_digest import ContentDigest, _texts
+from trinitylake_ops.iceberg.content_digest import ContentDigest, hash_texts
 
 
 def iceberg(schema: pa.Schema) -> Schema:
@@ -161,15 +161,15 @@ def test_string_hash_is_independent_of_batch_and_encoding() -> None:
     for index in range(0, 64, 8):  # the high bytes of two words
         texts.append(bytes(index + 7) + b"\x80" + bytes(7 - index % 8) + b"\x80" + bytes(70 - index))
     texts = list(dict.fromkeys(texts))
-    expected = [_texts(pa.array([text]))[0].as_py() for text in texts]
+    expected = [hash_texts(pa.array([text]))[0].as_py() for text in texts]
     assert len(set(expected)) == len(texts)
-    assert _texts(pa.array(texts, pa.large_binary())).to_pylist() == expected
+    assert hash_texts(pa.array(texts, pa.large_binary())).to_pylist() == expected
     order = random.sample(range(len(texts)), len(texts))
-    assert _texts(pa.array(texts).take(order)).to_pylist() == [expected[index] for index in order]
-    assert _texts(pa.array([b"x", *texts, None]).slice(1, 200)).to_pylist() == expected[:200]
+    assert hash_texts(pa.array(texts).take(order)).to_pylist() == [expected[index] for index in order]
+    assert hash_texts(pa.array([b"x", *texts, None]).slice(1, 200)).to_pylist() == expected[:200]
     for width in (8, 16, 20, 256):
         fixed = [text for text in texts if len(text) == width]
         stored = pa.array([fixed[0], *fixed], pa.binary(width)).slice(1)
-        assert _texts(stored).to_pylist() == _texts(pa.array(fixed)).to_pylist()
+        assert hash_texts(stored).to_pylist() == hash_texts(pa.array(fixed)).to_pylist()
     many = pa.array([str(number) for number in range(40_000)])
-    assert _texts(many).slice(39_000, 10).to_pylist() == _texts(many.slice(39_000, 10)).to_pylist()
+    assert hash_texts(many).slice(39_000, 10).to_pylist() == hash_texts(many.slice(39_000, 10)).to_pylist()

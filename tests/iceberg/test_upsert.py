@@ -217,7 +217,7 @@ def test_library_bug_that_changes_kept_rows_is_detected(
     """If a bug in PyIceberg changes rows with other keys while reading or writing, nothing is staged."""
     kind = pa.list_(pa.struct([("k", pa.int32())]))
     upsert(lake, pa.table({"sku": ["a", "b"], "l": pa.array([None, None], kind)}))
-    project, write = iceberg_arrow._to_requested_schema, data_files._PartitionedWriter.add
+    project, conform = iceberg_arrow._to_requested_schema, data_files.conform
     files = {file.path for file in lake.storage.list() if file.path.endswith(".parquet")}
 
     def with_empty_lists(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -228,14 +228,14 @@ def test_library_bug_that_changes_kept_rows_is_detected(
     def faulty_project(*args: Any, **options: Any) -> pa.RecordBatch:
         return with_empty_lists(project(*args, **options))
 
-    def faulty_write(writer: Any, batch: pa.RecordBatch) -> None:
-        write(writer, with_empty_lists(batch))
+    def faulty_conform(*args: Any) -> pa.RecordBatch:
+        return with_empty_lists(conform(*args))
 
     with monkeypatch.context() as patched:
         if step == "read":
             patched.setattr(iceberg_arrow, "_to_requested_schema", faulty_project)
         else:
-            patched.setattr(data_files._PartitionedWriter, "add", faulty_write)
+            patched.setattr(data_files, "conform", faulty_conform)
         with pytest.raises(ContentChangedError):
             stage_upsert(lake, pa.table({"sku": ["a"], "l": pa.array([[{"k": 1}]], kind)}), *TABLE, keys=["sku"])
     assert {file.path for file in lake.storage.list() if file.path.endswith(".parquet")} == files

@@ -80,7 +80,7 @@ class RemoteExecutor(LocalExecutor):
 @pytest.fixture(params=[to_nfd, str.lower], ids=["normalizing", "case-folding"])
 def clock(request: pytest.FixtureRequest, lakes: Lakes, monkeypatch: pytest.MonkeyPatch) -> AgingStorage:
     """A folding storage, in which definitions are named as in older releases."""
-    monkeypatch.setattr(file_names, "_readable", str)
+    monkeypatch.setattr(file_names, "readable_name", str)
     storage = lakes.storage()
     return AgingStorage(FoldingStorage(storage, request.param), storage.now_ms())
 

@@ -222,7 +222,7 @@ def test_unresponsive_token_file_does_not_block_other_requests(
     may_read = threading.Event()
     read = server_tokens.read_yaml
     monkeypatch.setattr(server_tokens, "read_yaml", lambda *args: may_read.wait(60) and read(*args))
-    monkeypatch.setattr(server_tokens, "_READ_SECONDS", 0.1)
+    monkeypatch.setattr(server_tokens, "READ_TIMEOUT_S", 0.1)
     try:
         assert request(token_server, READER, "GET", "/v1/config").error == (503, "ServiceUnavailableException")
         assert token_server.request("GET", "/healthz").status == 200

@@ -334,8 +334,8 @@ def test_readiness_reports_stalled_threads_until_they_are_free(
 
 
 def test_readiness_reports_unresponsive_storage(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduling, "_PROBE_AGE_SECONDS", 0.0)
-    monkeypatch.setattr(scheduling, "_PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(scheduling, "MAX_PROBE_AGE_S", 0.0)
+    monkeypatch.setattr(scheduling, "PROBE_TIMEOUT_S", 0.05)
     with serving(settings_for(lake)) as server:
         application = server.application
         assert application is not None

@@ -177,7 +177,7 @@ def test_new_manifests_are_bounded(
     assert commit(server, lake, [first_manifest, second_manifest]).error == BAD_REQUEST
     assert lake.latest_version() == before
     monkeypatch.setattr(
-        new_files, "_LARGE_ENTRIES", 2
+        new_files, "LARGE_ENTRIES", 2
     )  # large commits run one at a time, and each must release its slot
     monkeypatch.setattr(new_files, bound, 1_000_000)
     assert commit(server, lake, [first_manifest, second_manifest]).status == 200

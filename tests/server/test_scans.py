@@ -165,7 +165,7 @@ def test_request_decodes_bounded_number_of_entries(
         return entries, n_entries
 
     monkeypatch.setattr(windows, "entries_within", counting_decode)
-    monkeypatch.setattr(planner, "_MAX_ENTRIES", 4)
+    monkeypatch.setattr(planner, "MAX_ENTRIES", 4)
     tasks, n_responses = all_tasks(planning_server, {"filter": row_filter})
     expected = list(
         catalog_at(lake).load_table("ns.t").scan("true" if row_filter is True else "id >= 105").plan_files()
@@ -310,14 +310,14 @@ def test_residual_filters_are_bounded(lake: Lakehouse, monkeypatch: pytest.Monke
     body = {"filter": {"type": "not-in", "term": "id", "values": list(range(100, 1_000))}}
     with serving(settings_for(lake)) as server:
         response = server.request("POST", PLAN, body)
-        monkeypatch.setattr(files, "_MAX_BYTES", len(response.body))
+        monkeypatch.setattr(files, "MAX_PLAN_BYTES", len(response.body))
         assert server.request("POST", PLAN, body).status == 200
-        monkeypatch.setattr(files, "_MAX_BYTES", len(response.body) // 2)
+        monkeypatch.setattr(files, "MAX_PLAN_BYTES", len(response.body) // 2)
         assert server.request("POST", PLAN, body).error == (413, "BadRequestException")
 
 
 def test_statistics_of_many_columns_are_split_over_responses(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "_MAX_STATISTICS", 3)
+    monkeypatch.setattr(planner, "MAX_STATISTICS", 3)
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
     table = catalog.create_table("ns.t", rows(0).schema)

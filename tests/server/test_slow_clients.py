@@ -228,7 +228,7 @@ def test_responses_are_sent_without_delay(lake: Lakehouse, loop: str, monkeypatc
 
 
 def test_connections_beyond_file_descriptor_limit_are_closed(lake: Lakehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trinitylake_ops.server.run._FILES_OF_STORAGE", 1 << 30)
+    monkeypatch.setattr("trinitylake_ops.server.run.FILES_FOR_STORAGE", 1 << 30)
     monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
     with serving(settings_for(lake)) as server, contextlib.ExitStack() as clients:
         connections = [clients.enter_context(connect(server)) for _ in range(4)]

@@ -111,7 +111,7 @@ def test_prefix_scan_includes_buffered_messages(changes: dict[str, str | None], 
 
 def test_scan_of_keys_beyond_32_bit_offsets(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten million keys of the default size exceed the limit of 2 GiB, which the test lowers instead."""
-    monkeypatch.setattr(text_column, "_MAX_UTF8_BYTES", 100)
+    monkeypatch.setattr(text_column, "MAX_UTF8_BYTES", 100)
     messages = {"k0007": None, "k0150": "newer", "k0150x": "new"}
     columns = scan_columns(tree.store(), tree.root)
     assert {column.type for column in columns} == {pa.large_utf8()}

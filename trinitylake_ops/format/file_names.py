@@ -103,7 +103,7 @@ def new_namespace_path(namespace: str, file_path_max_size_bytes: int, identifier
         file_path_max_size_bytes: Maximum size of the path. The name is truncated if necessary.
         identifier: The uuid in the path, random by default.
     """
-    return _definition_path(f"namespace-{_readable(namespace)}", file_path_max_size_bytes, identifier)
+    return _definition_path(f"namespace-{readable_name(namespace)}", file_path_max_size_bytes, identifier)
 
 
 def new_table_path(
@@ -117,16 +117,17 @@ def new_table_path(
         file_path_max_size_bytes: Maximum size of the path. The names are truncated if necessary.
         identifier: The uuid in the path, random by default.
     """
-    return _definition_path(_table_stem(namespace, table, _readable), file_path_max_size_bytes, identifier)
+    return _definition_path(_table_stem(namespace, table, readable_name), file_path_max_size_bytes, identifier)
 
 
-def _readable(name: str) -> str:
+def readable_name(name: str) -> str:
+    """Return a name in the form in which it is part of a path: characters that are not safe in paths are replaced."""
     return "".join(char if char in _ASCII_NAME_CHARS else "-" if char == "/" else "_" for char in name)
 
 
 def _readable_beyond_ascii(name: str) -> str:
     """Return the readable form of names in older paths, with non-ASCII letters, which some file systems change."""
-    chars = zip(name, _readable(name), strict=True)
+    chars = zip(name, readable_name(name), strict=True)
     return "".join(
         char if ord(char) > 0x7F and unicodedata.category(char)[0] in "LN" else ascii_char for char, ascii_char in chars
     )
@@ -151,7 +152,7 @@ def is_table_definition_path(path: str, namespace: str, table: str, file_path_ma
     match = _TABLE_NAME.fullmatch(path)
     return match is not None and any(
         path == _definition_path(_table_stem(namespace, table, readable), file_path_max_size_bytes, uuid.UUID(match[1]))
-        for readable in (_readable, _readable_beyond_ascii)
+        for readable in (readable_name, _readable_beyond_ascii)
     )
 
 

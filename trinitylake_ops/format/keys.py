@@ -16,7 +16,7 @@ from trinitylake_ops.errors import CorruptFileError, InvalidInputError, InvalidN
 from trinitylake_ops.format.file_names import version_of_root
 
 _FEW_TEXTS = 64  # above this number of strings, pa.array is faster than the builder
-_MAX_UTF8_BYTES = 2**31 - 1  # offsets of utf8 are 32-bit numbers
+MAX_UTF8_BYTES = 2**31 - 1  # offsets of utf8 are 32-bit numbers
 
 
 class TextColumn(Sequence[str]):
@@ -81,7 +81,7 @@ def joined_texts(arrays: Sequence[pa.StringArray]) -> pa.StringArray:
 
 def _is_too_much(texts: pa.ChunkedArray) -> bool:
     # The size of whole buffers is an upper bound that is much faster to compute than the size of the slices.
-    return bool(texts.get_total_buffer_size() > _MAX_UTF8_BYTES and texts.nbytes > _MAX_UTF8_BYTES)
+    return bool(texts.get_total_buffer_size() > MAX_UTF8_BYTES and texts.nbytes > MAX_UTF8_BYTES)
 
 
 def is_large_text(array: pa.StringArray) -> bool:
@@ -96,7 +96,7 @@ _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _SCHEMA_ID_CHARS = 4
 _PAD = " "
 _FEW_KEYS = 32  # up to this number of keys, decoding one by one is faster than vectorized decoding
-_DECODED_TOGETHER = 8192  # the text of this number of keys fits into a processor's cache
+KEYS_PER_BATCH = 8192  # the text of this number of keys fits into a processor's cache
 
 
 def encode_schema_id(schema_id: int) -> str:
@@ -237,7 +237,7 @@ class KeyCodec:
         ASCII names, which nearly all names are, are decoded in a vectorized way. Raises CorruptFileError for a key that
         is not the encoding of a name.
         """
-        parts = [keys.slice(start, _DECODED_TOGETHER) for start in range(0, len(keys), _DECODED_TOGETHER)]
+        parts = [keys.slice(start, KEYS_PER_BATCH) for start in range(0, len(keys), KEYS_PER_BATCH)]
         return joined_texts([self._names_in(joined_texts(part.chunks)) for part in parts])
 
     def _names_in(self, keys: pa.StringArray) -> pa.StringArray:

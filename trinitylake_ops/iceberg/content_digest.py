@@ -220,7 +220,7 @@ def _primitive(array: pa.Array, kind: IcebergType) -> pa.Array:
     if isinstance(kind, DecimalType):
         array = array.cast(pa.decimal128(kind.precision, kind.scale)).view(pa.binary(16))
     if isinstance(kind, StringType | BinaryType | FixedType | UUIDType | DecimalType):
-        return _texts(array)
+        return hash_texts(array)
     if pa.types.is_null(array.type):
         return _constant(0, len(array))
     if isinstance(kind, FloatType | DoubleType):
@@ -238,12 +238,12 @@ def _primitive(array: pa.Array, kind: IcebergType) -> pa.Array:
     return _finalize(pc.multiply(numbers.view(_U64), _u64(_FIRST)))
 
 
-def _texts(array: pa.Array) -> pa.Array:
+def hash_texts(array: pa.Array) -> pa.Array:
     """Return a hash of each string or binary value, from its length and its 8-byte words."""
     n = len(array)
     if n > _ROWS_AT_ONCE:  # elements of lists
         parts = range(0, n, _ROWS_AT_ONCE)
-        return pa.concat_arrays([_texts(array.slice(first, _ROWS_AT_ONCE)) for first in parts])
+        return pa.concat_arrays([hash_texts(array.slice(first, _ROWS_AT_ONCE)) for first in parts])
     if pa.types.is_fixed_size_binary(array.type) and array.type.byte_width in range(8, _LONG + 1, 8):
         width, data = array.type.byte_width, array.buffers()[1]
         if data is not None:

@@ -34,7 +34,7 @@ from trinitylake_ops.storage.parallel import run_parallel
 MAX_MANIFEST_ENTRIES = 100_000
 MAX_COMMIT_ENTRIES = 200_000
 MAX_COMMIT_BYTES = 128 << 20
-_LARGE_ENTRIES = 5_000
+LARGE_ENTRIES = 5_000
 _LARGE_BYTES = 1 << 20
 _ADDED = ManifestEntryStatus.ADDED
 _MAX_NAME_CHARS = 150
@@ -118,7 +118,7 @@ class ManifestBudget:
         sizes = [(listed_count(manifest), manifest.manifest_length) for manifest in manifests]
         is_large = (
             any(count is None for count, _ in sizes)
-            or sum(count or 0 for count, _ in sizes) > _LARGE_ENTRIES
+            or sum(count or 0 for count, _ in sizes) > LARGE_ENTRIES
             or sum(size for _, size in sizes) > _LARGE_BYTES
         )
         if is_large:

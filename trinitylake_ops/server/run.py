@@ -36,7 +36,7 @@ _MAX_FILES = 65_536
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _MAX_HEADER_BYTES = 64 << 10
 #: The number of open files that are reserved for the storage, however many clients are connected.
-_FILES_OF_STORAGE = 512
+FILES_FOR_STORAGE = 512
 #: A body may arrive in this number of chunks of any size, plus one more per this number of bytes.
 _FREE_CHUNKS, _BYTES_PER_CHUNK = 128, 256
 
@@ -259,7 +259,7 @@ def configuration_of(application: Application, settings: ServerSettings) -> uvic
         settings: The settings of the server.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    max_files = _MAX_FILES if soft == resource.RLIM_INFINITY else max(soft - _FILES_OF_STORAGE, soft // 2)
+    max_files = _MAX_FILES if soft == resource.RLIM_INFINITY else max(soft - FILES_FOR_STORAGE, soft // 2)
     bounds = {"limits": settings.limits, "max_connections": max_files, "unread": {}}
     return uvicorn.Config(
         application,

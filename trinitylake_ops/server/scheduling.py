@@ -131,9 +131,9 @@ async def _disconnection(request: Request) -> None:
 
 logger = logging.getLogger(__name__)
 
-_PROBE_SECONDS = 5.0
+PROBE_TIMEOUT_S = 5.0
 #: The minimum interval between probes of the storage.
-_PROBE_AGE_SECONDS = 1.0
+MAX_PROBE_AGE_S = 1.0
 #: A pool is saturated if requests wait and none has begun or ended for this time.
 STALLED_SECONDS = 5.0
 
@@ -152,7 +152,7 @@ class Readiness:
         self._workers = workers
         self._redact = redact
         self._probe: asyncio.Task[bool] | None = None
-        self._probed_s, self._responds = -_PROBE_AGE_SECONDS, True
+        self._probed_s, self._responds = -MAX_PROBE_AGE_S, True
 
     async def failures(self) -> list[str]:
         """Return the reasons why the server is not ready, without names of lakehouses. Empty if it is ready."""
@@ -164,11 +164,11 @@ class Readiness:
         return reasons
 
     async def _lakehouses_respond(self) -> bool:
-        if time.monotonic() - self._probed_s >= _PROBE_AGE_SECONDS:
+        if time.monotonic() - self._probed_s >= MAX_PROBE_AGE_S:
             # One probe at a time, so that a hanging storage occupies only one thread, however often clients probe.
             if self._probe is None or self._probe.done():
                 self._probe = asyncio.create_task(self._all_respond())
-            await asyncio.wait({self._probe}, timeout=_PROBE_SECONDS)
+            await asyncio.wait({self._probe}, timeout=PROBE_TIMEOUT_S)
             self._responds = self._probe.done() and self._probe.result()
             self._probed_s = time.monotonic()
         return self._responds

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _ANONYMOUS = "anonymous"
 _HOW_TO_WRITE = "; start the server with --anonymous-writes for programs on this machine, or with --tokens for others"
 #: How long a request waits until the token file has been read.
-_READ_SECONDS = 5.0
+READ_TIMEOUT_S = 5.0
 #: The token that pyiceberg sends if none is configured.
 _OF_PYICEBERG = "None"
 _FIELDS = frozenset({"name", "sha256", "scope", "namespaces", "lakehouses", "expires"})
@@ -141,9 +141,9 @@ class Tokens:
             reading = self._reading = asyncio.create_task(asyncio.to_thread(self._load))
             # retrieve any exception, because all waiting requests may have been cancelled
             reading.add_done_callback(lambda task: task.cancelled() or task.exception())
-        await asyncio.wait({reading}, timeout=_READ_SECONDS)
+        await asyncio.wait({reading}, timeout=READ_TIMEOUT_S)
         if not reading.done():
-            raise InvalidInputError(f"{str(self._path)!r} was not read within {_READ_SECONDS:g} s")
+            raise InvalidInputError(f"{str(self._path)!r} was not read within {READ_TIMEOUT_S:g} s")
         return reading.result()
 
     def _load(self) -> dict[str, Principal]:

@@ -32,7 +32,8 @@ from trinitylake_ops.tree.search import scan
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.versions.table_names import resolve_table
 
-_BATCH = 256
+#: The number of items that are read together.
+BATCH_SIZE = 256
 T = TypeVar("T")
 
 
@@ -73,8 +74,8 @@ def with_definitions(
 
 def in_batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield items in batches that are read together."""
-    for start in range(0, len(items), _BATCH):
-        yield items[start : start + _BATCH]
+    for start in range(0, len(items), BATCH_SIZE):
+        yield items[start : start + BATCH_SIZE]
 
 
 def check_table_files(version: int, io: StorageFileIO, definition: TableDef) -> None:

@@ -28,7 +28,7 @@ _CONTENT = {
     DataFileContent.EQUALITY_DELETES: "equality-deletes",
 }
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
-_MAX_BYTES = 64 << 20
+MAX_PLAN_BYTES = 64 << 20
 _BOUNDS = ("lower_bounds", "upper_bounds")
 
 
@@ -55,11 +55,11 @@ def scan_document(
     for task in planned.tasks:
         tasks.append(writer.task(task))
         n_bytes += len(tasks[-1])
-        if n_bytes > _MAX_BYTES:
+        if n_bytes > MAX_PLAN_BYTES:
             raise RejectedError(
                 413,
                 "BadRequestException",
-                f"the plan is larger than {_MAX_BYTES >> 20} MiB, because it repeats the filter for each file;"
+                f"the plan is larger than {MAX_PLAN_BYTES >> 20} MiB, because it repeats the filter for each file;"
                 " plan with a shorter filter, or read the manifests in the client",
             )
     head = {**(members or {}), "plan-tasks": [part.text() for part in planned.parts]}

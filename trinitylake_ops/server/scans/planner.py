@@ -40,9 +40,9 @@ MAX_PARTS = 100
 #: The maximum number of columns that a request may select, or request statistics for.
 _MAX_NAMES = 20_000
 #: The maximum number of statistics in one response: columns times files.
-_MAX_STATISTICS = 500_000
+MAX_STATISTICS = 500_000
 #: The maximum number of data file entries that a request decodes, at 30 microseconds or more each.
-_MAX_ENTRIES = 20_000
+MAX_ENTRIES = 20_000
 #: More entries than any readable manifest has.
 _MAX_ENTRIES_OF_FILE = 1 << 40
 #: The maximum number of delete file entries, all of which each part of a scan needs.
@@ -116,7 +116,7 @@ class Planner:
                 for name in self._scan_request.stats_fields or ()
             }
             list(self._scan(self._filter).plan_files())  # reads no manifest; raises if the filter is invalid
-        self._max_files = max(1, min(max_files, _MAX_STATISTICS // max(1, len(self.stats_fields))))
+        self._max_files = max(1, min(max_files, MAX_STATISTICS // max(1, len(self.stats_fields))))
 
     @property
     def metadata(self) -> TableMetadata:
@@ -156,9 +156,9 @@ class Planner:
                     " the table, or read the manifests in the client"
                 ) from error
             return Planned(tasks, rest, residual)
-        budget = EntryBudget(_MAX_ENTRIES)
+        budget = EntryBudget(MAX_ENTRIES)
         several = [
-            WindowedManifest.of(manifest, range(_MAX_ENTRIES + 1), budget) for manifest in data[part.first : part.last]
+            WindowedManifest.of(manifest, range(MAX_ENTRIES + 1), budget) for manifest in data[part.first : part.last]
         ]
         with suppress(TooManyEntriesError):
             tasks = self._tasks(several, whole, row_filter)
@@ -175,7 +175,7 @@ class Planner:
         begin = part.after
         budget = EntryBudget(_MAX_ENTRIES_OF_FILE)
         windowed = WindowedManifest.of(manifest, range(0), budget)
-        while budget.n_taken < _MAX_ENTRIES and len(tasks_so_far) < self._max_files:
+        while budget.n_taken < MAX_ENTRIES and len(tasks_so_far) < self._max_files:
             windowed.window = range(begin, begin + self._max_files)
             tasks = self._tasks([windowed], deletes, row_filter)
             if len(tasks_so_far) + len(tasks) > self._max_files:
