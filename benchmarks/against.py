@@ -1,4 +1,4 @@
-"""Compare the times of this tree with those of an earlier revision, in alternating turns of one run.
+"""Compare the times of this tree with those of an earlier revision. Both trees run in alternating turns.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.against REVISION``. It writes
 ``benchmarks/results/against.md``. Each tree runs in a separate process, with the same libraries. A synced commit is
@@ -29,7 +29,8 @@ N_TURNS = 40
 N_COMMITS = 20  # per turn
 N_LISTS = 9
 
-#: Reads one line per turn, runs the turn, and prints the milliseconds of each call and the CPU milliseconds per call.
+#: A program that reads one line per turn, runs the turn, and prints the milliseconds of each call and the CPU
+#: milliseconds per call.
 _WORKER = """
 import json, random, statistics, sys, time
 from benchmarks.lakes import change_tables, filled
@@ -43,21 +44,21 @@ for name, fsync in (("unsynced", False), ("synced", True)):
     for _ in range(200):
         change_tables(lakes[name], [random.randrange(n_tables)])
 filled(LocalStorage(f"file://{folder}/listed/", fsync=False), n_listed)
-def run(what):
-    if what == "list":
+def run(operation):
+    if operation == "list":
         lake = Lakehouse(LocalStorage(f"file://{folder}/listed/", fsync=False), cache="off")
         assert len(lake.snapshot().tables("ns")) == n_listed
     else:
-        change_tables(lakes[what], [random.randrange(n_tables)])
+        change_tables(lakes[operation], [random.randrange(n_tables)])
 print("ready", flush=True)
 for line in sys.stdin:
-    what, n = json.loads(line)
-    took, cpu = [], time.process_time()
+    operation, n = json.loads(line)
+    times_ms, cpu = [], time.process_time()
     for _ in range(n):
-        begun = time.perf_counter()
-        run(what)
-        took.append(1000 * (time.perf_counter() - begun))
-    print(json.dumps([took, 1000 * (time.process_time() - cpu) / n]), flush=True)
+        started = time.perf_counter()
+        run(operation)
+        times_ms.append(1000 * (time.perf_counter() - started))
+    print(json.dumps([times_ms, 1000 * (time.process_time() - cpu) / n]), flush=True)
 """
 
 
@@ -78,25 +79,25 @@ class Tree:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the process ended with {self._process.wait()}; its error is above")
+            raise RuntimeError(f"the process exited with code {self._process.wait()}; its error is above")
         return line.strip()
 
-    def turn(self, what: str, n: int) -> None:
-        """Run a kind of work ``n`` times."""
+    def run_turn(self, operation: str, n_calls: int) -> None:
+        """Run an operation a number of times."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([what, n]) + "\n")
+        self._process.stdin.write(json.dumps([operation, n_calls]) + "\n")
         self._process.stdin.flush()
-        took, cpu = json.loads(self._read_line())
-        self.ms.setdefault(what, []).extend(took)
-        self.cpu_ms.setdefault(what, []).append(cpu)
+        times_ms, cpu_ms = json.loads(self._read_line())
+        self.ms.setdefault(operation, []).extend(times_ms)
+        self.cpu_ms.setdefault(operation, []).append(cpu_ms)
 
-    def ms_of(self, what: str) -> float:
+    def median_ms(self, operation: str) -> float:
         """Return the median milliseconds of a call."""
-        return median(self.ms[what])
+        return median(self.ms[operation])
 
-    def cpu_of(self, what: str) -> float:
+    def median_cpu_ms(self, operation: str) -> float:
         """Return the median over the turns of the CPU milliseconds per call."""
-        return median(self.cpu_ms[what])
+        return median(self.cpu_ms[operation])
 
     def end(self) -> None:
         """End the process."""
@@ -116,29 +117,29 @@ def checked_out(revision: str, folder: Path) -> Iterator[Path]:
         subprocess.run(["git", "worktree", "remove", "--force", str(checkout)], check=True)
 
 
-def measured(earlier: Tree, now: Tree, folder: Path) -> list[list[str]]:
-    """Run both trees in turns. Return a row per kind of work: the earlier tree, this one, and their ratio."""
-    created_ms = []
+def measure(earlier: Tree, current: Tree, folder: Path) -> list[list[str]]:
+    """Run both trees in turns. Return rows with the times of the earlier and the current tree, and their ratio."""
+    create_ms = []
     for turn in range(N_TURNS):
-        for what in ("unsynced", "synced"):
-            for tree in (earlier, now) if turn % 2 else (now, earlier):
-                tree.turn(what, N_COMMITS)
+        for operation in ("unsynced", "synced"):
+            for tree in (earlier, current) if turn % 2 else (current, earlier):
+                tree.run_turn(operation, N_COMMITS)
         for number in range(N_COMMITS):
             create = partial(create_synced, folder / f"{turn}-{number}", random.randbytes(3_000))
-            created_ms.append(1000 * seconds(create))
+            create_ms.append(1000 * seconds(create))
     for turn in range(N_LISTS):
-        for tree in (earlier, now) if turn % 2 else (now, earlier):
-            tree.turn("list", 1)
+        for tree in (earlier, current) if turn % 2 else (current, earlier):
+            tree.run_turn("list", 1)
     rows = []
-    for what, shown in (
+    for operation, description in (
         ("unsynced", f"commit among {N_TABLES:,} tables"),
         ("synced", "the same, synced"),
         ("list", f"cold list of {N_LISTED:,} tables"),
     ):
-        for kind, metric in (("", Tree.ms_of), (", CPU", Tree.cpu_of)):
-            before, after = metric(earlier, what), metric(now, what)
-            rows.append([f"{shown}{kind}", f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}"])
-    bare, synced = median(created_ms), median(now.ms["synced"])
+        for suffix, metric in (("", Tree.median_ms), (", CPU", Tree.median_cpu_ms)):
+            before, after = metric(earlier, operation), metric(current, operation)
+            rows.append([f"{description}{suffix}", f"{before:.2f}", f"{after:.2f}", f"{after / before:.2f}"])
+    bare, synced = median(create_ms), median(current.ms["synced"])
     rows.append(
         ["one 3 kB file, created and synced", "", f"{bare:.2f}", f"a synced commit takes {synced / bare:.2f} x"]
     )
@@ -160,15 +161,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for tree in trees:
             stack.callback(tree.end)
         (folder / "bare").mkdir()
-        rows = measured(trees[0], trees[1], folder / "bare")
+        rows = measure(trees[0], trees[1], folder / "bare")
     write_result(
         "against",
         [
             "# Compared with an earlier revision",
             "",
-            f"Made by `benchmarks/against.py` against {revision}. Medians in milliseconds, in turns, on local disk.",
+            f"Generated by `benchmarks/against.py` against {revision}. Medians in milliseconds,",
+            "in turns, on local disk.",
             "",
-            *table(["work", "before", "now", "now / before"], rows),
+            *table(["operation", "before", "now", "now / before"], rows),
         ],
     )
 

@@ -1,7 +1,7 @@
-"""Six daily assets with mixed mappings between partitions, stored by the IO manager that ``BACKFILL_CASE`` names.
+"""Six assets with different mappings between their daily partitions, stored by the IO manager of ``BACKFILL_CASE``.
 
 ``benchmarks/dagster_backfills.py`` loads this file in the environment of each case, so it imports only Dagster, pyarrow
-and the package of the case. ``BACKFILL_FOLDER`` is where the tables are.
+and the package of the case. ``BACKFILL_FOLDER`` is the folder of the tables.
 """
 
 import os
@@ -11,21 +11,21 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-#: Each asset publishes its own table.
-APART = "trinitylake-ops, each step publishes"
+#: Each asset publishes its table.
+PUBLISH_PER_STEP = "trinitylake-ops, each step publishes"
 #: One publish asset publishes all six tables.
-TOGETHER = "trinitylake-ops, one publish asset"
+ONE_PUBLISH_ASSET = "trinitylake-ops, one publish asset"
 ICEBERG = "dagster-iceberg"
 PUBLISHER = dg.AssetKey(["publish", "shop"])
 
-CASE = os.environ.get("BACKFILL_CASE", APART)
+CASE = os.environ.get("BACKFILL_CASE", PUBLISH_PER_STEP)
 FOLDER = os.environ.get("BACKFILL_FOLDER", "/tmp")
 IO = "lake_lakehouse_io_manager"
-ROWS_A_DAY = 1_000
+ROWS_PER_DAY = 1_000
 N_CUSTOMERS = 10
 N_COUNTRIES = 3
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-03-01")
-TO_DAY_BEFORE = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+PREVIOUS_DAY = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
 TWO_DAYS = dg.TimeWindowPartitionMapping(start_offset=-1, end_offset=0)
 
 
@@ -34,8 +34,8 @@ def key(name: str) -> list[str]:
     return ["shop", name]
 
 
-def by_day() -> Mapping[str, Any]:
-    """Return the metadata by which an IO manager partitions a table by day."""
+def daily_metadata() -> Mapping[str, Any]:
+    """Return the metadata that makes the IO manager partition a table by day."""
     if CASE == ICEBERG:
         return {"partition_expr": "day"}
     from trinitylake_ops.dagster_plugin import stored_as
@@ -43,8 +43,8 @@ def by_day() -> Mapping[str, Any]:
     return stored_as(partition_by=["day"])
 
 
-def of_day(context: dg.AssetExecutionContext, **columns: Any) -> pa.Table:
-    """Return rows of the run's partition."""
+def rows_of_day(context: dg.AssetExecutionContext, **columns: Any) -> pa.Table:
+    """Return rows of the partition of the run."""
     day = context.partition_time_window.start.date()
     length = len(next(iter(columns.values())))
     return pa.table({"day": pa.array([day] * length, pa.date32()), **columns})
@@ -57,51 +57,55 @@ def customers() -> pa.Table:
     return pa.table({"customer": numbers, "country": [f"country {number % N_COUNTRIES}" for number in numbers]})
 
 
-@dg.asset(key=key("orders"), partitions_def=DAYS, io_manager_key=IO, metadata=by_day())
+@dg.asset(key=key("orders"), partitions_def=DAYS, io_manager_key=IO, metadata=daily_metadata())
 def orders(context: dg.AssetExecutionContext) -> pa.Table:
-    """The source: the orders of a day."""
-    numbers = list(range(ROWS_A_DAY))
-    return of_day(context, id=numbers, customer=[number % N_CUSTOMERS for number in numbers], euros=[1] * ROWS_A_DAY)
+    """The source asset: the orders of a day."""
+    numbers = list(range(ROWS_PER_DAY))
+    return rows_of_day(
+        context, id=numbers, customer=[number % N_CUSTOMERS for number in numbers], euros=[1] * ROWS_PER_DAY
+    )
 
 
-@dg.asset(key=key("by_customer"), partitions_def=DAYS, io_manager_key=IO, metadata=by_day())
+@dg.asset(key=key("by_customer"), partitions_def=DAYS, io_manager_key=IO, metadata=daily_metadata())
 def by_customer(context: dg.AssetExecutionContext, orders: pa.Table) -> pa.Table:
-    """The same day of the orders."""
+    """The sums of the same day of the orders by customer."""
     sums = orders.group_by("customer").aggregate([("euros", "sum")])
-    return of_day(context, customer=sums["customer"], euros=sums["euros_sum"])
+    return rows_of_day(context, customer=sums["customer"], euros=sums["euros_sum"])
 
 
 @dg.asset(
     key=key("two_days"),
     partitions_def=DAYS,
     io_manager_key=IO,
-    metadata=by_day(),
+    metadata=daily_metadata(),
     ins={
         "by_customer": dg.AssetIn(key("by_customer"), partition_mapping=TWO_DAYS),
         "customers": dg.AssetIn(key("customers")),
     },
 )
 def two_days(context: dg.AssetExecutionContext, by_customer: pa.Table, customers: pa.Table) -> pa.Table:
-    """The day and the day before, with the lookup table."""
+    """The sums of a day and the previous day by country, joined with the lookup table."""
     sums = by_customer.join(customers, "customer").group_by("country").aggregate([("euros", "sum")])
-    return of_day(context, country=sums["country"], euros=sums["euros_sum"])
+    return rows_of_day(context, country=sums["country"], euros=sums["euros_sum"])
 
 
 @dg.asset(
     key=key("running"),
     partitions_def=DAYS,
     io_manager_key=IO,
-    metadata=by_day(),
-    ins={"before": dg.AssetIn(key("running"), partition_mapping=TO_DAY_BEFORE), "orders": dg.AssetIn(key("orders"))},
+    metadata=daily_metadata(),
+    ins={"before": dg.AssetIn(key("running"), partition_mapping=PREVIOUS_DAY), "orders": dg.AssetIn(key("orders"))},
 )
 def running(context: dg.AssetExecutionContext, before: pa.Table, orders: pa.Table) -> pa.Table:
-    """A sum that continues from its own previous day."""
-    return of_day(context, n_orders=[orders.num_rows + sum(before["n_orders"].to_pylist() if before.num_rows else [])])
+    """A running total that continues from its previous day."""
+    return rows_of_day(
+        context, n_orders=[orders.num_rows + sum(before["n_orders"].to_pylist() if before.num_rows else [])]
+    )
 
 
 @dg.asset(key=key("summary"), io_manager_key=IO, ins={"orders": dg.AssetIn(key("orders"))})
 def summary(orders: pa.Table) -> pa.Table:
-    """All days as one table."""
+    """A table without partitions that summarizes all days."""
     return pa.table({"n_orders": [orders.num_rows]})
 
 
@@ -114,9 +118,9 @@ def iceberg_properties() -> dict[str, str]:
 
 
 def _iceberg_io_manager() -> Any:
-    """Return dagster-iceberg's IO manager, with an empty table for the day before the first one.
+    """Return dagster-iceberg's IO manager, changed to load an empty table for the day before the first day.
 
-    The original fails there, because the table of an asset that reads itself does not exist yet.
+    The original fails to load it, because the table of an asset that reads itself does not exist yet.
     """
     from dagster_iceberg.io_manager.arrow import PyArrowIcebergIOManager
     from pyiceberg.exceptions import NoSuchTableError
@@ -153,7 +157,7 @@ def resources() -> Mapping[str, Any]:
 
 def assets() -> list[dg.AssetsDefinition]:
     """Return the assets of the case."""
-    if CASE != TOGETHER:
+    if CASE != ONE_PUBLISH_ASSET:
         return [*TABLES]
     from trinitylake_ops.dagster_plugin import LakehouseNames, build_publish_asset
 
@@ -162,15 +166,15 @@ def assets() -> list[dg.AssetsDefinition]:
     return [*TABLES, publish]
 
 
-def stored() -> tuple[dict[str, list[dict[str, Any]]], int]:
-    """Return the rows of each table as a reader sees them, and the number of commits that made them."""
+def read_tables() -> tuple[dict[str, list[dict[str, Any]]], int]:
+    """Return the rows of each table, and the number of commits."""
     names = [table.key.path[-1] for table in TABLES]
     if CASE == ICEBERG:
         from pyiceberg.catalog import load_catalog
 
         catalog: Any = load_catalog("lake", **iceberg_properties())
         loaded = {name: catalog.load_table(("shop", name)) for name in names}
-        # each commit wrote one metadata file
+        # Each commit wrote one metadata file.
         n_commits = sum(1 + len(table.metadata.metadata_log) for table in loaded.values())
     else:
         from trinitylake_ops import Lakehouse

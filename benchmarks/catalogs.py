@@ -1,8 +1,8 @@
-"""Table commits through our pyiceberg catalog and through pyiceberg's catalog on SQLite, in turns of one run.
+"""Compare table commits through our PyIceberg catalog with commits through PyIceberg's catalog on SQLite.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.catalogs``. It writes ``benchmarks/results/catalogs.md``.
-Both catalogs contain the same number of tables and run the same pyiceberg calls. Each is measured twice: with syncs, so
-that a crash of the machine loses nothing, and without syncs.
+Both catalogs contain the same number of tables and run the same PyIceberg calls in turns. Each is measured twice: with
+syncs, so that a crash of the machine loses nothing, and without syncs.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _SCHEMA = pa.schema([("id", pa.int64())])
 _ROWS = pa.table({"id": [1, 2, 3]})
 _numbers = itertools.count()
 
-Work = Callable[[Table], object]
-#: A kind of work, a catalog, the elapsed seconds, and the CPU seconds.
-Compared = tuple[str, str, Spread, Spread]
+Operation = Callable[[Table], object]
+#: The operation, the catalog, the elapsed seconds, and the CPU seconds.
+Measurement = tuple[str, str, Spread, Spread]
 
 
 def set_property(loaded: Table) -> object:
@@ -49,18 +49,18 @@ def set_property(loaded: Table) -> object:
     return loaded.transaction().set_properties(stamp=str(next(_numbers))).commit_transaction()
 
 
-#: The kinds of work. Each starts with a loaded table.
-WORKS: Mapping[str, Work] = {
+#: The operations. Each starts with a loaded table.
+OPERATIONS: Mapping[str, Operation] = {
     "commit a property": set_property,
     "append three rows": lambda loaded: loaded.append(_ROWS),
     "load the table, append three rows": lambda loaded: loaded.catalog.load_table(loaded.name()).append(_ROWS),
 }
-#: Work that each catalog repeats ``N_IN_A_ROW`` times per turn, so that the processor's caches stay warm.
+#: Operations that each catalog repeats ``N_IN_A_ROW`` times per turn, so that the caches of the processor stay warm.
 N_IN_A_ROW = 20
-IN_A_ROW: Mapping[str, Work] = {f"commit a property, each of {N_IN_A_ROW} in a row": set_property}
-#: The kinds of work on slow storage.
-SLOW_WORKS: Mapping[str, Work] = {
-    **WORKS,
+OPERATIONS_IN_A_ROW: Mapping[str, Operation] = {f"commit a property, each of {N_IN_A_ROW} in a row": set_property}
+#: The operations on slow storage.
+SLOW_OPERATIONS: Mapping[str, Operation] = {
+    **OPERATIONS,
     "overwrite all rows": lambda loaded: loaded.overwrite(_ROWS),
     "delete a row of each file": lambda loaded: loaded.delete("id = 1"),
     "create a table": lambda loaded: loaded.catalog.create_table(f"ns.new{next(_numbers)}", _SCHEMA),
@@ -68,7 +68,7 @@ SLOW_WORKS: Mapping[str, Work] = {
 
 
 class SyncedFileIO(PyArrowFileIO):
-    """pyiceberg's FileIO, except that files are synced when they are closed, as in our local storage."""
+    """PyIceberg's FileIO, except that it syncs files when they are closed, as our local storage does."""
 
     def new_output(self, location: str) -> OutputFile:
         """Return a file to write that is synced on close."""
@@ -112,7 +112,7 @@ class _SyncedStream:
 
 
 def ours(folder: Path, *, synced: bool) -> Catalog:
-    """Return the catalog of a lakehouse whose tables are created by one commit."""
+    """Return the catalog of a lakehouse whose tables were created by one commit."""
     lake = Lakehouse.create(str(folder), {"fsync": "false"})
     with lake.transaction() as txn:
         _fill(catalog_for(txn, lake.storage_options))
@@ -120,7 +120,7 @@ def ours(folder: Path, *, synced: bool) -> Catalog:
 
 
 def on_sqlite(folder: Path, *, synchronous: str, synced_files: bool) -> Catalog:
-    """Return pyiceberg's catalog on SQLite, with tables.
+    """Return PyIceberg's catalog on SQLite, with tables.
 
     Args:
         folder: The folder of the database and the warehouse.
@@ -163,10 +163,10 @@ def catalogs_to_compare(folder: Path) -> dict[str, Catalog]:
     }
 
 
-def compare(catalogs: Mapping[str, Catalog]) -> Iterator[Compared]:
-    """Yield the elapsed and CPU seconds of each kind of work and catalog, measured in turns."""
-    for number, (work, call) in enumerate({**WORKS, **IN_A_ROW}.items()):
-        n_times = N_IN_A_ROW if work in IN_A_ROW else 1
+def compare(catalogs: Mapping[str, Catalog]) -> Iterator[Measurement]:
+    """Yield the elapsed and CPU seconds of each operation and catalog, measured in turns."""
+    for number, (operation, call) in enumerate({**OPERATIONS, **OPERATIONS_IN_A_ROW}.items()):
+        n_times = N_IN_A_ROW if operation in OPERATIONS_IN_A_ROW else 1
         tables = {name: catalog.load_table(f"ns.t{number}") for name, catalog in catalogs.items()}
         times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in catalogs}
         for turn in range(-3, N_TURNS):
@@ -177,7 +177,7 @@ def compare(catalogs: Mapping[str, Catalog]) -> Iterator[Compared]:
                         times[name][0].append(wall)
                         times[name][1].append(cpu)
         for name, (walls, cpus) in times.items():
-            yield work, name, Spread.of(walls), Spread.of(cpus)
+            yield operation, name, Spread.of(walls), Spread.of(cpus)
 
 
 def _times(call: Callable[[], object]) -> tuple[float, float]:
@@ -193,76 +193,83 @@ def slow_table() -> Iterator[tuple[MeteredStorage, Table]]:
     root = "memory://catalogs/"
     drop_memory_root(root)
     catalog = catalog_at(Lakehouse.create(root, storage=MemoryStorage(root)))
-    _fill_one(catalog)
+    _append_rows(catalog)
     meter = MeteredStorage(SlowStorage(MemoryStorage(root)))
     yield meter, catalog_at(Lakehouse(meter)).load_table("ns.t")
     drop_memory_root(root)
 
 
-def _fill_one(catalog: Catalog) -> None:
+def _append_rows(catalog: Catalog) -> None:
     catalog.create_namespace("ns")
     for _ in range(3):
         catalog.create_table_if_not_exists("ns.t", _SCHEMA).append(_ROWS)
 
 
-def slow() -> Iterator[tuple[str, RequestCounts, float]]:
-    """Yield the requests and seconds of each kind of work with 20 ms per request, without background work."""
-    for work, call in SLOW_WORKS.items():
+def measure_slow() -> Iterator[tuple[str, RequestCounts, float]]:
+    """Yield the requests and seconds of each operation with 20 ms per request, without background work."""
+    for operation, call in SLOW_OPERATIONS.items():
         with slow_table() as (meter, loaded):
             times = []
             for _ in range(N_SLOW_TURNS):
                 loaded.refresh().append(_ROWS)
                 background.drain()
-                with deferred_background_work(), meter.measure() as measured:
+                with deferred_background_work(), meter.measure() as measurement:
                     times.append(seconds(functools.partial(call, loaded)))
-            yield work, measured.counts, min(times)
+            yield operation, measurement.counts, min(times)
 
 
-def report(compared: Sequence[Compared], slowed: Sequence[tuple[str, RequestCounts, float]]) -> list[str]:
+def report(
+    measurements: Sequence[Measurement], slow_measurements: Sequence[tuple[str, RequestCounts, float]]
+) -> list[str]:
     """Return the lines of the result."""
-    sqlite_catalogs = dict.fromkeys(name for _, name, _, _ in compared if name.startswith("SQLite"))
-    rows = [[work, name, *wall.cells(1000), f"{cpu.median * 1000:.2f}"] for work, name, wall, cpu in compared]
+    sqlite_catalogs = dict.fromkeys(name for _, name, _, _ in measurements if name.startswith("SQLite"))
+    rows = [
+        [operation, name, *wall.cells(1000), f"{cpu.median * 1000:.2f}"] for operation, name, wall, cpu in measurements
+    ]
     return [
         "# Table commits through the pyiceberg catalog",
         "",
-        f"Made by `benchmarks/catalogs.py`: {N_TABLES:,} tables in each catalog, {N_TURNS} turns, local disk. With"
+        f"Generated by `benchmarks/catalogs.py`: {N_TABLES:,} tables in each catalog, {N_TURNS} turns, local disk. With"
         " fsync, ours syncs every file and its folder. SQLite syncs its database according to `PRAGMA synchronous`."
         ' pyiceberg does not sync files; for "files synced", a FileIO of this program syncs them on close.',
         "",
-        *table(["work", "catalog", "ms: median", "mean", "p99", "CPU ms: median"], rows),
+        *table(["operation", "catalog", "ms: median", "mean", "p99", "CPU ms: median"], rows),
         "",
         "Ratios of medians: ours divided by each SQLite catalog.",
         "",
-        *table(["work", "catalog", *sqlite_catalogs], _ratios(compared)),
+        *table(["operation", "catalog", *sqlite_catalogs], _ratios(measurements)),
         "",
         f"On a storage with {REQUEST_SECONDS * 1000:.0f} ms per request, without the hint, which is written in the"
         " background. Data files, manifests and the manifest list count as one round trip, which overlaps with the"
         " begin of the commit.",
         "",
         *table(
-            ["work", "requests", "round trips", "ms"],
-            [[work, counts.total, counts.rounds, f"{1000 * elapsed_s:.0f}"] for work, counts, elapsed_s in slowed],
+            ["operation", "requests", "round trips", "ms"],
+            [
+                [operation, counts.total, counts.rounds, f"{1000 * elapsed_s:.0f}"]
+                for operation, counts, elapsed_s in slow_measurements
+            ],
         ),
     ]
 
 
-def _ratios(compared: Sequence[Compared]) -> list[list[object]]:
-    """Return a row for each kind of work and each of our catalogs, with its ratios to the SQLite catalogs."""
-    medians = {(work, name): wall.median for work, name, wall, _ in compared}
-    sqlite_catalogs = list(dict.fromkeys(name for _, name, _, _ in compared if name.startswith("SQLite")))
+def _ratios(measurements: Sequence[Measurement]) -> list[list[object]]:
+    """Return a row for each operation and each of our catalogs, with its ratios to the SQLite catalogs."""
+    medians = {(operation, name): wall.median for operation, name, wall, _ in measurements}
+    sqlite_catalogs = list(dict.fromkeys(name for _, name, _, _ in measurements if name.startswith("SQLite")))
     return [
-        [work, name, *(f"{median / medians[work, sqlite_catalog]:.2f}" for sqlite_catalog in sqlite_catalogs)]
-        for (work, name), median in medians.items()
+        [operation, name, *(f"{median / medians[operation, sqlite_catalog]:.2f}" for sqlite_catalog in sqlite_catalogs)]
+        for (operation, name), median in medians.items()
         if name not in sqlite_catalogs
     ]
 
 
 def main() -> None:
     """Measure, print and write the results."""
-    slowed = list(slow())
+    slow_measurements = list(measure_slow())
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
-        compared = list(compare(catalogs_to_compare(Path(folder))))
-    write_result("catalogs", report(compared, slowed))
+        measurements = list(compare(catalogs_to_compare(Path(folder))))
+    write_result("catalogs", report(measurements, slow_measurements))
 
 
 if __name__ == "__main__":

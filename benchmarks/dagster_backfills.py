@@ -1,8 +1,8 @@
-"""A backfill of thirty days of six assets by Dagster's daemon, with our IO manager and with dagster-iceberg's.
+"""Measure backfills of 30 days of six assets by Dagster's daemon, with our IO manager and with dagster-iceberg's.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.dagster_backfills``. It writes
 ``benchmarks/results/dagster_backfills.md`` and fails if a row is missing or duplicated. ``--days 5`` runs fewer
-days. Each case has its own environment, daemon and Dagster instance, and the cases run one after another.
+days. Each case has a separate environment, daemon and Dagster instance, and the cases run one after another.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
 from dagster._time import get_current_timestamp
 
 from benchmarks.backfill_project import (
-    APART,
     DAYS,
     ICEBERG,
     N_COUNTRIES,
     N_CUSTOMERS,
+    ONE_PUBLISH_ASSET,
+    PUBLISH_PER_STEP,
     PUBLISHER,
-    ROWS_A_DAY,
+    ROWS_PER_DAY,
     TABLES,
-    TOGETHER,
 )
 from benchmarks.report import RESULTS, table, write_result
 from tests.environments import make_environment
@@ -49,36 +49,37 @@ PROJECT = Path(__file__).with_name("backfill_project.py")
 N_DAYS = 30
 DAGSTER_ICEBERG = "0.3.14"
 BACKFILL = "benchmark"
-#: The cases, dagster-iceberg first: times are relative to it.
-CASES = (ICEBERG, APART, TOGETHER)
-#: Files in memory: synced writes of Dagster's SQLite databases would be most of the time on a disk.
+#: The cases. Times are relative to the first case.
+CASES = (ICEBERG, PUBLISH_PER_STEP, ONE_PUBLISH_ASSET)
+#: Files in memory, because on a disk most of the time would be spent on synced writes of Dagster's SQLite databases.
 MEMORY = "/dev/shm"
-_FIRST = date(2026, 1, 1)
-_RUNS_AT_ONCE = 4
-_SECONDS = 3_600
-#: Dagster's daemon checks a backfill every 30 seconds, and no setting changes that. Waiting would hide the work.
+_FIRST_DAY = date(2026, 1, 1)
+_MAX_CONCURRENT_RUNS = 4
+_TIMEOUT_S = 3_600
+#: A program that runs Dagster's daemon with a shorter interval. By default it checks backfills every 30 seconds, which
+#: cannot be configured, and the time spent waiting would hide the time spent working.
 _DAEMON = """
 import dagster._daemon.controller as controller
 controller.DEFAULT_DAEMON_INTERVAL_SECONDS = 2
 from dagster._daemon.cli import main
 main()
 """
-_READ_TABLES = "import json; from backfill_project import stored; print(json.dumps(stored(), default=str))"
+_READ_TABLES = "import json; from backfill_project import read_tables; print(json.dumps(read_tables(), default=str))"
 _VERSIONS = """
 import json
 from importlib.metadata import distributions
-print(json.dumps({one.name.lower(): one.version for one in distributions()}))
+print(json.dumps({package.name.lower(): package.version for package in distributions()}))
 """
 _INSTANCE = {
     "telemetry": {"enabled": False},
-    "concurrency": {"runs": {"max_concurrent_runs": _RUNS_AT_ONCE}},
+    "concurrency": {"runs": {"max_concurrent_runs": _MAX_CONCURRENT_RUNS}},
     "run_coordinator": {
         "module": "dagster._core.run_coordinator",
         "class": "QueuedRunCoordinator",
         "config": {"dequeue_interval_seconds": 1},
     },
 }
-#: What runs and steps spend their time on: the phase that ends with an event of Dagster's log.
+#: The phases of runs and steps, by the event of Dagster's log with which they end.
 _PHASES = {
     "PIPELINE_START": "run: process, imports, definitions",
     "STEP_WORKER_STARTED": "step: process, imports of Dagster",
@@ -109,7 +110,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Case:
-    """A case: its environment, and the folder of its tables and of its Dagster instance."""
+    """A case with its Python environment, and the folder of its tables and its Dagster instance."""
 
     name: str
     python: str
@@ -117,7 +118,7 @@ class Case:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of its processes."""
+        """The environment variables of its processes."""
         return {
             "PATH": os.environ["PATH"],
             "HOME": os.environ["HOME"],
@@ -144,7 +145,7 @@ class Case:
             Lakehouse.create(str(self.folder / "lake"))
 
     def output(self, program: str) -> Any:
-        """Run a program in the environment of the case; return the JSON that it prints."""
+        """Run a program in the environment of the case, and return the JSON that it prints."""
         process = subprocess.run(
             [self.python, "-c", program], env=self.environment, check=True, stdout=subprocess.PIPE, text=True
         )
@@ -154,10 +155,10 @@ class Case:
         """Backfill all assets over some days.
 
         Raises:
-            RuntimeError: The backfill failed, or did not end.
+            RuntimeError: If the backfill failed or did not end in time.
         """
         self.prepare()
-        selection = [*(one.key for one in TABLES), *([PUBLISHER] if self.name == TOGETHER else [])]
+        selection = [*(asset.key for asset in TABLES), *([PUBLISHER] if self.name == ONE_PUBLISH_ASSET else [])]
         with (
             dg.DagsterInstance.from_config(str(self.folder / "home")) as instance,
             (self.folder / "daemon.log").open("wb") as log,
@@ -168,7 +169,7 @@ class Case:
                 started = time.monotonic()
                 instance.add_backfill(_backfill(instance, days, selection))
                 while (status := _status(instance)) == BulkActionStatus.REQUESTED:
-                    if time.monotonic() - started > _SECONDS or daemon.poll() is not None:
+                    if time.monotonic() - started > _TIMEOUT_S or daemon.poll() is not None:
                         break
                     time.sleep(1)
                 seconds = time.monotonic() - started
@@ -201,10 +202,10 @@ class Case:
 
 def _backfill(instance: dg.DagsterInstance, days: Sequence[str], selection: Sequence[dg.AssetKey]) -> PartitionBackfill:
     subset = DAYS.subset_with_partition_keys(days)
-    is_by_day = {one.key: one.partitions_def is not None for one in TABLES}
+    is_partitioned = {asset.key: asset.partitions_def is not None for asset in TABLES}
     target = AssetGraphSubset(
-        partitions_subsets_by_asset_key={one: subset for one in selection if is_by_day.get(one, True)},
-        non_partitioned_asset_keys={one for one in selection if not is_by_day.get(one, True)},
+        partitions_subsets_by_asset_key={key: subset for key in selection if is_partitioned.get(key, True)},
+        non_partitioned_asset_keys={key for key in selection if not is_partitioned.get(key, True)},
     )
     now = get_current_timestamp()
     return PartitionBackfill(
@@ -225,35 +226,35 @@ def _status(instance: dg.DagsterInstance) -> BulkActionStatus:
 
 
 def _count(instance: dg.DagsterInstance, run_id: str, kinds: Counter[str], phases: Counter[str]) -> None:
-    """Add the events of a run, and the seconds of its phases."""
-    newest: dict[str | None, float] = {}
+    """Add the number of events of a run, and the seconds of its phases."""
+    phase_start: dict[str | None, float] = {}
     for entry in instance.all_logs(run_id):
         if entry.dagster_event is None:
             continue
         kind, step = entry.dagster_event.event_type_value, entry.dagster_event.step_key
         kinds[kind] += 1
         if kind in ("PIPELINE_STARTING", "STEP_WORKER_STARTING"):
-            newest[step] = entry.timestamp
-        elif kind in _PHASES and step in newest:
-            phases[_PHASES[kind]] += entry.timestamp - newest[step]
-            newest[step] = entry.timestamp
+            phase_start[step] = entry.timestamp
+        elif kind in _PHASES and step in phase_start:
+            phases[_PHASES[kind]] += entry.timestamp - phase_start[step]
+            phase_start[step] = entry.timestamp
 
 
 def _is_complete(rows: Mapping[str, Sequence[Mapping[str, Any]]], days: Sequence[str]) -> bool:
-    """Whether each table has each row of some days once, with the values that its inputs give."""
-    per_customer = ROWS_A_DAY // N_CUSTOMERS
+    """Whether each table has each expected row exactly once, with the values that follow from its inputs."""
+    per_customer = ROWS_PER_DAY // N_CUSTOMERS
     countries = Counter(f"country {number % N_COUNTRIES}" for number in range(N_CUSTOMERS))
     expected = {
         "customers": [(number, f"country {number % N_COUNTRIES}") for number in range(N_CUSTOMERS)],
-        "orders": [(day, number, number % N_CUSTOMERS, 1) for day in days for number in range(ROWS_A_DAY)],
+        "orders": [(day, number, number % N_CUSTOMERS, 1) for day in days for number in range(ROWS_PER_DAY)],
         "by_customer": [(day, number, per_customer) for day in days for number in range(N_CUSTOMERS)],
         "two_days": [
             (day, country, count * per_customer * (1 if day == days[0] else 2))
             for day in days
             for country, count in countries.items()
         ],
-        "running": [(day, ROWS_A_DAY * number) for number, day in enumerate(days, 1)],
-        "summary": [(ROWS_A_DAY * len(days),)],
+        "running": [(day, ROWS_PER_DAY * number) for number, day in enumerate(days, 1)],
+        "summary": [(ROWS_PER_DAY * len(days),)],
     }
     return all(sorted(tuple(row.values()) for row in rows[name]) == sorted(values) for name, values in expected.items())
 
@@ -273,9 +274,10 @@ def lines(results: Mapping[Case, Result], n_days: int) -> list[str]:
         f"A backfill of {n_days} days of six assets: a daily source, a table of the same day, one of this day and the",
         "day before with a lookup table, one that reads its own previous day, the lookup table without partitions, and",
         "one table of all days. Dagster's daemon splits the backfill into runs by these mappings, and starts up to",
-        f"{_RUNS_AT_ONCE} runs at a time, each with the multiprocess executor: a process for the run, and one for each",
-        "step. In all cases, the daemon checks the backfill every 2 seconds instead of 30, and the queue every",
-        "second. Tables and Dagster's databases are files in memory. The cases run one after another on one machine.",
+        f"{_MAX_CONCURRENT_RUNS} runs at a time, each with the multiprocess executor: a process for the run, and one",
+        "for each step. In all cases, the daemon checks the backfill every 2 seconds instead of 30, and the queue",
+        "every second. Tables and Dagster's databases are files in memory. The cases run one after another on one",
+        "machine.",
         "dagster-iceberg has its catalog in SQLite. Its IO manager fails to read the day before the first one, so the",
         "project returns no rows there for it.",
         "",
@@ -318,22 +320,22 @@ def lines(results: Mapping[Case, Result], n_days: int) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run all cases, and write the result."""
+    """Run all cases and write the result."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dagster_backfills", description=__doc__)
     parser.add_argument("--days", type=int, default=N_DAYS, help="number of partitions to backfill")
     parser.add_argument("--case", action="append", choices=CASES, help="run this case only; repeatable")
-    parser.add_argument("--python", help="Python interpreter for our cases (default: a fresh environment)")
+    parser.add_argument("--python", help="Python interpreter for our cases (default: a new environment)")
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder for the results")
     parser.add_argument("--keep", type=Path, help="keep the data in this folder (default: a temporary folder)")
     options = parser.parse_args(arguments)
-    days = [str(_FIRST + timedelta(days=number)) for number in range(options.days)]
+    days = [str(_FIRST_DAY + timedelta(days=number)) for number in range(options.days)]
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-", dir=MEMORY) as temporary:
         folder = options.keep or Path(temporary)
-        ours = options.python
-        if ours is None:
-            ours = str(make_environment(Path(temporary) / "ours", ["dagster"]).folder / "bin" / "python")
+        our_python = options.python
+        if our_python is None:
+            our_python = str(make_environment(Path(temporary) / "ours", ["dagster"]).folder / "bin" / "python")
         cases = [
-            Case(name, _python_of_dagster_iceberg() if name == ICEBERG else ours, folder / f"case{number}")
+            Case(name, _dagster_iceberg_python() if name == ICEBERG else our_python, folder / f"case{number}")
             for number, name in enumerate(options.case or CASES)
         ]
         results = {}
@@ -345,9 +347,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("a run failed, or a row is missing or duplicated")
 
 
-def _python_of_dagster_iceberg() -> str:
-    """Return the Python of an environment with dagster-iceberg, and with our version of Dagster."""
-    needs = [f"dagster-iceberg=={DAGSTER_ICEBERG}", *(f"{name}=={version(name)}" for name in ("dagster", "pyarrow"))]
+def _dagster_iceberg_python() -> str:
+    """Return the Python of an environment with dagster-iceberg and our version of Dagster."""
+    pins = [f"dagster-iceberg=={DAGSTER_ICEBERG}", *(f"{name}=={version(name)}" for name in ("dagster", "pyarrow"))]
 
     def install(folder: Path) -> None:
         uv = str(Path(sys.executable).with_name("uv"))
@@ -355,9 +357,9 @@ def _python_of_dagster_iceberg() -> str:
             [uv, "venv", "--quiet", "--relocatable", "--python", sys.executable, str(folder / "v")], check=True
         )
         python = str(folder / "v" / "bin" / "python")
-        subprocess.run([uv, "pip", "install", "--quiet", "--python", python, *needs], check=True)
+        subprocess.run([uv, "pip", "install", "--quiet", "--python", python, *pins], check=True)
 
-    name = "_".join(["dagster_iceberg", *(need.partition("==")[2] for need in needs)])
+    name = "_".join(["dagster_iceberg", *(pin.partition("==")[2] for pin in pins)])
     return str(cached_folder(name, install) / "v" / "bin" / "python")
 
 

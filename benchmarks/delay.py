@@ -1,6 +1,7 @@
 """A proxy that delays the responses of a server, to simulate network latency.
 
-``python -m benchmarks.delay HOST:PORT SECONDS`` prints the port on which it listens, and forwards until it is stopped.
+``python -m benchmarks.delay HOST:PORT SECONDS`` prints the port on which it listens, and forwards connections until it
+is stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _CHUNK_BYTES = 1 << 18
 
 @contextmanager
 def delayed(endpoint: str, seconds: float) -> Iterator[str]:
-    """Start a proxy in front of an HTTP endpoint and yield the endpoint to use instead.
+    """Start a proxy for an HTTP endpoint and yield the endpoint of the proxy.
 
     Args:
         endpoint: The URL of the server, such as ``http://127.0.0.1:9000/path``.
@@ -34,7 +35,7 @@ def delayed(endpoint: str, seconds: float) -> Iterator[str]:
 
 
 async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
-    """Forward bytes until the connection ends. All bytes have the same delay, so their order is preserved."""
+    """Forward bytes until the connection ends. All bytes are delayed by the same time, so their order is preserved."""
     loop = asyncio.get_running_loop()
     while data := await reader.read(_CHUNK_BYTES):
         if delay_s:

@@ -1,4 +1,4 @@
-"""Storage requests and times of reclaiming space: planning an expiration, and deleting.
+"""Measure storage requests and times of reclaiming space: planning an expiration, and deleting files.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.expiry``. It starts a radosgw (packages in
 ``deploy/debian-packages.txt``) and writes ``benchmarks/results/expiry.md``. The number of requests does not depend on
@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from benchmarks.lakes import Later, change_tables, filled
+from benchmarks.lakes import LaterStorage, change_tables, filled
 from benchmarks.report import table, write_result
 from benchmarks.s3 import radosgw
 from benchmarks.scale import N_TABLES, N_VERSIONS, generate, run
@@ -37,15 +37,15 @@ N_TURNS = 5
 N_ORPHANS = 5_000
 N_SMALL, N_RECLAIMED, N_RECLAIM_TURNS = 10_000, 1_000, 3
 
-#: Plans an expiration in a separate process, a year after the last commit, and prints its results and requests.
+#: A program that plans an expiration a year after the last commit, and prints its results and requests.
 _PLAN = """
 import json
-from benchmarks.lakes import Later
+from benchmarks.lakes import LaterStorage
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.operations.gc.mark import CatalogReach
 from trinitylake_ops.operations.gc.survey import survey_versions
 from trinitylake_ops.storage import LocalStorage, MeteredStorage
-meter = MeteredStorage(Later(LocalStorage(root)))
+meter = MeteredStorage(LaterStorage(LocalStorage(root)))
 lake = Lakehouse(meter, cache="off")
 policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
 plan = operations.plan_expiration(lake, policy)
@@ -111,7 +111,7 @@ def _delete_by_us(folder: Path, sizes_bytes: Mapping[str, int]) -> float:
 
 
 def _ratios(folder: Path, *, is_synced: bool) -> Iterator[float]:
-    """Yield the ratio of our seconds to those of ``rm``, on files of the same names and sizes, in alternating order."""
+    """Yield ratios of our seconds to those of ``rm``, for files with the same names and sizes, in alternating order."""
     removals: list[Callable[[Path, Mapping[str, int]], float]] = [_delete_by_rm, _delete_by_us]
     for turn in range(N_TURNS):
         seconds = {}
@@ -127,9 +127,9 @@ def _ratios(folder: Path, *, is_synced: bool) -> Iterator[float]:
 def measure_local_deletion(folder: str) -> list[str]:
     """Compare deletion with ``rm``, for files that are on the disk and for those that are only in the page cache."""
     rows = []
-    for what, is_synced in (("files that were just written", False), ("files that are on the disk", True)):
+    for name, is_synced in (("files that were just written", False), ("files that are on the disk", True)):
         ratios = sorted(_ratios(Path(folder), is_synced=is_synced))
-        rows.append((what, f"{median(ratios):.2f}", f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}"))
+        rows.append((name, f"{median(ratios):.2f}", f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}"))
     return [
         "## Deleting on local disk",
         "",
@@ -141,7 +141,7 @@ def measure_local_deletion(folder: str) -> list[str]:
 
 
 class OperationRecorder(StorageWrapper):
-    """Records file operations so that they can be repeated with system calls alone."""
+    """Records file operations, so that they can be repeated with system calls alone."""
 
     def __init__(self, inner: Storage):
         super().__init__(inner)
@@ -197,11 +197,11 @@ def _reclaim(folder: Path) -> tuple[list[float], float, Counter[str]]:
     recorder = OperationRecorder(local)
     policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
     marks = [time.perf_counter()]
-    expiration = operations.plan_expiration(Lakehouse(Later(recorder, 1)), policy)
+    expiration = operations.plan_expiration(Lakehouse(LaterStorage(recorder, 1)), policy)
     marks.append(time.perf_counter())
     expiration.execute()
     marks.append(time.perf_counter())
-    purge = operations.plan_purge(Lakehouse(Later(recorder, 2)))
+    purge = operations.plan_purge(Lakehouse(LaterStorage(recorder, 2)))
     marks.append(time.perf_counter())
     purge.execute()
     marks.append(time.perf_counter())
@@ -211,7 +211,7 @@ def _reclaim(folder: Path) -> tuple[list[float], float, Counter[str]]:
 
 def measure_reclaim(folder: str) -> list[str]:
     """Measure the four steps that reclaim versions, and their file operations alone."""
-    turns = [_reclaim(Path(folder) / f"freed-{turn}") for turn in range(N_RECLAIM_TURNS)]
+    turns = [_reclaim(Path(folder) / f"turn-{turn}") for turn in range(N_RECLAIM_TURNS)]
     steps = [median(seconds[step] for seconds, _, _ in turns) for step in range(4)]
     by_calls, numbers = median(calls for _, calls, _ in turns), turns[0][2]
     names = ("plan the expiration", "execute it", "plan the purge", "execute it")
@@ -238,7 +238,7 @@ def _delete_orphans(server: S3Server) -> list[str]:
     storage = open_storage(server.fresh_root("expiry"), server.storage_options)
     filled(storage, 100)
     storage.create_many({new_node_path(): b"x" for _ in range(N_ORPHANS)})
-    report = operations.plan_orphan_removal(Lakehouse(Later(storage))).execute()
+    report = operations.plan_orphan_removal(Lakehouse(LaterStorage(storage))).execute()
     assert report.files == N_ORPHANS
     return [
         "## Deleting on S3",
@@ -257,7 +257,11 @@ def main() -> None:
             measure_local_deletion(folder),
             count_s3_deletion(),
         ]
-    lines = ["# Reclaiming space", "", f"Made by `benchmarks/expiry.py`; the lakehouse has {N_VERSIONS:,} versions."]
+    lines = [
+        "# Reclaiming space",
+        "",
+        f"Generated by `benchmarks/expiry.py`; the lakehouse has {N_VERSIONS:,} versions.",
+    ]
     for section in sections:
         lines += ["", *section]
     write_result("expiry", lines)

@@ -1,4 +1,4 @@
-"""Storage requests of rollbacks of large lakehouses and of full exports.
+"""Measure the storage requests of rollbacks of large lakehouses and of full exports.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.exports``. It starts a radosgw (packages in
 ``deploy/debian-packages.txt``) and writes ``benchmarks/results/exports.md``. The number of requests does not depend on
@@ -22,7 +22,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField
 
-from benchmarks.lakes import MadeUpDefinitions, change_tables, loaded
+from benchmarks.lakes import GeneratedDefinitions, change_tables, create_loaded_lake
 from benchmarks.report import table, write_result
 from benchmarks.s3 import radosgw
 from tests.servers.s3_server import S3Server
@@ -44,9 +44,11 @@ class ConcurrencyMeter(StorageWrapper):
     def __init__(self, inner: Storage):
         super().__init__(inner)
         self.concurrency = inner.concurrency
+        #: The seconds in which a number of requests was in flight, by number.
         self.seconds: Counter[int] = Counter()
+        #: The number of requests by kind.
         self.sent: Counter[str] = Counter()
-        self._now = 0
+        self._n_in_flight = 0
         self._since = time.perf_counter()
         self._lock = threading.Lock()
 
@@ -58,10 +60,10 @@ class ConcurrencyMeter(StorageWrapper):
     def create(self, path: str, data: bytes) -> None:
         self._counted("create", lambda: self.inner.create(path, data))
 
-    def at_least(self, requests: int) -> float:
-        """Return the share of the busy time in which at least this many requests were in flight."""
+    def share_with_at_least(self, n_requests: int) -> float:
+        """Return the share of the busy time in which at least a number of requests was in flight."""
         busy = {number: seconds for number, seconds in self.seconds.items() if number}
-        return sum(seconds for number, seconds in busy.items() if number >= requests) / sum(busy.values())
+        return sum(seconds for number, seconds in busy.items() if number >= n_requests) / sum(busy.values())
 
     @property
     def mean(self) -> float:
@@ -80,14 +82,14 @@ class ConcurrencyMeter(StorageWrapper):
     def _change(self, by: int) -> None:
         with self._lock:
             now = time.perf_counter()
-            self.seconds[self._now] += now - self._since
-            self._since, self._now = now, self._now + by
+            self.seconds[self._n_in_flight] += now - self._since
+            self._since, self._n_in_flight = now, self._n_in_flight + by
 
 
 def measure_rollback() -> list[str]:
-    """Count the requests of a rollback by one commit in a lakehouse of a million tables."""
-    storage = MadeUpDefinitions(MemoryStorage("memory://rollback-benchmark/"))
-    lake = loaded(storage, N_TABLES)
+    """Count the requests of rolling back one commit in a lakehouse with a million tables."""
+    storage = GeneratedDefinitions(MemoryStorage("memory://rollback-benchmark/"))
+    lake = create_loaded_lake(storage, N_TABLES)
     height = lake.snapshot().tree_shape().height
     change_tables(lake, [N_TABLES // 2])
     meter = MeteredStorage(storage)
@@ -109,8 +111,8 @@ def measure_rollback() -> list[str]:
     ]
 
 
-def _tables(lake: Lakehouse) -> None:
-    """Create tables with many small data files: one append to each table, partitioned by a number."""
+def _create_tables(lake: Lakehouse) -> None:
+    """Create partitioned tables, and append to each, so that each row has a separate data file."""
     schema = Schema(NestedField(1, "id", LongType(), required=False))
     by_id = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "id"))
     rows = pa.table({"id": pa.array(range(N_DATA_FILES // N_EXPORTED_TABLES), pa.int64())})
@@ -121,9 +123,9 @@ def _tables(lake: Lakehouse) -> None:
 
 
 def measure_exports(folder: Path, server: S3Server) -> list[str]:
-    """Measure a full export to S3, and another one after an append to a single table."""
+    """Measure a full export to S3, and a second export after an append to a single table."""
     lake = Lakehouse.create(str(folder / "lake"), {"fsync": "false"})
-    _tables(lake)
+    _create_tables(lake)
     root = server.fresh_root("exports")
     rows = []
     for name in ("first", "second"):
@@ -142,7 +144,7 @@ def measure_exports(folder: Path, server: S3Server) -> list[str]:
         ("MB copied", *(f"{report.copied_bytes / 1e6:.2f}" for _, report, _, _ in rows)),
         ("files created at the target", *(f"{meter.sent['create']:,}" for _, _, meter, _ in rows)),
         ("average requests in flight", *(f"{meter.mean:.1f}" for _, _, meter, _ in rows)),
-        ("share of the time with 16 or more", *(f"{meter.at_least(16):.0%}" for _, _, meter, _ in rows)),
+        ("share of the time with 16 or more", *(f"{meter.share_with_at_least(16):.0%}" for _, _, meter, _ in rows)),
         ("seconds", *(f"{seconds:.1f}" for *_, seconds in rows)),
     ]
     return [

@@ -1,4 +1,4 @@
-"""Lakehouses for benchmarks: filled by a transaction, or bulk loaded with generated table definitions."""
+"""Create lakehouses for benchmarks, with a transaction, or with a bulk load and generated table definitions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def name(number: int) -> str:
     return f"t{number:09}"
 
 
-def changed() -> TableDef:
+def new_definition() -> TableDef:
     """Return a new, unique table definition."""
     return TableDef(properties={"stamp": str(random.random())})
 
@@ -49,10 +49,10 @@ def change_tables(lake: Lakehouse, tables: Iterable[int]) -> None:
     """Change tables in one commit."""
     with lake.transaction() as txn:
         for number in tables:
-            txn.alter_table("ns", name(number), changed())
+            txn.alter_table("ns", name(number), new_definition())
 
 
-class _Deferred(background.ThreadRunner):
+class _DeferredRunner(background.ThreadRunner):
     """Keeps submitted work until it is drained."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class _Deferred(background.ThreadRunner):
 @contextmanager
 def deferred_background_work() -> Iterator[None]:
     """Run background work when the block ends, so that its requests are not counted in the block."""
-    runner = _Deferred()
+    runner = _DeferredRunner()
     with background.using(runner):
         try:
             yield
@@ -82,8 +82,8 @@ def deferred_background_work() -> Iterator[None]:
             background.drain()
 
 
-class MadeUpDefinitions(StorageWrapper):
-    """Returns the same content for every table definition that was not written, to save writing a million files."""
+class GeneratedDefinitions(StorageWrapper):
+    """Returns the same content for all table definitions that were not written, which saves writing a million files."""
 
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
         try:
@@ -94,7 +94,7 @@ class MadeUpDefinitions(StorageWrapper):
             raise
 
 
-class Later(StorageWrapper):
+class LaterStorage(StorageWrapper):
     """A storage whose clock is some years ahead, so that no version is protected by its age."""
 
     def __init__(self, inner: Storage, years: int = 1):
@@ -106,7 +106,7 @@ class Later(StorageWrapper):
 
 
 class SlowStorage(StorageWrapper):
-    """Delays every request, by default by 20 ms, and sends 32 requests concurrently, as to a server."""
+    """Delays every request, by default by 20 ms, and sends up to 32 requests concurrently, as to a server."""
 
     def __init__(self, inner: Storage, seconds: float = REQUEST_SECONDS):
         super().__init__(inner)
@@ -135,11 +135,11 @@ class SlowStorage(StorageWrapper):
         self.inner.delete(path)
 
 
-def loaded(storage: Storage, n_tables: int, **settings: str) -> Lakehouse:
+def create_loaded_lake(storage: Storage, n_tables: int, **settings: str) -> Lakehouse:
     """Create a lakehouse with tables in one namespace by a bulk load.
 
     Args:
-        storage: The storage, which has to generate the table definitions.
+        storage: The storage, which must generate the table definitions.
         n_tables: The number of tables.
         settings: Settings of the lakehouse that differ from the defaults.
     """

@@ -125,8 +125,8 @@ def key_prefix(root: str) -> str:
     return root.split("/", 3)[3]
 
 
-def decoded(request: Request, response: bytes) -> None:
-    """Open and decode a completely read node file with pyarrow alone, which is the minimum for every reader."""
+def decode_node_file(request: Request, response: bytes) -> None:
+    """Decode a node file that was read completely with pyarrow alone, which is the minimum work of every reader."""
     if request.path.endswith(".arrow") and request.length is None:
         pa.ipc.open_file(response).read_all().to_pydict()
 

@@ -1,8 +1,8 @@
-"""Commits of many clients through servers of a lakehouse and through pyiceberg's catalog on PostgreSQL, on one bucket.
+"""Compare commits of many clients through servers of a lakehouse and through PyIceberg's catalog on PostgreSQL.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.replicas``. It writes ``benchmarks/results/replicas.md``.
-A proxy delays each request to the bucket by 20 ms, and in a second part by 100 ms. Each client is a process that
-changes a separate table.
+All tables are in one bucket. A proxy delays each request to the bucket by 20 ms, and in a second run by 100 ms. Each
+client is a process that changes a separate table.
 
 If all processes share few CPU threads, throughput depends on the CPU time of each process. The result therefore
 reports CPU time by role, which varies less between runs than commits per second.
@@ -31,7 +31,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from benchmarks.lakes import REQUEST_SECONDS
 from benchmarks.report import table, write_result
-from benchmarks.servers import running
+from benchmarks.servers import running_server
 from tests.processes import Child, fork
 from tests.server.live_server import command
 from tests.servers.daemons import free_port
@@ -52,7 +52,7 @@ _TICK_MS = 1_000 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class CommitCosts:
-    """Cost of commits: rate, and CPU milliseconds and requests per commit by role."""
+    """Commits per second, and CPU milliseconds and requests per commit by role."""
 
     per_second: float
     busy_ms: Mapping[str, float]
@@ -60,12 +60,12 @@ class CommitCosts:
 
     @property
     def all_busy_ms(self) -> float:
-        """CPU milliseconds per commit without storage and proxy, which are the same for all catalogs."""
+        """CPU milliseconds per commit without the storage and the proxy, which are the same for all catalogs."""
         return sum(self.busy_ms.values()) - self.busy_ms["storage"] - self.busy_ms["delay"]
 
 
 class Requests:
-    """Number of requests that the delaying proxy has forwarded so far, by role of the sender."""
+    """The number of requests that the delaying proxy has forwarded so far, by the role of the sender."""
 
     roles = ("clients", "servers")
 
@@ -73,29 +73,29 @@ class Requests:
         self._counted = mmap.mmap(-1, 16)
 
     def add(self, data: bytes) -> None:
-        """Count a request. Its first bytes contain the user agent, which differs between clients and servers."""
+        """Count a request by its first bytes, which contain the user agent of a client or of a server."""
         numbers = list(self.numbers)
         numbers[0 if _CLIENT_USER_AGENT in data else 1] += 1
         self._counted[:] = struct.pack("<2q", *numbers)
 
     @property
     def numbers(self) -> tuple[int, int]:
-        """The number of requests of clients, and of servers."""
+        """The number of requests of clients and of servers."""
         n_clients, n_servers = struct.unpack("<2q", self._counted[:])
         return n_clients, n_servers
 
 
 @dataclass(frozen=True)
-class Slow:
-    """A bucket behind a delaying proxy, with the delay, the proxy's process and its counters."""
+class DelayedServer:
+    """A storage server behind a delaying proxy, with the delay, the process id and the counters of the proxy."""
 
     server: S3Server
     seconds: float
     pid: int
     requests: Requests
 
-    def n_each(self, *, appends: bool) -> int:
-        """Return the number of commits per client, which take some seconds."""
+    def n_commits_per_client(self, *, appends: bool) -> int:
+        """Return a number of commits per client that takes some seconds."""
         return (12 if appends else 40) if self.seconds < SLOW_SECONDS else (4 if appends else 12)
 
 
@@ -157,78 +157,81 @@ async def _forward(
 
 
 @contextlib.contextmanager
-def delayed(server: S3Server, seconds: float) -> Iterator[Slow]:
-    """Serve a bucket at another port with a delay for each request, and yield it."""
-    own, port, requests = free_port(), int(server.endpoint.rpartition(":")[2]), Requests()
+def delayed(server: S3Server, seconds: float) -> Iterator[DelayedServer]:
+    """Start a proxy that delays each request to a storage server, and yield the delayed server."""
+    proxy_port, server_port, requests = free_port(), int(server.endpoint.rpartition(":")[2]), Requests()
 
     def serve(report: Callable[[str], None]) -> None:
         async def run() -> None:
-            passing = await asyncio.start_server(
-                lambda r, w: _forward(r, w, port, seconds, requests), "127.0.0.1", own, backlog=1_000
+            proxy = await asyncio.start_server(
+                lambda r, w: _forward(r, w, server_port, seconds, requests), "127.0.0.1", proxy_port, backlog=1_000
             )
             report("ready")
-            await passing.serve_forever()
+            await proxy.serve_forever()
 
         asyncio.run(run())
 
     child = fork(serve, time_limit_seconds=_LIMIT_SECONDS)
     child.next_report()
     try:
-        yield Slow(S3Server(server.kind, f"http://127.0.0.1:{own}", server.folder), seconds, child.pid, requests)
+        endpoint = f"http://127.0.0.1:{proxy_port}"
+        yield DelayedServer(S3Server(server.kind, endpoint, server.folder), seconds, child.pid, requests)
     finally:
         os.kill(child.pid, 15)
         child.finish()
 
 
-def client(open_catalog: Callable[[], Catalog], number: int, n_each: int, *, appends: bool) -> Child:
+def client(open_catalog: Callable[[], Catalog], number: int, n_per_client: int, *, appends: bool) -> Child:
     """Fork a client that creates a table, waits for the common start, commits, and reports the end.
 
     Args:
         open_catalog: Opens the catalog.
         number: The number of the client.
-        n_each: The number of commits.
+        n_per_client: The number of commits.
         appends: Whether the commits are appends; otherwise they set a property.
     """
 
     def work(report: Callable[[str], None]) -> None:
         catalog = open_catalog()
         name = f"ns.{'a' if appends else 'p'}{number}"
-        own = catalog.create_table(name, SCHEMA)
+        table = catalog.create_table(name, SCHEMA)
         rows = pa.table({"id": pa.array([number], pa.int64())}, schema=SCHEMA)
-        own.append(rows)
+        table.append(rows)
         report("ready")
-        while not begin.exists():
+        while not _start_file.exists():
             time.sleep(0.005)
-        for mark in range(n_each):
+        for mark in range(n_per_client):
             if appends:
-                own.append(rows)
+                table.append(rows)
             else:
-                with own.transaction() as change:
+                with table.transaction() as change:
                     change.set_properties(mark=str(mark))
         report("done")
 
-    begin = _begin
     return fork(work, time_limit_seconds=_LIMIT_SECONDS)
 
 
-_begin = Path(tempfile.mkdtemp()) / "begin"
+#: Clients start to commit when this file exists.
+_start_file = Path(tempfile.mkdtemp()) / "begin"
 
 
-def commits(openers: Sequence[Callable[[], Catalog]], slow: Slow, *, appends: bool) -> CommitCosts:
+def commits(openers: Sequence[Callable[[], Catalog]], slow: DelayedServer, *, appends: bool) -> CommitCosts:
     """Return the cost of the commits of all clients, from the common start to the end of the last client."""
-    _begin.unlink(missing_ok=True)
-    n_each = slow.n_each(appends=appends)
-    children = [client(openers[number % len(openers)], number, n_each, appends=appends) for number in range(N_CLIENTS)]
+    _start_file.unlink(missing_ok=True)
+    n_per_client = slow.n_commits_per_client(appends=appends)
+    children = [
+        client(openers[number % len(openers)], number, n_per_client, appends=appends) for number in range(N_CLIENTS)
+    ]
     pids = frozenset(child.pid for child in children)
     for child in children:
         if child.next_report() != "ready":
             raise RuntimeError("a client ended early")
     busy, n_requests_before, started_s = busy_ticks(pids, slow.pid), slow.requests.numbers, time.perf_counter()
-    _begin.touch()
+    _start_file.touch()
     for child in children:
         if child.next_report() != "done":
             raise RuntimeError("a client failed")
-    seconds, n_commits = time.perf_counter() - started_s, N_CLIENTS * n_each
+    seconds, n_commits = time.perf_counter() - started_s, N_CLIENTS * n_per_client
     ticks, n_requests_after = busy_ticks(pids, slow.pid), slow.requests.numbers
     ticks.subtract(busy)
     for child in children:
@@ -245,7 +248,7 @@ def commits(openers: Sequence[Callable[[], Catalog]], slow: Slow, *, appends: bo
 
 @contextlib.contextmanager
 def servers(root: str, number: int) -> Iterator[list[str]]:
-    """Run servers of a lakehouse, and yield their addresses."""
+    """Run servers of a lakehouse and yield their addresses."""
     with contextlib.ExitStack() as stack:
         urls = []
         for _ in range(number):
@@ -256,8 +259,8 @@ def servers(root: str, number: int) -> Iterator[list[str]]:
         yield urls
 
 
-def by_postgres(slow: Slow, files: dict[str, str]) -> list[CommitCosts]:
-    """Return the cost of commits through pyiceberg's SQL catalog: of properties, and of appends."""
+def by_postgres(slow: DelayedServer, files: dict[str, str]) -> list[CommitCosts]:
+    """Return the costs of setting properties and of appends through PyIceberg's SQL catalog."""
     database = Postgres(free_port(), "iceberg", "iceberg", "iceberg")
     uri = f"postgresql+psycopg2://iceberg:iceberg@127.0.0.1:{database.port}/iceberg"
 
@@ -269,11 +272,11 @@ def by_postgres(slow: Slow, files: dict[str, str]) -> list[CommitCosts]:
         postgres(database, ["postgres", "-p", str(database.port)], Path(folder) / "log"),
     ):
         fork(lambda _: sql().create_namespace("ns")).finish()
-        return [commits([sql], slow, appends=one) for one in (False, True)]
+        return [commits([sql], slow, appends=appends) for appends in (False, True)]
 
 
-def by_servers(slow: Slow, files: dict[str, str], number: int, client_name: str) -> list[CommitCosts]:
-    """Return the cost of commits through servers with a storage client: of properties, and of appends."""
+def by_servers(slow: DelayedServer, files: dict[str, str], number: int, client_name: str) -> list[CommitCosts]:
+    """Return the costs of setting properties and of appends through servers with a storage client."""
     os.environ[OPTIONS_VARIABLE] = f"addressing_style=path,client={client_name}"
     root = slow.server.fresh_root()
     fork(lambda _: _with_namespace(root)).finish()
@@ -282,11 +285,11 @@ def by_servers(slow: Slow, files: dict[str, str], number: int, client_name: str)
             lambda url=url: RestCatalog("rest", uri=url, warehouse="main", **files)  # type: ignore[misc]
             for url in urls
         ]
-        return [commits(openers, slow, appends=one) for one in (False, True)]
+        return [commits(openers, slow, appends=appends) for appends in (False, True)]
 
 
-def measured(server: S3Server, seconds: float, client_names: Sequence[str]) -> dict[str, list[CommitCosts]]:
-    """Return the cost of commits through each catalog, with a delay for each request: of properties, and of appends."""
+def measure(server: S3Server, seconds: float, client_names: Sequence[str]) -> dict[str, list[CommitCosts]]:
+    """Return the costs of setting properties and of appends through each catalog, with a delay for each request."""
     with delayed(server, seconds) as slow:
         os.environ.update(slow.server.environment)
         os.environ["AWS_REQUEST_CHECKSUM_CALCULATION"] = "when_required"
@@ -303,7 +306,7 @@ def measured(server: S3Server, seconds: float, client_names: Sequence[str]) -> d
         return costs
 
 
-def shown(costs: Mapping[str, list[CommitCosts]], index: int) -> list[str]:
+def costs_table(costs: Mapping[str, list[CommitCosts]], index: int) -> list[str]:
     """Return the lines of a table.
 
     Args:
@@ -326,11 +329,11 @@ def shown(costs: Mapping[str, list[CommitCosts]], index: int) -> list[str]:
 
 
 def main() -> None:
-    """Measure, and write the result."""
+    """Measure and write the result."""
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    with running("radosgw") as server:
-        costs = measured(server, REQUEST_SECONDS, ("s3fs", "obstore"))
-        slow_costs = measured(server, SLOW_SECONDS, ("obstore",))
+    with running_server("radosgw") as server:
+        costs = measure(server, REQUEST_SECONDS, ("s3fs", "obstore"))
+        slow_costs = measure(server, SLOW_SECONDS, ("obstore",))
     write_result(
         "replicas",
         [
@@ -357,11 +360,11 @@ def _section(costs: Mapping[str, list[CommitCosts]], seconds: float) -> list[str
         "",
         f"## Properties, {delay}",
         "",
-        *shown(costs, 0),
+        *costs_table(costs, 0),
         "",
         f"## Appends, {delay}",
         "",
-        *shown(costs, 1),
+        *costs_table(costs, 1),
     ]
 
 

@@ -1,11 +1,11 @@
-"""Check that this tree behaves like an earlier revision: run the same steps in both and compare every byte and field.
+"""Check that this tree behaves like an earlier revision.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.same_as_before REVISION...``. It writes
 ``benchmarks/results/same_as_before.md``. Each tree runs about 1,000 steps on local lakehouses at the same path, with
 the same clock, UUIDs and random numbers: every command with and without ``--json``, and its errors. The comparison
-covers exit codes, JSON, digests, numbers in texts, written files, requests and round trips, and the results of each
-tree's ``benchmarks/request_counts.py``. Wording may differ and is listed separately. The exit code is 1 if anything
-else differs and is not among the expected differences of `benchmarks/sameness/reasons.py`.
+covers exit codes, JSON, digests, numbers in texts, written files, requests and round trips, and the results of
+``benchmarks/request_counts.py`` in each tree. Wording may differ and is listed separately. The exit code is 1 if there
+is any other difference that is not among the expected differences in ``benchmarks/sameness/reasons.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.sameness.compare import (
     compare_counts,
     compare_files,
     compare_steps,
-    joined,
+    merged,
     short_diff,
 )
 from benchmarks.sameness.reasons import REASONS, Reason, reason_for
@@ -39,7 +39,7 @@ from benchmarks.sameness.steps import steps
 
 HERE = Path(__file__).resolve().parents[1]
 _DRIVER = HERE / "benchmarks" / "sameness" / "driver.py"
-#: Settings of `request_counts` that reduce it to some seconds.
+#: Settings with which `request_counts` takes only some seconds.
 _COUNT_SETTINGS: Mapping[str, object] = {
     "TABLE_COUNTS": [100, 7_000],
     "N_COMMITS": 150,
@@ -52,7 +52,11 @@ _MAX_TEXTS_SHOWN = 12
 
 @contextmanager
 def work_tree(revision: str, folder: Path) -> Iterator[Path]:
-    """Check out a revision into a temporary work tree and yield it. Raises CalledProcessError if it does not exist."""
+    """Check out a revision into a temporary work tree and yield its folder.
+
+    Raises:
+        CalledProcessError: If the revision does not exist.
+    """
     tree = folder / "tree"
     subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), revision], cwd=HERE, check=True)
     try:
@@ -64,28 +68,28 @@ def work_tree(revision: str, folder: Path) -> Iterator[Path]:
 def run_tree(tree: Path, folder: Path) -> dict[str, Any]:
     """Run all steps and count requests with the package of a tree.
 
-    All trees use the same path for their lakehouses, because their files contain it.
+    The lakehouses of all trees have the same path, because files contain it.
 
     Args:
         tree: The folder of the tree.
         folder: The working folder.
 
     Returns:
-        The results of the steps, checksums of the files, and the request counts.
+        The results of the steps, the checksums of the files, and the request counts.
 
     Raises:
-        CalledProcessError: The driver failed.
+        CalledProcessError: If the driver fails.
     """
     lakes = folder / "lakes"
     shutil.rmtree(lakes, ignore_errors=True)
     lakes.mkdir()
-    done = run_driver(tree, folder, {"kind": "scenario", "folder": str(lakes), "steps": steps(lakes)})
+    results = run_driver(tree, folder, {"kind": "scenario", "folder": str(lakes), "steps": steps(lakes)})
     counts = run_driver(tree, folder, {"kind": "counts", "settings": _COUNT_SETTINGS})
-    return {"steps": done, "files": checksums(lakes), "counts": counts}
+    return {"steps": results, "files": checksums(lakes), "counts": counts}
 
 
 def run_driver(tree: Path, folder: Path, job: Mapping[str, object]) -> Any:
-    """Run a job with a tree's package in a new process of this Python environment, and return its result.
+    """Run a job with the package of a tree, in a new process of this Python environment, and return its result.
 
     Args:
         tree: The folder of the tree.
@@ -112,7 +116,7 @@ def run_driver(tree: Path, folder: Path, job: Mapping[str, object]) -> Any:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """Return the checksums of all files below a folder by path, without those of the external catalog."""
+    """Return the checksums of all files below a folder by path, without the files of the external catalog."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -120,9 +124,9 @@ def checksums(folder: Path) -> dict[str, str]:
     }
 
 
-def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
     """Compare the results of two trees."""
-    return joined(
+    return merged(
         [
             compare_steps(before["steps"], after["steps"]),
             compare_files(before["files"], after["files"]),
@@ -132,7 +136,7 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> Comparison:
 
 
 def unexpected(differences: Sequence[Difference], reasons: Sequence[Reason] = REASONS) -> list[Difference]:
-    """Return the differences, except in wording, that no reason explains."""
+    """Return the differences that no reason explains, except differences in wording."""
     return [
         difference for difference in differences if difference.part != WORDS and reason_for(difference, reasons) is None
     ]
@@ -151,23 +155,23 @@ def report(revision: str, comparison: Comparison) -> Iterator[str]:
     yield from ("", verdict)
     for difference in unexpected_differences:
         yield from ("", f"- `{difference}`", *indented(short_diff(difference)))
-    used = {
-        reason.why: reason
+    reasons = {
+        reason.explanation: reason
         for difference in comparison.differences
         if (reason := reason_for(difference, REASONS)) is not None
     }
-    if used:
+    if reasons:
         yield from (
             "",
             "Expected differences:",
             "",
-            *(f"- {reason.field} of `{reason.command}`: {why}" for why, reason in used.items()),
+            *(f"- {reason.field} of `{reason.command}`: {reason.explanation}" for reason in reasons.values()),
         )
     texts = [difference for difference in comparison.differences if difference.part == WORDS]
     if texts:
         yield from ("", f"Wording, the first {_MAX_TEXTS_SHOWN} of {len(texts):,} texts:")
     for difference in texts[:_MAX_TEXTS_SHOWN]:
-        yield from ("", f"- `{difference.what}`", *indented(short_diff(difference)))
+        yield from ("", f"- `{difference.step}`", *indented(short_diff(difference)))
 
 
 def part_rows(comparison: Comparison, unexpected_differences: Sequence[Difference]) -> list[list[object]]:
@@ -175,40 +179,40 @@ def part_rows(comparison: Comparison, unexpected_differences: Sequence[Differenc
     rows: list[list[object]] = []
     for part in PARTS:
         n_different = sum(difference.part == part for difference in comparison.differences)
-        n_reasoned = n_different - sum(difference.part == part for difference in unexpected_differences)
-        rows.append([part, f"{comparison.equal[part]:,}", n_different, "-" if part == WORDS else n_reasoned])
+        n_expected = n_different - sum(difference.part == part for difference in unexpected_differences)
+        rows.append([part, f"{comparison.equal[part]:,}", n_different, "-" if part == WORDS else n_expected])
     return rows
 
 
 def indented(lines: Sequence[str]) -> list[str]:
-    """Return lines as a code block within a list item."""
+    """Return lines as a code block in a list item."""
     return ["", *(f"      {line}" for line in lines)] if lines else []
 
 
 def main() -> int:
     """Compare with each revision, print and write the result, and return the exit code."""
     if len(sys.argv) < 2:
-        print("no revision to compare with", file=sys.stderr)
+        print("usage: python -m benchmarks.same_as_before REVISION...", file=sys.stderr)
         return 2
     folder = Path(tempfile.mkdtemp(prefix="same-as-before-"))
     try:
-        now = run_tree(HERE, folder)
+        current = run_tree(HERE, folder)
         comparisons = {}
         for revision in sys.argv[1:]:
             with work_tree(revision, folder) as tree:
-                comparisons[revision] = compared(run_tree(tree, folder), now)
+                comparisons[revision] = compare(run_tree(tree, folder), current)
     finally:
         shutil.rmtree(folder)
-    n_steps, n_commands = len(now["steps"]), sum(step["action"] == "command" for step in now["steps"])
-    n_written = sum(len(step["written"]) for step in now["steps"])
+    n_steps, n_commands = len(current["steps"]), sum(step["action"] == "command" for step in current["steps"])
+    n_written = sum(len(step["written"]) for step in current["steps"])
     write_result(
         "same_as_before",
         [
             "# Comparison with earlier revisions",
             "",
-            f"Made by `benchmarks/same_as_before.py`: {n_steps:,} steps in each tree, {n_commands:,} of them commands"
-            f" of the command line, which wrote {n_written:,} files. Clock, UUIDs and random numbers are the same, so"
-            " that files and digests are compared byte for byte. Wording may differ.",
+            f"Generated by `benchmarks/same_as_before.py`: {n_steps:,} steps in each tree, {n_commands:,} of them"
+            f" commands of the command line, which wrote {n_written:,} files. Clock, UUIDs and random numbers are the"
+            " same, so that files and digests are compared byte for byte. Wording may differ.",
             *(line for revision, comparison in comparisons.items() for line in report(revision, comparison)),
         ],
     )

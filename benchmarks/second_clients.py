@@ -1,9 +1,9 @@
-"""Compare the two clients of S3 in whole operations of a user, which decide whether the second client stays.
+"""Compare the two S3 clients in complete operations, to decide whether the second client is kept.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.second_clients``; it starts radosgw (a package of
+Run from the project's root: ``.venv/bin/python -m benchmarks.second_clients``. It starts a radosgw (packages in
 ``deploy/debian-packages.txt``) behind a proxy that delays each response by 5 ms, and writes
-``benchmarks/results/second_clients.md``. Times are only worth as ratios within the run. ``--quick`` shows within a
-minute or two that all works.
+``benchmarks/results/second_clients.md``. Of the times, only the ratios within one run are meaningful. ``--quick`` is a
+smoke test of one or two minutes.
 """
 
 from __future__ import annotations
@@ -15,62 +15,63 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.delay import delayed
-from benchmarks.lakes import Later, change_tables, filled
+from benchmarks.lakes import LaterStorage, change_tables, filled
 from benchmarks.report import RESULTS, table, write_result
-from benchmarks.servers import running
+from benchmarks.servers import running_server
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.storage import open_storage
 
 FIRST_CLIENT, SECOND_CLIENT = "s3fs", "obstore"
 N_TABLES, QUICK_TABLES = 10_000, 300
 DELAY_SECONDS = 0.005
-#: The second client stays if it is this many times as fast in one of the operations (decision 45).
+#: The second client is kept if it is at least this many times as fast in one of the operations (decision 45).
 MIN_SPEEDUP = 1.5
-_TABLES_A_COMMIT = 1_000
-#: Of each table: pointers that a node's buffer replaces keep the last definition below it alive.
-_CHANGES = 2
+_TABLES_PER_COMMIT = 1_000
+#: Number of changes of each table. One is not enough for the purge to delete files: if the buffer of a node replaces a
+#: pointer, the previous definition is still referenced below the node.
+_CHANGES_PER_TABLE = 2
 _POLICY = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
 
 
 def times_of(root: str, target: str, options: Mapping[str, str], n_tables: int) -> dict[str, float]:
-    """Return the seconds of each operation, on a fresh lakehouse with three definitions of each table."""
+    """Return the seconds of each operation, on a new lakehouse with three definitions of each table."""
     storage = open_storage(root, options)
     filled(storage, n_tables)
     lake = Lakehouse(storage, options)
-    for _ in range(_CHANGES):
-        for first in range(0, n_tables, _TABLES_A_COMMIT):
-            change_tables(lake, range(first, min(first + _TABLES_A_COMMIT, n_tables)))
-    found: dict[str, float] = {}
+    for _ in range(_CHANGES_PER_TABLE):
+        for first in range(0, n_tables, _TABLES_PER_COMMIT):
+            change_tables(lake, range(first, min(first + _TABLES_PER_COMMIT, n_tables)))
+    seconds: dict[str, float] = {}
 
-    def timed(what: str, work: Callable[[], object]) -> None:
-        begun = time.perf_counter()
-        work()
-        found[what] = time.perf_counter() - begun
+    def measure_time(operation: str, call: Callable[[], object]) -> None:
+        started = time.perf_counter()
+        call()
+        seconds[operation] = time.perf_counter() - started
 
-    timed("verify", lambda: operations.verify(lake))
-    export = operations.plan_export(lake, "away", "full", target=target, target_options=options)
-    timed("full export", export.execute)
-    operations.drop_export(lake, "away")
-    later = Lakehouse(Later(storage), options)
+    measure_time("verify", lambda: operations.verify(lake))
+    export = operations.plan_export(lake, "full", "full", target=target, target_options=options)
+    measure_time("full export", export.execute)
+    operations.drop_export(lake, "full")
+    later = Lakehouse(LaterStorage(storage), options)
     operations.plan_expiration(later, _POLICY).execute()
-    purge = operations.plan_purge(Lakehouse(Later(storage, years=2), options))
+    purge = operations.plan_purge(Lakehouse(LaterStorage(storage, years=2), options))
     assert purge.files >= n_tables, purge.files
-    timed("purge", purge.execute)
-    return found
+    measure_time("purge", purge.execute)
+    return seconds
 
 
 def measure(n_tables: int) -> dict[str, dict[str, float]]:
     """Return the seconds of each operation, by client."""
     results: dict[str, dict[str, float]] = {}
-    with running("radosgw") as server, delayed(server.endpoint, DELAY_SECONDS) as endpoint:
+    with running_server("radosgw") as server, delayed(server.endpoint, DELAY_SECONDS) as endpoint:
         for client in (SECOND_CLIENT, FIRST_CLIENT):
             options = {**replace(server, endpoint=endpoint).storage_options, "client": client}
             root, target = server.fresh_root(), server.fresh_root("export")
             results[client] = times_of(root, target, options, n_tables)
             for operation, seconds in results[client].items():
                 print(f"{client}: {operation} {seconds:.1f} s", flush=True)
-            for used in (root, target):
-                server.delete_all(used)
+            for used_root in (root, target):
+                server.delete_all(used_root)
     return results
 
 
@@ -78,8 +79,8 @@ def report(results: Mapping[str, Mapping[str, float]], n_tables: int) -> list[st
     """Return the lines of Markdown.
 
     Args:
-        results: the seconds of each operation, by client.
-        n_tables: the number of tables of the lakehouse.
+        results: The seconds of each operation by client.
+        n_tables: The number of tables of the lakehouse.
     """
     rows = []
     for operation, first in results[FIRST_CLIENT].items():
@@ -88,10 +89,10 @@ def report(results: Mapping[str, Mapping[str, float]], n_tables: int) -> list[st
     return [
         "# The two clients of S3",
         "",
-        f"Made by `benchmarks/second_clients.py`: whole operations on a lakehouse of {n_tables:,} tables with three"
-        f" definitions each, on radosgw. Every response arrives {DELAY_SECONDS * 1000:.0f} ms after the server, on the"
-        " same machine, sent it. The purge deletes at least one file per table. The second client stays if it is at"
-        f" least {MIN_SPEEDUP} times as fast in one operation ([decision"
+        f"Generated by `benchmarks/second_clients.py`: whole operations on a lakehouse of {n_tables:,} tables with"
+        f" three definitions each, on a radosgw on the same machine. Every response is delayed by"
+        f" {DELAY_SECONDS * 1000:.0f} ms. The purge deletes at least one file per table. The second client is kept if"
+        f" it is at least {MIN_SPEEDUP} times as fast in one operation ([decision"
         " 45](../../docs/decisions/0045-one-client-per-storage.md)).",
         "",
         *table(
@@ -104,11 +105,11 @@ def report(results: Mapping[str, Mapping[str, float]], n_tables: int) -> list[st
 def main() -> None:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.second_clients", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few tables: a trial")
-    parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the result")
-    given = parser.parse_args()
-    n_tables = QUICK_TABLES if given.quick else N_TABLES
-    write_result("second_clients", report(measure(n_tables), n_tables), given.to)
+    parser.add_argument("--quick", action="store_true", help="few tables, as a smoke test")
+    parser.add_argument("--to", type=Path, default=RESULTS, help="folder for the result")
+    options = parser.parse_args()
+    n_tables = QUICK_TABLES if options.quick else N_TABLES
+    write_result("second_clients", report(measure(n_tables), n_tables), options.to)
 
 
 if __name__ == "__main__":

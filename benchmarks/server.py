@@ -1,11 +1,11 @@
-"""Latency that the server adds to catalog calls, and storage requests of its routes.
+"""Measure the latency that the server adds to catalog calls, and the storage requests of its routes.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.server``. It writes ``benchmarks/results/server.md``. The
-server is a separate process, on another lakehouse of the same shape. Calls alternate, so that both run under the same
-load. Differences are more meaningful than times.
+server is a separate process with another lakehouse of the same shape. Calls of the catalog and of the server alternate,
+so that both run under the same load. Differences are more meaningful than times.
 
 For comparison, a bare route only parses the same body in a thread and responds with the same number of bytes. This is
-the lower bound for a server built on the same libraries.
+the lower bound for a server that uses the same libraries.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ ROWS = pa.table({"id": [1, 2], "name": ["a", "b"], "amount": [0.5, 1.5]}, schema
 
 
 class Client:
-    """One persistent connection, as HTTP clients use it."""
+    """A persistent connection, as HTTP clients use it."""
 
     def __init__(self, url: str):
         split = urlsplit(url)
         self._connection = HTTPConnection(split.hostname or "", split.port, timeout=60)
 
     def request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> bytes:
-        """Send a request and return the body of its response. Raises RuntimeError if it fails."""
+        """Send a request and return the body of its response. Raise RuntimeError if it fails."""
         self._connection.request(method, path, None if body is None else json.dumps(body).encode())
         response = self._connection.getresponse()
         data = response.read()
@@ -99,9 +99,9 @@ def make_lake(folder: Path, name: str, n_tables: int) -> Lakehouse:
     lake = Lakehouse.create(str(folder / name), {"fsync": "false"})
     catalog = catalog_at(lake)
     catalog.create_namespace("ns")
-    written = catalog.create_table("ns.t", SCHEMA)
+    table_with_history = catalog.create_table("ns.t", SCHEMA)
     for _ in range(20):
-        written.append(ROWS)
+        table_with_history.append(ROWS)
     with lake.transaction() as txn:
         txn.create_namespace("many")
         for number in range(n_tables):
@@ -135,7 +135,7 @@ def busy_ms(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * 1_000 / os.sysconf("SC_CLK_TCK")
 
 
-def measured(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict[str, float]]:
+def measure_latencies(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict[str, float]]:
     """Return the lines of a table of latencies, and the milliseconds that the server adds to each call."""
     bare_lake, served_lake = (make_lake(folder, name, n_tables) for name in ("bare", "served"))
     catalog, numbers = catalog_at(bare_lake), itertools.count()
@@ -164,7 +164,7 @@ def measured(folder: Path, n_calls: int, n_tables: int) -> tuple[list[str], dict
         rows, added = [], {}
         for name, (bare, served, body) in calls.items():
             response = served()
-            for _ in range(N_BEFORE):  # until the metadata log of the table has reached its full length
+            for _ in range(N_BEFORE):  # until the metadata log of the table has reached its maximum length
                 bare()
                 response = served()
             with bare_route(response) as (pid, address):
@@ -196,43 +196,43 @@ def storage_requests(folder: Path) -> list[str]:
     lake = make_lake(folder, "rounds", 10)
     catalog_at(lake).create_table("ns.p", SCHEMA)
     rows = []
-    with serving(settings_for(lake)) as served:
-        meter = served.application.warehouses.served[0].lake.storage if served.application is not None else None
+    with serving(settings_for(lake)) as server:
+        meter = server.application.warehouses.served[0].lake.storage if server.application is not None else None
         if not isinstance(meter, MeteredStorage):
             raise TypeError(type(meter).__name__)
         commits = {"set a property": lambda: (TABLE, commit_of(properties(b="1")))}
-        commits |= {f"append {n} data files": lambda n=n: appended(served, n) for n in FILES}
+        commits |= {f"append {n} data files": lambda n=n: prepare_append(server, n) for n in FILES}
         for _ in range(2):
             before = meter.snapshot()
-            served.request("GET", TABLE)
-        rows.append(["load a table", *_shown(meter.snapshot() - before)])
-        for name, make in commits.items():
-            path, body = make()
-            served.request("GET", path)
+            server.request("GET", TABLE)
+        rows.append(["load a table", *_cells(meter.snapshot() - before)])
+        for name, prepare in commits.items():
+            path, body = prepare()
+            server.request("GET", path)
             before = meter.snapshot()
-            response = served.request("POST", path, body)
+            response = server.request("POST", path, body)
             if response.status != 200:
                 raise RuntimeError(f"{name}: {response.status} {response.body[:300]!r}")
             background.drain()
-            rows.append([name, *_shown(meter.snapshot() - before)])
+            rows.append([name, *_cells(meter.snapshot() - before)])
     return table(("call", "round trips", "requests", "by kind"), rows)
 
 
-def _shown(counts: RequestCounts) -> list[str]:
+def _cells(counts: RequestCounts) -> list[str]:
     kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(counts.requests.items()))
     return [str(counts.rounds), str(counts.total), kinds]
 
 
-def appended(served: LiveServer, n_files: int) -> tuple[str, dict[str, object]]:
+def prepare_append(server: LiveServer, n_files: int) -> tuple[str, dict[str, object]]:
     """Write data files as a client does, and return the path and the body of the commit that appends them."""
-    loaded = served.catalog().load_table("ns.p")
-    batches = [write_file(loaded.io, ROWS, f"{loaded.location()}/data/{uuid.uuid4()}.parquet") for _ in range(n_files)]
+    loaded = server.catalog().load_table("ns.p")
+    uris = [write_file(loaded.io, ROWS, f"{loaded.location()}/data/{uuid.uuid4()}.parquet") for _ in range(n_files)]
     transaction = loaded.transaction()
     with transaction.update_snapshot().fast_append() as append:
-        for data_file in parquet_files_to_data_files(loaded.io, loaded.metadata, iter(batches)):
+        for data_file in parquet_files_to_data_files(loaded.io, loaded.metadata, iter(uris)):
             append.append_data_file(data_file)
     updates = [json.loads(update.model_dump_json()) for update in transaction._updates]
-    requirements = tuple(json.loads(one.model_dump_json()) for one in transaction._requirements)
+    requirements = tuple(json.loads(requirement.model_dump_json()) for requirement in transaction._requirements)
     return f"{TABLES}/p", commit_of(*updates, requirements=requirements, name="p")
 
 
@@ -244,9 +244,9 @@ def write_file(io: FileIO, rows: pa.Table, uri: str) -> str:
 
 
 def main(n_calls: int = N_CALLS, n_tables: int = N_TABLES) -> None:
-    """Measure, and write the result, including the exceeded bounds."""
+    """Measure and write the result, including the exceeded bounds."""
     with tempfile.TemporaryDirectory() as folder:
-        latencies, added = measured(Path(folder), n_calls, n_tables)
+        latencies, added = measure_latencies(Path(folder), n_calls, n_tables)
         requests_lines = storage_requests(Path(folder))
     bounds_ms = (BOUND_MS, BOUND_MS, LIST_BOUND_MS)
     above = [name for (name, added_ms), bound_ms in zip(added.items(), bounds_ms, strict=True) if added_ms > bound_ms]

@@ -1,9 +1,10 @@
-"""Latency of one client's reads while another client attacks the server with permitted requests.
+"""Measure the latency of one client's reads while another client attacks the server with permitted requests.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.server_attacks [SECONDS] [NAME...]``. Without names it
-writes ``benchmarks/results/server_attacks.md``. Server, attacker and reader are separate processes. A create on the
-server's storage takes 100 ms, as on some object stores. The token of the attacker allows writes to one namespace, that
-of the reader allows reads of another. Times depend on the machine and its load; compare rows with the idle one.
+writes ``benchmarks/results/server_attacks.md``. The server, the attacker and the reader are separate processes. A
+create on the server's storage takes 100 ms, as on some object stores. The token of the attacker allows writes to one
+namespace, and the token of the reader allows reads from another namespace. Times depend on the machine and its load, so
+compare them with the row without an attack.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ TABLES = "/v1/main/namespaces/ns/tables"
 COMMIT = "/v1/main/transactions/commit"
 N_TABLES, N_COLUMNS, N_FILES = 100, 5_000, 500
 _LIMIT_SECONDS = 3_000
-#: A snapshot that does not exist, so that an attack costs only the size of its body.
+#: The id of a snapshot that does not exist, so that an attack costs only the size of its body.
 SNAPSHOT_ID = 7
 N_SNAPSHOTS = 45_000
 
@@ -92,18 +93,18 @@ def any_of(n: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Attack:
-    """Requests that several connections repeat without pause. ``path`` and ``body`` may depend on the connection."""
+    """Requests that several connections repeat without pauses. ``path`` and ``body`` can depend on the connection."""
 
     n_connections: int
     method: str
     path: str | Callable[[int], str]
     body: Callable[[int], Any] = lambda _: None
     disconnects: bool = False
-    #: The body is sent in chunks of one byte instead.
+    #: Whether the body is sent in chunks of one byte.
     in_chunks: bool = False
 
 
-def _in(n: int) -> dict[str, Any]:
+def _in_filter(n: int) -> dict[str, Any]:
     return {"filter": {"type": "in", "term": "id", "values": list(range(n))}}
 
 
@@ -127,8 +128,8 @@ ATTACKS: dict[str, Attack] = {
     "4 commits of 600 schemas of 160 fields": Attack(
         4, "POST", lambda n: f"{TABLES}/s{n}", lambda n: commit_of(f"s{n}", *schemas(600, 160))
     ),
-    "16 plans with a set of 45,000 values": Attack(16, "POST", f"{TABLES}/files/plan", lambda _: _in(45_000)),
-    "16 plans with a set of 400,000 values": Attack(16, "POST", f"{TABLES}/files/plan", lambda _: _in(400_000)),
+    "16 plans with a set of 45,000 values": Attack(16, "POST", f"{TABLES}/files/plan", lambda _: _in_filter(45_000)),
+    "16 plans with a set of 400,000 values": Attack(16, "POST", f"{TABLES}/files/plan", lambda _: _in_filter(400_000)),
     "32 plans with 1,000 comparisons": Attack(32, "POST", f"{TABLES}/files/plan", lambda _: {"filter": any_of(1_000)}),
     "16 plans with 100,000 comparisons": Attack(
         16, "POST", f"{TABLES}/files/plan", lambda _: {"filter": any_of(100_000)}
@@ -160,7 +161,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def create_lake(folder: str) -> tuple[Lakehouse, Path]:
-    """Create a lakehouse with the tables of the attacks, and a token file."""
+    """Create a lakehouse with the tables of the attacks, and a token file. Return both."""
     lake = Lakehouse.create(f"file://{folder}/lake")
     catalog = catalog_at(lake)
     for namespace in ("ns", "other"):
@@ -171,13 +172,13 @@ def create_lake(folder: str) -> tuple[Lakehouse, Path]:
         catalog.create_table(f"ns.{name}", rows.schema)
     catalog.create_table("ns.wide", pa.schema([(f"c{number}", pa.int64()) for number in range(N_COLUMNS)]))
     files = pa.table({"id": range(N_FILES), "part": [f"p{number}" for number in range(N_FILES)]})
-    many = catalog.create_table("ns.files", files.schema)
-    with many.update_spec() as update:
+    files_table = catalog.create_table("ns.files", files.schema)
+    with files_table.update_spec() as update:
         update.add_field("part", IdentityTransform(), "part")
-    many.append(files)
+    files_table.append(files)
     for name in ("large0", "large1", "huge"):
         catalog.create_table(f"ns.{name}", rows.schema).append(rows)
-        change_metadata(lake, _unknown if name == "huge" else _snapshots, name)
+        change_metadata(lake, _add_unknown_field if name == "huge" else _add_snapshots, name)
     tokens = Path(folder) / "tokens.yaml"
     entries = [
         {"name": "attacker", "scope": "none", "namespaces": {"ns": "write"}},
@@ -188,13 +189,13 @@ def create_lake(folder: str) -> tuple[Lakehouse, Path]:
     return lake, tokens
 
 
-def _snapshots(content: dict[str, Any]) -> None:
+def _add_snapshots(content: dict[str, Any]) -> None:
     """Add snapshots to the metadata of a table."""
     (snapshot,) = content["snapshots"]
     content["snapshots"] += ({**snapshot, "snapshot-id": number} for number in range(1, N_SNAPSHOTS))
 
 
-def _unknown(content: dict[str, Any]) -> None:
+def _add_unknown_field(content: dict[str, Any]) -> None:
     """Add an unknown field to the metadata of a table."""
     content["unknown"] = "x" * (100 << 20)
 
@@ -202,8 +203,8 @@ def _unknown(content: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def serving(lake: Lakehouse, tokens: Path) -> Iterator[int]:
     """Serve a lakehouse on slow storage in another process, and yield its port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
 
     def work(_: Callable[[str], None]) -> None:
         put = LocalStorage._put
@@ -258,13 +259,13 @@ class Client:
         try:
             self._connection = connection
             if in_chunks and data is not None:
-                chunks = (data[at : at + 1] for at in range(len(data)))
+                chunks = (data[index : index + 1] for index in range(len(data)))
                 connection.request(method, path, chunks, self._headers, encode_chunked=True)
             else:
                 connection.request(method, path, data, self._headers)
             if not disconnects:
                 response = connection.getresponse()
-                self.last = response.read()[:300]
+                self.last_body = response.read()[:300]
                 return response.status
             time.sleep(0.2)
         except (OSError, HTTPException):
@@ -303,13 +304,13 @@ def reads(port: int, seconds: float) -> list[float]:
     while time.monotonic() < end or len(durations_s) < 2:
         started = time.monotonic()
         status = client.request("GET", "/v1/main/namespaces/other/tables/o")
-        assert status == 200, (status, client.last)
+        assert status == 200, (status, client.last_body)
         durations_s.append(time.monotonic() - started)
         time.sleep(READ_PAUSE_SECONDS)
     return durations_s
 
 
-def measured(lake: Lakehouse, tokens: Path, kind: Attack | None, seconds: float) -> tuple[list[float], str]:
+def measure(lake: Lakehouse, tokens: Path, kind: Attack | None, seconds: float) -> tuple[list[float], str]:
     """Return the seconds of each read during an attack, and the response statuses of the attacker."""
     with serving(lake, tokens) as port:
         reads(port, 0.5)
@@ -327,7 +328,7 @@ def measured(lake: Lakehouse, tokens: Path, kind: Attack | None, seconds: float)
 
 
 def main() -> None:
-    """Measure all attacks, and write the result."""
+    """Measure all attacks and write the result."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 15.0
     names = sys.argv[2:]
     lines = []
@@ -336,7 +337,7 @@ def main() -> None:
         for name, kind in {"none": None, **ATTACKS}.items():
             if names and not any(part in name for part in names):
                 continue
-            durations_s, statuses = measured(lake, tokens, kind, seconds)
+            durations_s, statuses = measure(lake, tokens, kind, seconds)
             spread = Spread.of(durations_s)
             cells = [f"{1_000 * value:.0f}" for value in (spread.median, spread.p99, max(durations_s))]
             lines.append([name, *cells, len(durations_s), statuses])

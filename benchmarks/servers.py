@@ -13,8 +13,8 @@ from tests.servers.kinds import KINDS
 
 
 @contextmanager
-def running(kind: str) -> Iterator[Any]:
-    """Start a server of a kind, yield it, and stop it. Raises ServerStartError."""
+def running_server(kind: str) -> Iterator[Any]:
+    """Start a server of a kind, yield it, and stop it. Raise ServerStartError if it does not start."""
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
         daemons = start(kind, Path(folder))
         try:

@@ -1,8 +1,8 @@
-"""CPU seconds of commands of the command line, and the heavy packages that they load.
+"""Measure the CPU seconds of commands, and list the heavy packages that they load.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.start_up``. It writes ``benchmarks/results/start_up.md``
-and fails if a median exceeds its bound. Each run is a new process with compiled bytecode. The CPU time of the whole
-process counts, because it depends little on other load on the machine.
+and fails if a median exceeds its bound. Each run is a new process with compiled bytecode. The benchmark measures the
+CPU time of the whole process, because CPU time hardly depends on other load on the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CORE = "core"
 HEAVY = ("dagster", "jinja2", "obstore", "pandas", "pyarrow", "pydantic", "pyiceberg", "pyspark", "rich", "s3fs")
 
 _PROGRAM = "from trinitylake_ops.cli import main\nmain()"
-_LOADED = f"""
+_PRINT_LOADED = f"""
 import sys
 from trinitylake_ops.cli import main
 try:
@@ -40,9 +40,9 @@ finally:
 
 @dataclass(frozen=True)
 class Command:
-    """A command and the upper bound of its CPU seconds. A command without a bound is there for comparison."""
+    """A command and the upper bound of its CPU seconds. A command without a bound serves as a comparison."""
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     bound_s: float | None
 
 
@@ -64,18 +64,20 @@ class Installation:
     python: str
     folder: str
 
-    def cpu_s(self, words: Sequence[str]) -> float:
+    def cpu_s(self, arguments: Sequence[str]) -> float:
         """Run a command in a new process and return the CPU seconds of all its threads."""
-        process = subprocess.Popen([self.python, "-c", _PROGRAM, *words], stdout=subprocess.DEVNULL, cwd=self.folder)
+        process = subprocess.Popen(
+            [self.python, "-c", _PROGRAM, *arguments], stdout=subprocess.DEVNULL, cwd=self.folder
+        )
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            raise RuntimeError(f"trinitylake {' '.join(words)} ended with {process.returncode}")
+            raise RuntimeError(f"trinitylake {' '.join(arguments)} exited with code {process.returncode}")
         return usage.ru_utime + usage.ru_stime
 
-    def loaded(self, words: Sequence[str]) -> str:
+    def heavy_packages(self, arguments: Sequence[str]) -> str:
         """Return the heavy packages that a command loads."""
-        command = [self.python, "-c", _LOADED, *words]
+        command = [self.python, "-c", _PRINT_LOADED, *arguments]
         process = subprocess.run(command, capture_output=True, text=True, check=True, cwd=self.folder)
         return ", ".join(process.stderr.rpartition("LOADED")[2].split()) or "none"
 
@@ -102,19 +104,20 @@ def main() -> None:
             Installation("all", sys.executable, folder),
         )
         cases = [(installation, command) for installation in installations for command in COMMANDS]
-        words = {command: ("--root", root, *command.words) for command in COMMANDS}
+        arguments = {command: ("--root", root, *command.arguments) for command in COMMANDS}
+        # These runs also compile the bytecode.
         heavy = {
-            (installation, command): installation.loaded(words[command]) for installation, command in cases
-        }  # also compiles the bytecode
+            (installation, command): installation.heavy_packages(arguments[command]) for installation, command in cases
+        }
         cpu_s_by_case: dict[tuple[Installation, Command], list[float]] = {case: [] for case in cases}
         for _ in range(N_RUNS):
             for installation, command in cases:
-                cpu_s_by_case[installation, command].append(installation.cpu_s(words[command]))
+                cpu_s_by_case[installation, command].append(installation.cpu_s(arguments[command]))
     spreads = {case: Spread.of(values) for case, values in cpu_s_by_case.items()}
     bounds = {case: case[1].bound_s if case[0].name == CORE else None for case in cases}
     cells = [
         [
-            f"`{' '.join(command.words)}`",
+            f"`{' '.join(command.arguments)}`",
             installation.name,
             "-" if (bound_s := bounds[installation, command]) is None else f"{bound_s:.2f}",
             *spread.cells(),
@@ -137,7 +140,7 @@ def main() -> None:
     )
     over = [case for case, bound_s in bounds.items() if bound_s is not None and spreads[case].median > bound_s]
     if over:
-        sys.exit(f"above its bound: {', '.join(' '.join(command.words) for _, command in over)}")
+        sys.exit(f"above the bound: {', '.join(' '.join(command.arguments) for _, command in over)}")
 
 
 if __name__ == "__main__":

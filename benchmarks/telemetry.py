@@ -1,9 +1,9 @@
-"""The cost of telemetry per commit: disabled, with the API alone, with listeners, with the SDK and an exporter.
+"""Measure the cost of telemetry per commit: disabled, with the API alone, with listeners, with the SDK and an exporter.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.telemetry``. It writes
 ``benchmarks/results/telemetry.md`` and fails if a ratio exceeds its bound. Each kind of telemetry has a separate
-process. The processes take turns to commit blocks to one lakehouse, so that other load on the machine affects all of
-them. Ratios are those of the median CPU time and of the median elapsed time.
+process. The processes take turns committing to one lakehouse, so that other load on the machine affects all of them.
+Ratios compare the median CPU time and the median elapsed time.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _BASE = "baseline: telemetry calls replaced by no-ops"
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of telemetry, the code that sets it up, and the bound of its ratio to the baseline."""
+    """A kind of telemetry, the code that sets it up, and the upper bound of its ratio to the baseline."""
 
     name: str
-    begin: str
+    setup_code: str
     bound: float | None = None
 
 
@@ -71,14 +71,14 @@ KINDS = (
 )
 _LOCAL, _SLOW = "local disk, fsync", f"{1_000 * REQUEST_SECONDS:.0f} ms a request"
 TURNS = {_LOCAL: 60, _SLOW: 6}
-#: Opened as a lakehouse does: with a listener, they emit telemetry for their requests.
+#: Expressions that open the storages as a lakehouse does. With a listener, they emit telemetry for their requests.
 _STORAGES = {
     _LOCAL: "open_storage(sys.argv[1])",
     _SLOW: "SlowStorage(open_storage(sys.argv[1], {'fsync': 'false'}))",
 }
 _PROGRAM = """
 import json, os, sys, time
-{begin}
+{setup_code}
 from benchmarks.lakes import SlowStorage
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.storage import open_storage
@@ -88,19 +88,19 @@ for line in sys.stdin:
     seconds, cpu = [], time.process_time()
     for _ in range(int(line)):
         number += 1
-        begun = time.perf_counter()
+        started = time.perf_counter()
         with lake.transaction() as txn:
             txn.alter_namespace("ns", {{"n": f"{{os.getpid()}} {{number}}"}})
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
     print(json.dumps([seconds, (time.process_time() - cpu) / len(seconds)]), flush=True)
 """
 
 
 class Worker:
-    """A process that commits blocks on request."""
+    """A process that runs blocks of commits on request."""
 
     def __init__(self, kind: Kind, root: str, storage: str, environment: dict[str, str]):
-        program = _PROGRAM.format(begin=kind.begin, storage=storage)
+        program = _PROGRAM.format(setup_code=kind.setup_code, storage=storage)
         self._process = subprocess.Popen(
             [sys.executable, "-c", program, root],
             stdin=subprocess.PIPE,
@@ -109,8 +109,8 @@ class Worker:
             env={**os.environ, **environment},
         )
 
-    def block(self, n_commits: int) -> tuple[list[float], float]:
-        """Return the seconds of each commit, and the CPU seconds per commit, including the exporter's threads."""
+    def run_block(self, n_commits: int) -> tuple[list[float], float]:
+        """Return the seconds of each commit, and the CPU seconds per commit, including the threads of the exporter."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{n_commits}\n")
         self._process.stdin.flush()
@@ -138,7 +138,7 @@ class _Receiver(BaseHTTPRequestHandler):
         pass
 
 
-def _measured(storage: str, folder: Path, n_turns: int, environment: dict[str, str]) -> list[tuple[Any, ...]]:
+def _measure(storage: str, folder: Path, n_turns: int, environment: dict[str, str]) -> list[tuple[Any, ...]]:
     # One lakehouse for all kinds, because creating a file is slower in some folders of a disk than in others.
     lake = Lakehouse.create(f"{folder.as_uri()}/", {"fsync": "false"})
     with lake.transaction() as txn:
@@ -147,13 +147,13 @@ def _measured(storage: str, folder: Path, n_turns: int, environment: dict[str, s
     seconds: list[list[float]] = [[] for _ in KINDS]
     cpus: list[list[float]] = [[] for _ in KINDS]
     for worker in workers:
-        worker.block(N_COMMITS)  # warm-up
-    os.sync()  # pending writes of other processes would slow some turns down
+        worker.run_block(N_COMMITS)  # warm-up
+    os.sync()  # pending writes of other processes would slow down some turns
     for turn in range(n_turns):
         order = range(len(KINDS)) if turn % 2 else reversed(range(len(KINDS)))
         for index in order:
-            block, cpu = workers[index].block(N_COMMITS)
-            seconds[index].append(statistics.median(block))
+            block_seconds, cpu = workers[index].run_block(N_COMMITS)
+            seconds[index].append(statistics.median(block_seconds))
             cpus[index].append(cpu)
     for worker in workers:
         worker.end()
@@ -176,12 +176,12 @@ def main() -> int:
         rows = [
             row
             for number, (storage, n_turns) in enumerate(TURNS.items())
-            for row in _measured(storage, Path(folder) / str(number), n_turns, environment)
+            for row in _measure(storage, Path(folder) / str(number), n_turns, environment)
         ]
     server.shutdown()
     if not _Receiver.received:
         raise RuntimeError("the exporter sent nothing")
-    shown = [
+    cells = [
         (
             storage,
             kind.name,
@@ -201,7 +201,7 @@ def main() -> int:
         f"The exporter sent {_Receiver.received} requests. Ratios are medians over the turns, each relative to the",
         "baseline in the same turn.",
         "",
-        *table(columns, shown),
+        *table(columns, cells),
     )
     write_result("telemetry", lines)
     return int(any(kind.bound is not None and ratio > kind.bound for _, kind, _, ratio, _ in rows))

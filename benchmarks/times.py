@@ -1,7 +1,7 @@
-"""Times of the engine's operations as ratios within one run, and on a storage with 20 ms per request.
+"""Measure the times of the engine's operations as ratios within one run, and on a storage with 20 ms per request.
 
 Run from the project's root: ``.venv/bin/python -m benchmarks.times``. It writes ``benchmarks/results/times.md`` and
-its plots. Operations that are compared with each other are measured in turns.
+its plots. Operations that are compared with each other run in turns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 from matplotlib.axes import Axes
 
-from benchmarks.lakes import REQUEST_SECONDS, MadeUpDefinitions, SlowStorage, change_tables, loaded, name
+from benchmarks.lakes import REQUEST_SECONDS, GeneratedDefinitions, SlowStorage, change_tables, create_loaded_lake, name
 from benchmarks.report import Spread, cpu_seconds, plot, seconds, table, write_result
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.format.definitions import LakehouseDef
@@ -36,7 +36,7 @@ from trinitylake_ops.tree.store import NodeStore
 
 N_CHANGED = (100, 10_000, 100_000, 1_000_000)  # numbers of tables among which one is changed
 N_SYNCED, N_SYNCED_TURNS = 10_000, 200
-MORE_MS = (0, 1, 5)  # additional milliseconds per wait for the device
+ADDED_MS = (0, 1, 5)  # additional milliseconds per wait for the device
 N_LISTED = 50_000
 N_LOADED = 1_000_000
 N_LOADS = 3
@@ -112,8 +112,8 @@ def commit_times(folder: Path) -> dict[int, tuple[list[float], list[float]]]:
     """Return the seconds of single-table commits on local disk without fsync, and of the bare operations, in turns."""
     lakes = {}
     for n_tables in N_CHANGED:
-        storage = MadeUpDefinitions(LocalStorage(f"file://{folder}/{n_tables}/", fsync=False))
-        loaded(storage, n_tables)
+        storage = GeneratedDefinitions(LocalStorage(f"file://{folder}/{n_tables}/", fsync=False))
+        create_loaded_lake(storage, n_tables)
         recorder = Recorder(storage)
         lake = Lakehouse(recorder, cache="private")
         for _ in range(N_SETTLING):
@@ -130,14 +130,14 @@ def commit_times(folder: Path) -> dict[int, tuple[list[float], list[float]]]:
 
 
 @contextmanager
-def slower_device(more_s: float) -> Iterator[None]:
+def slower_device(added_s: float) -> Iterator[None]:
     """Delay each fsync, as with a network-attached device."""
     sync = os.fsync
 
     def wait(descriptor: int) -> None:
         sync(descriptor)
-        if more_s:
-            time.sleep(more_s)
+        if added_s:
+            time.sleep(added_s)
 
     os.fsync = wait
     try:
@@ -148,8 +148,8 @@ def slower_device(more_s: float) -> Iterator[None]:
 
 def synced_times(folder: Path) -> dict[str, Spread]:
     """Return the seconds of commits with fsync, and of the creation of one synced file, in turns."""
-    storage = MadeUpDefinitions(LocalStorage(f"file://{folder}/", fsync=True))
-    loaded(storage, N_SYNCED)
+    storage = GeneratedDefinitions(LocalStorage(f"file://{folder}/", fsync=True))
+    create_loaded_lake(storage, N_SYNCED)
     lake = Lakehouse(storage, cache="private")
     bare_folder, data = folder / "bare", os.urandom(3_000)
     bare_folder.mkdir()
@@ -158,7 +158,7 @@ def synced_times(folder: Path) -> dict[str, Spread]:
         table = random.randrange(N_SYNCED)
         times["a commit"].append(seconds(lambda table=table: change_tables(lake, [table])))  # type: ignore[misc]
         times["a synced create"].append(seconds(lambda turn=turn: create_synced(bare_folder / str(turn), data)))  # type: ignore[misc]
-    return {what: Spread.of(values) for what, values in times.items()}
+    return {operation: Spread.of(values) for operation, values in times.items()}
 
 
 def create_synced(target: Path, data: bytes) -> None:
@@ -205,33 +205,33 @@ def draw_commits(axes: Axes, times: Mapping[int, tuple[Sequence[float], Sequence
 
 def list_cpu() -> dict[str, Spread]:
     """Return the CPU seconds of a cold list, of decoding the same leaf files to Python strings, and of opening them."""
-    storage = MadeUpDefinitions(MemoryStorage("memory://list-cpu/"))
-    loaded(storage, N_LISTED)
+    storage = GeneratedDefinitions(MemoryStorage("memory://list-cpu/"))
+    create_loaded_lake(storage, N_LISTED)
     snapshot = Lakehouse(storage, cache="off").snapshot()
     nodes = list(walk(snapshot.files.nodes, snapshot.root, snapshot.location))
     leaves = [storage.read(node.location) for node in nodes if node.node.is_leaf]
     del nodes, snapshot
-    works: dict[str, Callable[[], object]] = {
+    operations: dict[str, Callable[[], object]] = {
         f"list {N_LISTED:,} tables, cold, in memory": lambda: Lakehouse(storage, cache="off").snapshot().tables("ns"),
         "decode the same leaf files with pyarrow into Python strings": lambda: [
             pa.ipc.open_file(leaf).read_all().to_pydict() for leaf in leaves
         ],
         "open the same leaf files with pyarrow": lambda: [pa.ipc.open_file(leaf).read_all() for leaf in leaves],
     }
-    times: dict[str, list[float]] = {work: [] for work in works}
+    times: dict[str, list[float]] = {operation: [] for operation in operations}
     for _ in range(25):
         gc.collect()
-        for work, call in works.items():
-            times[work].append(cpu_seconds(call))
+        for operation, call in operations.items():
+            times[operation].append(cpu_seconds(call))
     drop_memory_root(storage.root)
-    return {work: Spread.of(values) for work, values in times.items()}
+    return {operation: Spread.of(values) for operation, values in times.items()}
 
 
 def bulk_load_times(folder: Path) -> tuple[dict[str, Spread], dict[str, float]]:
-    """Measure a bulk load of 1,000,000 keys to local files, and writing the same rows with pyarrow.
+    """Measure a bulk load of 1,000,000 keys into local files, and writing the same rows with pyarrow.
 
     Returns:
-        The seconds of each kind of work, and the peak memory of the process in MB before and after the loads.
+        The seconds of each operation, and the peak memory of the process in MB before and after the loads.
     """
     definition = LakehouseDef(id="")
     keys = KeyCodec(definition.namespace_name_max_size_bytes, definition.table_name_max_size_bytes)
@@ -248,7 +248,7 @@ def bulk_load_times(folder: Path) -> tuple[dict[str, Spread], dict[str, float]]:
     def load() -> None:
         bulk_load(iter(entries.items()), limits, created_at_ms=1, write=new_storage().create_many)
 
-    def load_in_a_transaction() -> None:
+    def load_in_transaction() -> None:
         storage, system = new_storage(), {"created_at_millis": "1"}
         nodes, root = NodeStore(storage), NodeFile(system=system)
         edited = apply_messages(nodes, root, entries, limits, created_at_ms=1, root_system=system)
@@ -257,8 +257,8 @@ def bulk_load_times(folder: Path) -> tuple[dict[str, Spread], dict[str, float]]:
     def write_rows(in_hash_folders: bool) -> None:
         target_folder = folder / f"rows-{next(numbers)}"
         target_folder.mkdir()
-        rest = iter(entries.items())
-        while rows := list(itertools.islice(rest, n_filled_keys(limits))):
+        remaining = iter(entries.items())
+        while rows := list(itertools.islice(remaining, n_filled_keys(limits))):
             data = encoded([key for key, _ in rows], [value for _, value in rows], [None] * len(rows))  # type: ignore[list-item]
             target = target_folder / (new_node_path() if in_hash_folders else f"{next(numbers):08}")
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -267,18 +267,18 @@ def bulk_load_times(folder: Path) -> tuple[dict[str, Spread], dict[str, float]]:
     peaks_mb = {"list of keys": peak_mb()}
     load()
     peaks_mb["bulk load"] = peak_mb()
-    works: dict[str, Callable[[], object]] = {
+    operations: dict[str, Callable[[], object]] = {
         "bulk load": load,
-        "the same keys as messages of one transaction": load_in_a_transaction,
+        "the same keys as messages of one transaction": load_in_transaction,
         "pyarrow, files in hashed folders like nodes": lambda: write_rows(in_hash_folders=True),
         "pyarrow, files in one folder": lambda: write_rows(in_hash_folders=False),
     }
-    times: dict[str, list[float]] = {work: [] for work in works}
+    times: dict[str, list[float]] = {operation: [] for operation in operations}
     for _ in range(N_LOADS):
-        for work, call in works.items():
-            times[work].append(seconds(call))
+        for operation, call in operations.items():
+            times[operation].append(seconds(call))
     peaks_mb["transaction of all keys"] = peak_mb()
-    return {work: Spread.of(values) for work, values in times.items()}, peaks_mb
+    return {operation: Spread.of(values) for operation, values in times.items()}, peaks_mb
 
 
 def peak_mb() -> float:
@@ -287,15 +287,15 @@ def peak_mb() -> float:
 
 
 def slow_times() -> dict[tuple[int, str], Spread]:
-    """Return the seconds of each kind of work with 20 ms per request, by number of tables and kind."""
+    """Return the seconds of each operation with 20 ms per request, by number of tables and operation."""
     times = {}
     for n_tables in (100, N_LISTED):
-        storage = MadeUpDefinitions(MemoryStorage(f"memory://slow-{n_tables}/"))
-        loaded(storage, n_tables)
+        storage = GeneratedDefinitions(MemoryStorage(f"memory://slow-{n_tables}/"))
+        create_loaded_lake(storage, n_tables)
         slow = SlowStorage(storage)
         lake = Lakehouse(slow, cache="private")
         lake.snapshot().tables("ns")
-        works: dict[str, Callable[[], object]] = {
+        operations: dict[str, Callable[[], object]] = {
             "look up a table, cold": lambda slow=slow: Lakehouse(slow, cache="off").snapshot().table("ns", name(42)),  # type: ignore[misc]
             "list all tables, cold": lambda slow=slow: Lakehouse(slow, cache="off").snapshot().tables("ns"),  # type: ignore[misc]
             "begin, warm": lambda lake=lake: lake.snapshot().definition,  # type: ignore[misc]
@@ -303,20 +303,20 @@ def slow_times() -> dict[tuple[int, str], Spread]:
                 lake, [random.randrange(n)]
             ),
         }
-        for work, call in works.items():
-            times[n_tables, work] = Spread.of([seconds(call) for _ in range(30)])
+        for operation, call in operations.items():
+            times[n_tables, operation] = Spread.of([seconds(call) for _ in range(30)])
         drop_memory_root(storage.root)
     return times
 
 
 def draw_slow(axes: Axes, slow: Mapping[tuple[int, str], Spread]) -> None:
     """Draw the medians as bars."""
-    works = list(dict.fromkeys(work for _, work in slow))
+    operations = list(dict.fromkeys(operation for _, operation in slow))
     for shift, n_tables in enumerate((100, N_LISTED)):
-        positions = [number + 0.4 * shift for number in range(len(works))]
-        medians_ms = [1000 * slow[n_tables, work].median for work in works]
+        positions = [number + 0.4 * shift for number in range(len(operations))]
+        medians_ms = [1000 * slow[n_tables, operation].median for operation in operations]
         axes.barh(positions, medians_ms, 0.38, label=f"{n_tables:,} tables")
-    axes.set_yticks([number + 0.2 for number in range(len(works))], works)
+    axes.set_yticks([number + 0.2 for number in range(len(operations))], operations)
     axes.invert_yaxis()
     axes.set_xlabel("ms")
     axes.set_title(f"with {1000 * REQUEST_SECONDS:.0f} ms per request")
@@ -328,9 +328,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
         commits = commit_times(Path(folder))
         synced = {}
-        for more_ms in MORE_MS:
-            with slower_device(more_ms / 1000):
-                synced[more_ms] = synced_times(Path(folder) / f"synced-{more_ms}")
+        for added_ms in ADDED_MS:
+            with slower_device(added_ms / 1000):
+                synced[added_ms] = synced_times(Path(folder) / f"synced-{added_ms}")
         slow = slow_times()
         cpu = list_cpu()
         loads, peaks_mb = bulk_load_times(Path(folder))
@@ -340,7 +340,7 @@ def main() -> None:
         [
             "# Times, as ratios",
             "",
-            "Made by `benchmarks/times.py`: default settings, one run, in milliseconds.",
+            "Generated by `benchmarks/times.py`: default settings, one run, in milliseconds.",
             "",
             "Begin, change one random table and commit; warm, on local disk without fsync. The bare operations read the"
             " same files, encode the same rows with pyarrow from Python strings, and write, link and unlink the same"
@@ -358,19 +358,22 @@ def main() -> None:
             " a delay to each wait for it:",
             "",
             *table(
-                ["added ms per wait", "work", "median", "mean", "p99", "commit takes"],
+                ["added ms per wait", "operation", "median", "mean", "p99", "commit takes"],
                 (
-                    [more_ms, what, *spread.cells(1000), f"{spreads['a commit'].median / spread.median:.2f} x"]
-                    for more_ms, spreads in synced.items()
-                    for what, spread in spreads.items()
+                    [added_ms, operation, *spread.cells(1000), f"{spreads['a commit'].median / spread.median:.2f} x"]
+                    for added_ms, spreads in synced.items()
+                    for operation, spread in spreads.items()
                 ),
             ),
             "",
             f"On a storage with {1000 * REQUEST_SECONDS:.0f} ms per request:",
             "",
             *table(
-                ["work", "tables", "median", "mean", "p99"],
-                ([work, f"{n_tables:,}", *spread.cells(1000, 1)] for (n_tables, work), spread in slow.items()),
+                ["operation", "tables", "median", "mean", "p99"],
+                (
+                    [operation, f"{n_tables:,}", *spread.cells(1000, 1)]
+                    for (n_tables, operation), spread in slow.items()
+                ),
             ),
             "",
             plot("slow_storage", lambda axes: draw_slow(axes[0], slow)),
@@ -378,8 +381,11 @@ def main() -> None:
             "CPU time of a list, and of the work that it cannot avoid:",
             "",
             *table(
-                ["work", "median", "mean", "p99", "list takes"],
-                ([work, *spread.cells(1000, 1), f"{listing / spread.median:.2f} x"] for work, spread in cpu.items()),
+                ["operation", "median", "mean", "p99", "list takes"],
+                (
+                    [operation, *spread.cells(1000, 1), f"{listing / spread.median:.2f} x"]
+                    for operation, spread in cpu.items()
+                ),
             ),
             "",
             "The bound is 3 x the time to decode the files to Python strings, which a list has to return.",
@@ -387,15 +393,15 @@ def main() -> None:
             f"{N_LOADED:,} keys without definitions, to local files without fsync; {N_LOADS} turns, in seconds:",
             "",
             *table(
-                ["work", "median", "mean", "p99", "bulk load takes"],
+                ["operation", "median", "mean", "p99", "bulk load takes"],
                 (
-                    [work, *spread.cells(), f"{loads['bulk load'].median / spread.median:.2f} x"]
-                    for work, spread in loads.items()
+                    [operation, *spread.cells(), f"{loads['bulk load'].median / spread.median:.2f} x"]
+                    for operation, spread in loads.items()
                 ),
             ),
             "",
             "Peak memory of the process, in MB:"
-            f" {', '.join(f'{what}: {memory_mb:,.0f}' for what, memory_mb in peaks_mb.items())}.",
+            f" {', '.join(f'{operation}: {memory_mb:,.0f}' for operation, memory_mb in peaks_mb.items())}.",
         ],
     )
 

@@ -1,7 +1,7 @@
-"""Repeat one kind of work, for profilers.
+"""Repeat one operation, for profilers.
 
-Run from the project's root: ``.venv/bin/python -m benchmarks.workload WORK SECONDS``. ``profiles.py`` runs it under
-py-spy. For a flame graph, put ``.venv/bin/py-spy record -o flame.svg --`` in front of the command.
+Run from the project's root: ``.venv/bin/python -m benchmarks.workload OPERATION SECONDS``. ``profiles.py`` runs it
+under py-spy. For a flame graph, put ``.venv/bin/py-spy record -o flame.svg --`` in front of the command.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.lakes import MadeUpDefinitions, change_tables, loaded, name
+from benchmarks.lakes import GeneratedDefinitions, change_tables, create_loaded_lake, name
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.storage import LocalStorage, Storage
 
@@ -36,7 +36,7 @@ def lookup(storage: Storage) -> Callable[[], object]:
     return lambda: Lakehouse(storage, cache="off").snapshot().table("ns", name(42))
 
 
-WORKS: Mapping[str, Callable[[Storage], Callable[[], object]]] = {
+OPERATIONS: Mapping[str, Callable[[Storage], Callable[[], object]]] = {
     "commit": commit,
     "list": list_tables,
     "lookup": lookup,
@@ -44,21 +44,21 @@ WORKS: Mapping[str, Callable[[Storage], Callable[[], object]]] = {
 
 
 def main() -> None:
-    """Repeat the work until the time is up, and print the number of repetitions."""
-    work_name, limit_seconds = sys.argv[1], float(sys.argv[2])
+    """Repeat the operation until the time limit, and print the number of calls."""
+    operation, limit_seconds = sys.argv[1], float(sys.argv[2])
     with tempfile.TemporaryDirectory(prefix="trinitylake-bench-") as folder:
-        storage = MadeUpDefinitions(LocalStorage(Path(folder).as_uri() + "/lake/", fsync=False))
-        loaded(storage, N_TABLES)
-        n_done = repeated(WORKS[work_name](storage), limit_seconds)
-    print(f"{work_name}: {n_done} times in {limit_seconds:g} s")
+        storage = GeneratedDefinitions(LocalStorage(Path(folder).as_uri() + "/lake/", fsync=False))
+        create_loaded_lake(storage, N_TABLES)
+        n_done = repeat(OPERATIONS[operation](storage), limit_seconds)
+    print(f"{operation}: {n_done} times in {limit_seconds:g} s")
 
 
-def repeated(work: Callable[[], object], limit_seconds: float) -> int:
-    """Repeat a call until the time is up. Return the number of calls."""
+def repeat(operation: Callable[[], object], limit_seconds: float) -> int:
+    """Repeat a call until the time limit, and return the number of calls."""
     end = time.monotonic() + limit_seconds
     n_done = 0
     while time.monotonic() < end:
-        work()
+        operation()
         n_done += 1
     return n_done
 

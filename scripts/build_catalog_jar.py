@@ -2,8 +2,8 @@
 
     python scripts/build_catalog_jar.py [TARGET]
 
-It needs the javac of Debian's openjdk-17-jdk-headless, on the path or in ``JAVAC``. Nothing else needs javac, because
-the jar is part of the repository.
+It needs javac from Debian's openjdk-17-jdk-headless, on the PATH or in ``JAVAC``. Nothing else needs javac, because the
+jar is part of the repository.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _MODE = 0o644 << 16
 
 
 def main(target: Path) -> int:
-    """Write the jar. Returns the exit code of javac."""
+    """Write the jar and return the exit code of javac."""
     with tempfile.TemporaryDirectory() as folder:
         command = [os.environ.get("JAVAC", "javac"), "--release", _RELEASE, "-proc:none"]
         command += ["-Xlint:all,-path,-deprecation", "-XDsuppressNotes", "-Werror"]
         command += ["-classpath", f"{_JARS}/*", "-d", folder, *(str(SOURCES / name) for name in source_files())]
-        compiled = subprocess.run(command, check=False)
-        if compiled.returncode:
-            return compiled.returncode
-        # Compressed bytes would depend on the version of zlib.
+        process = subprocess.run(command, check=False)
+        if process.returncode:
+            return process.returncode
+        # Do not compress, because the result would depend on the version of zlib.
         with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as jar:
             _add(jar, MANIFEST, manifest().encode())
             for path in sorted(Path(folder).rglob("*.class")):

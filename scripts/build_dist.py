@@ -1,7 +1,7 @@
 """Build the sdist and the wheel reproducibly. Run by `make dist`.
 
 Files under version control are copied with one timestamp and normalized modes. The wheel is built from the sdist, as
-users of the sdist build it. ``SOURCE_DATE_EPOCH`` is the timestamp, by default that of the last commit.
+users of the sdist build it. ``SOURCE_DATE_EPOCH`` is the timestamp, by default the time of the last commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FILES = ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE
 
 
 def build(folder: Path, epoch_s: int) -> tuple[Path, Path]:
-    """Build sdist and wheel in a folder and return their paths.
+    """Build the sdist and the wheel in a folder and return their paths.
 
     Args:
         folder: The folder to write to.
@@ -83,7 +83,7 @@ def _backend(source: Path, kind: str, folder: Path, epoch_s: int) -> str:
 
 
 def _plain_archive(data: bytes, epoch_s: int) -> bytes:
-    """Return an archive with sorted members, without times, users and modes of this machine."""
+    """Return an archive with sorted members, without the times, users and modes of this machine."""
     output = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(data)) as archive,

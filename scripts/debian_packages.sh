@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that some tests need, if run as root. Prints the pytest marker expression for the tests
-# that can run: empty for all, or one without tests marked debian_packages if packages are missing.
-# In CI (CI=true) a missing package is an error. Arguments are additional package lists.
+# Installs the Debian packages that some tests need, if run as root. Prints a pytest marker expression for the tests that
+# can run: an empty one for all tests, or "not debian_packages" if packages are missing.
+# In CI (CI=true), a missing package is an error. Arguments are additional package lists.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 lists=(deploy/debian-packages.txt "$@")
@@ -21,7 +21,7 @@ if [ -n "$missing" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; the
     echo "==> installing Debian packages: $missing" >&2
     export DEBIAN_FRONTEND=noninteractive
     exec 8>"${TMPDIR:-/tmp}/trinitylake-apt.lock"
-    flock 8 # setup_venv.sh, which runs in parallel, may install a package too
+    flock 8 # setup_venv.sh, which runs in parallel, may also install a package
     # shellcheck disable=SC2086  # a list of names
     output=$({ apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing; } </dev/null 2>&1) ||
         echo "make test: installing Debian packages failed: $output" >&2

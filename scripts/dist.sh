@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds sdist, wheel and SBOM in dist/, and tests the wheel with each extra on each Python: make dist, docs/release.md.
-# PYTHONS lists versions or interpreters. A missing version is installed by uv or, as root, in a Debian root file system.
-# Fails if a version is unavailable.
+# Builds the sdist, the wheel and the SBOM in dist/, and tests the wheel with each extra on each Python version. Run by
+# make dist; see docs/release.md. PYTHONS lists versions or interpreters. A missing version is installed by uv or, as
+# root, in a Debian root file system. The script fails if a version is unavailable.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,7 +11,7 @@ missing=()
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Prints the interpreter for a version, path or name: from the PATH, pyenv, uv, or a Debian root file system.
+# Prints the interpreter for a version, path or name, from the PATH, pyenv, uv, or a Debian root file system.
 python_of() {
     local program
     for program in "$1" "python$1" ~/.pyenv/versions/"$1".*/bin/python; do
@@ -30,7 +30,7 @@ echo "==> SBOM (CycloneDX) of all extras, with the versions of constraints.txt"
 sbom=dist/$(basename "$wheel" -py3-none-any.whl).cdx.json
 "$uv" venv --quiet --python "$python" "$work/all"
 "$uv" pip install --quiet --system-certs --python "$work/all" --constraint constraints.txt "$wheel[all]"
-find "$work/all" -name direct_url.json -delete # leaves the local path of the wheel out of the SBOM
+find "$work/all" -name direct_url.json -delete # so that the SBOM does not contain the local path of the wheel
 .venv/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml --output-file "$sbom" \
     "$work/all/bin/python" 2>"$work/log" || { cat "$work/log" >&2; exit 1; }
 $python -c 'import json, sys; print("%s: %d components" % (sys.argv[1], len(json.load(open(sys.argv[1]))["components"])))' "$sbom"

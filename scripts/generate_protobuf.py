@@ -1,4 +1,4 @@
-"""Generate ``trinitylake_ops/format/definitions_pb2`` under the given folder from ``proto/definitions.proto``."""
+"""Generate ``trinitylake_ops/format/definitions_pb2`` below a folder from ``proto/definitions.proto``."""
 
 import sys
 import sysconfig
@@ -7,7 +7,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 PROJECT = Path(__file__).resolve().parent.parent
-# protoc derives the name of the module from the name of the file, and pickled messages contain it.
+# protoc derives the name of the module, which pickled messages contain, from the path of the file.
 VIRTUAL_FOLDER = "trinitylake_ops/format"
 
 

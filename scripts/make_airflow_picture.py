@@ -1,14 +1,14 @@
-"""Take the screenshot of Airflow in docs/images, in which a person approves a plan.
+"""Take the screenshot of Airflow in docs/images, in which a user approves a plan.
 
-``.venv/bin/python -m scripts.make_airflow_picture`` runs the test that takes it, in a separate Airflow. It needs
-Chromium, and Pillow from the dependency group ``bench``.
+``.venv/bin/python -m scripts.make_airflow_picture`` runs the test that takes the screenshot in a separate Airflow. It
+needs Chromium, and Pillow from the dependency group ``bench``.
 """
 
 from __future__ import annotations
 
-from scripts.make_dagster_pictures import draw
+from scripts.make_dagster_pictures import take_screenshots
 
 TEST = "tests/airflow/test_airflow.py::test_user_approves_plan"
 
 if __name__ == "__main__":
-    draw(TEST, pictures="airflow*/airflow-approval.png")
+    take_screenshots(TEST, pattern="airflow*/airflow-approval.png")

@@ -1,6 +1,6 @@
 """Take the screenshots of Dagster in docs/images with the browser tests.
 
-``.venv/bin/python -m scripts.make_dagster_pictures`` runs these tests against the deployment as processes. It needs
+``.venv/bin/python -m scripts.make_dagster_pictures`` runs these tests, which run the deployment as processes. It needs
 the Debian packages in deploy/debian-packages.txt, and Pillow from the dependency group ``bench``.
 """
 
@@ -16,28 +16,28 @@ from PIL import Image
 REPOSITORY = Path(__file__).resolve().parent.parent
 IMAGES = REPOSITORY / "docs" / "images"
 TESTS = ("tests/e2e/test_deployed_browser.py", "tests/e2e/test_deployed_incident.py")
-#: Sufficient for screenshots of pages, at a third of the bytes.
+#: Number of colors in a screenshot: sufficient for web pages, at a third of the size.
 COLORS = 128
 
 
-def draw(*tests: str, pictures: str) -> None:
-    """Run tests and keep the screenshots that match a pattern. Raises CalledProcessError if a test fails."""
+def take_screenshots(*tests: str, pattern: str) -> None:
+    """Run tests and save the screenshots that match a pattern. Raise CalledProcessError if a test fails."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["-q", "-p", "no:cacheprovider", f"--basetemp={folder}/tests", "-m", "soak or not soak"]
         command = [sys.executable, "-m", "pytest", *options, *tests]
         subprocess.run(command, check=True, cwd=REPOSITORY)
-        for drawn in sorted(Path(folder).glob(f"tests/{pictures}")):
-            if not drawn.parent.is_symlink():  # pytest links to its newest folder
-                keep(drawn)
+        for screenshot in sorted(Path(folder).glob(f"tests/{pattern}")):
+            if not screenshot.parent.is_symlink():  # pytest links to its newest folder
+                save(screenshot)
 
 
-def keep(drawn: Path) -> None:
+def save(screenshot: Path) -> None:
     """Save a screenshot in docs/images with a reduced palette."""
-    kept = IMAGES / drawn.name
-    with Image.open(drawn) as image:
-        image.convert("RGB").quantize(COLORS).save(kept, optimize=True)
-    print(f"{kept.relative_to(REPOSITORY)}: {kept.stat().st_size // 1000} kB")
+    target = IMAGES / screenshot.name
+    with Image.open(screenshot) as image:
+        image.convert("RGB").quantize(COLORS).save(target, optimize=True)
+    print(f"{target.relative_to(REPOSITORY)}: {target.stat().st_size // 1000} kB")
 
 
 if __name__ == "__main__":
-    draw(*TESTS, pictures="pages*/dagster-*.png")
+    take_screenshots(*TESTS, pattern="pages*/dagster-*.png")

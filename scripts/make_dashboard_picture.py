@@ -1,8 +1,9 @@
-"""Draw docs/images/dashboard.png: the dashboard of deploy/monitoring while the demo runs.
+"""Draw docs/images/dashboard.png: the dashboard in deploy/monitoring with the metrics of the demo.
 
-``.venv/bin/python -m scripts.make_dashboard_picture`` runs the demo in this process, and a server of its lakehouse that
-Prometheus scrapes every two seconds. A client reads through the server meanwhile, and two clients write afterwards.
-Prometheus then executes the queries of each panel. Needs Prometheus, and what `make setup` installs.
+``.venv/bin/python -m scripts.make_dashboard_picture`` runs the demo in this process, and a server for its lakehouse
+that Prometheus scrapes every two seconds. Meanwhile one client reads through the server, and afterwards two clients
+write. Prometheus then runs the queries of all panels. The script needs Prometheus and the packages that `make setup`
+installs.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import uvicorn
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import CommitFailedException, ServerError
 
-from scripts.draw_dashboard import PICTURE, Window, answered, draw, prometheus
+from scripts.draw_dashboard import PICTURE, Window, draw, prometheus, query_series
 from trinitylake_ops import Lakehouse, operations
-from trinitylake_ops.demo.walkthrough import main as play
+from trinitylake_ops.demo.walkthrough import main as walkthrough
 from trinitylake_ops.server.app import Application
 from trinitylake_ops.server.run import configuration_of
 from trinitylake_ops.server.settings import LakehouseSettings, ServerSettings
@@ -36,12 +37,10 @@ DASHBOARD = PROJECT / "deploy" / "monitoring" / "dashboard.json"
 SCRAPE_S = 2
 _NAME = "flights"
 _WRITERS_S = 60.0
-_PATIENCE_S = 60.0
-_DAY_MS = 86_400_000
 
 
 @contextmanager
-def served(lake: Lakehouse) -> Iterator[str]:
+def serving(lake: Lakehouse) -> Iterator[str]:
     """Serve a lakehouse in a thread of this process, and yield the address of the server."""
     settings = ServerSettings(
         {_NAME: LakehouseSettings(lake.root, lake.storage_options)}, port=0, anonymous_writes=True
@@ -58,22 +57,22 @@ def served(lake: Lakehouse) -> Iterator[str]:
         listener.close()
 
 
-def read_on(place: str, is_over: threading.Event) -> None:
+def read_until(stop: threading.Event, address: str) -> None:
     """Read all tables through the server, repeatedly, until the event is set."""
-    catalog = RestCatalog("reader", uri=f"http://{place}", warehouse=_NAME)
-    while not is_over.wait(1.0):
+    catalog = RestCatalog("reader", uri=f"http://{address}", warehouse=_NAME)
+    while not stop.wait(1.0):
         for namespace in catalog.list_namespaces():
             for table in catalog.list_tables(namespace)[:4]:
                 catalog.load_table(table).scan(limit=10).to_arrow()
 
 
-def write_on(place: str, end_s: float) -> None:
-    """Append to one table through the server until the end time; a conflict is retried."""
-    catalog = RestCatalog("writer", uri=f"http://{place}", warehouse=_NAME)
+def write_until(deadline_s: float, address: str) -> None:
+    """Append to one table through the server until the deadline, and retry after conflicts."""
+    catalog = RestCatalog("writer", uri=f"http://{address}", warehouse=_NAME)
     rows = pa.table({"n": pa.array(range(10), pa.int64())})
     catalog.create_namespace_if_not_exists("written")
     table = catalog.create_table_if_not_exists("written.rows", rows.schema)
-    while time.monotonic() < end_s:
+    while time.monotonic() < deadline_s:
         try:
             table.append(rows)
         except (CommitFailedException, ServerError):
@@ -82,7 +81,7 @@ def write_on(place: str, end_s: float) -> None:
 
 
 def operate(lake: Lakehouse) -> None:
-    """Verify the lakehouse and expire versions, like an operator."""
+    """Verify the lakehouse and expire versions, as an operator does."""
     operations.verify(lake, incremental=True)
     policy = operations.RetentionPolicy(maximum_age_ms=1, minimum_versions=3, protected_ms=1)
     operations.plan_expiration(lake, policy).execute()
@@ -98,27 +97,27 @@ def main() -> None:
         shutil.copy(PROJECT / "deploy" / "demo" / "dagster.yaml", home)
         os.environ["DAGSTER_HOME"] = str(home)
         lake = Lakehouse.create(str(folder / "lakehouse"))
-        with served(lake) as place, prometheus(folder, place, SCRAPE_S) as url:
-            begun = time.time()
-            is_over = threading.Event()
-            reader = threading.Thread(target=read_on, args=(place, is_over))
+        with serving(lake) as address, prometheus(folder, address, SCRAPE_S) as url:
+            started = time.time()
+            stop = threading.Event()
+            reader = threading.Thread(target=read_until, args=(stop, address))
             reader.start()
             try:
-                play.main(["--root", lake.root, *sys.argv[1:]], standalone_mode=False)
+                walkthrough.main(["--root", lake.root, *sys.argv[1:]], standalone_mode=False)
                 operate(lake)
-                end_s = time.monotonic() + _WRITERS_S
-                writers = [threading.Thread(target=write_on, args=(place, end_s)) for _ in range(2)]
+                deadline_s = time.monotonic() + _WRITERS_S
+                writers = [threading.Thread(target=write_until, args=(deadline_s, address)) for _ in range(2)]
                 for writer in writers:
                     writer.start()
                 for writer in writers:
                     writer.join()
             finally:
-                is_over.set()
+                stop.set()
                 reader.join()
-            window = Window(begun, time.time(), SCRAPE_S)
+            window = Window(started, time.time(), SCRAPE_S)
             dashboard = json.loads(DASHBOARD.read_text())
-            note = "of the demo, drawn from Prometheus's responses by scripts/draw_dashboard.py"
-            n_panels = draw(dashboard, lambda target: answered(url, window, target), window, note, PICTURE)
+            note = "metrics of the demo, drawn by scripts/draw_dashboard.py"
+            n_panels = draw(dashboard, lambda target: query_series(url, window, target), window, note, PICTURE)
     print(f"{PICTURE}: {n_panels} panels with data, {window.end - window.begin:.0f} s")
 
 

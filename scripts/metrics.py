@@ -1,12 +1,12 @@
-"""Measure the size of the package, and how much of it each everyday operation runs through.
+"""Measure the size of the package, and how much of its code each common operation runs.
 
-Run ``make metrics`` from the root of the project. It prints files and lines of code by folder, and for each journey the
-number of files and functions of the package that run. Code lines are lines with a token that is neither comment nor
-docstring. Each journey runs twice in a separate process and only the second run is traced, so that imports and caches
-do not count.
+Run ``make metrics`` from the project's root. It prints the number of files and lines of code by folder, and for each
+journey the number of files and functions of the package that run. Code lines are lines with a token that is neither a
+comment nor part of a docstring. Each journey runs twice in a separate process, and only the second run is traced, so
+that imports and the filling of caches do not count.
 
 ``scripts/metrics.py --files JOURNEY...`` prints the files of each journey as JSON, in the order in which they first
-run. The pages in docs/internals that walk through a commit, a rollback and a purge are checked against this list.
+run. A test compares the pages in docs/internals that walk through a commit, a rollback and a purge with this list.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ PACKAGE = Path(trinitylake_ops.__file__).parent
 _SKIPPED = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 )
-#: Settings that let all versions but the latest expire after an hour.
-_SHORT = {"maximum_version_age_millis": 1, "minimum_versions_to_keep": 1, "txn_ttl_millis": 60_000}
+#: Settings with which all versions except the latest can expire after an hour.
+_SHORT_RETENTION = {"maximum_version_age_millis": 1, "minimum_versions_to_keep": 1, "txn_ttl_millis": 60_000}
 _HOUR_MS = 3_600_000
 
 
@@ -66,7 +66,7 @@ class _Clock:
 
 
 def code_lines(file: Path) -> int:
-    """Return the number of lines of a module with code."""
+    """Return the number of lines with code in a module."""
     source = file.read_text()
     docstrings = set[int]()
     for node in ast.walk(ast.parse(source)):
@@ -91,7 +91,7 @@ def modules() -> list[Path]:
 
 
 class Trace:
-    """Records the functions of the package that run in any thread while it is on."""
+    """Records the functions of the package that run in any thread while the trace is on."""
 
     def __init__(self) -> None:
         self.functions: dict[tuple[str, int, str], None] = {}
@@ -99,10 +99,10 @@ class Trace:
 
     def install(self) -> None:
         """Trace this thread and all threads that start later."""
-        threading.setprofile(self._called)
-        sys.setprofile(self._called)
+        threading.setprofile(self._record)
+        sys.setprofile(self._record)
 
-    def _called(self, frame: FrameType, event: str, _: object) -> None:
+    def _record(self, frame: FrameType, event: str, _: object) -> None:
         if self.is_on and event == "call":
             code = frame.f_code
             if code.co_filename.startswith(str(PACKAGE)) and code.co_name != "<module>":
@@ -137,7 +137,7 @@ def commit_namespace(folder: Path) -> Iterator[Callable[[], object]]:
 
 
 def append_rows(folder: Path) -> Iterator[Callable[[], object]]:
-    """Append rows through the catalog of pyiceberg."""
+    """Append rows through the PyIceberg catalog."""
     catalog = catalog_at(lakehouse(folder))
     rows = pa.table({"id": pa.array([2], pa.int64())})
     for _ in range(2):
@@ -145,7 +145,7 @@ def append_rows(folder: Path) -> Iterator[Callable[[], object]]:
 
 
 def roll_back(folder: Path) -> Iterator[Callable[[], object]]:
-    """Roll back the whole lakehouse by an approved plan."""
+    """Roll back the whole lakehouse with an approved plan."""
     lake = lakehouse(folder)
 
     def rollback(version: str) -> None:
@@ -157,7 +157,7 @@ def roll_back(folder: Path) -> Iterator[Callable[[], object]]:
 
 
 def dagster_rollback(folder: Path) -> Iterator[Callable[[], object]]:
-    """Roll back in Dagster, with the approval of a plan."""
+    """Roll back in Dagster with an approved plan."""
     lake = lakehouse(folder)
     resource = TrinityLakeResource(root=lake.root, storage_options=StorageSettings(fsync="false"))
     definitions = dg.Definitions(
@@ -167,41 +167,41 @@ def dagster_rollback(folder: Path) -> Iterator[Callable[[], object]]:
     for version in (2, 1):
         digest = operations.plan_rollback(lake, str(version)).digest
         config = {"to": {"version": version}, "approval": {"digest": digest, "approved_by": "metrics"}}
-        yield functools.partial(_must_succeed, job, config)
+        yield functools.partial(_run_job, job, config)
 
 
-def _must_succeed(job: Any, config: dict[str, Any]) -> None:
+def _run_job(job: Any, config: dict[str, Any]) -> None:
     assert job.execute_in_process(run_config=config).success
 
 
 def expire_versions(folder: Path) -> Iterator[Callable[[], object]]:
     """Expire old versions."""
     clock = _Clock()
-    lake = lakehouse(folder, **_SHORT)
+    lake = lakehouse(folder, **_SHORT_RETENTION)
     for number in range(2):
         _add_namespaces(lake, f"n{number}")
         clock.advance()
-        yield lambda: _must_record(operations.plan_expiration(lake).execute())
+        yield lambda: _check_committed(operations.plan_expiration(lake).execute())
 
 
 def purge_expired(folder: Path) -> Iterator[Callable[[], object]]:
     """Delete the files of expired versions."""
     clock = _Clock()
-    lake = lakehouse(folder, **_SHORT)
+    lake = lakehouse(folder, **_SHORT_RETENTION)
     for number in range(2):
         _add_namespaces(lake, f"n{number}")
         clock.advance()
-        _must_record(operations.plan_expiration(lake).execute())
+        _check_committed(operations.plan_expiration(lake).execute())
         clock.advance()
-        yield lambda: _must_record(operations.plan_purge(lake).execute())
+        yield lambda: _check_committed(operations.plan_purge(lake).execute())
 
 
-def _must_record(report: Any) -> None:
+def _check_committed(report: Any) -> None:
     assert report.version is not None, "the operation had nothing to do"
 
 
 def _add_namespaces(lake: trinitylake_ops.Lakehouse, name: str) -> None:
-    """Commit two versions, of which the first one may expire."""
+    """Commit two versions, of which the first one can expire."""
     for suffix in ("a", "b"):
         with lake.transaction() as txn:
             txn.create_namespace(name + suffix)
@@ -242,7 +242,7 @@ def _post(port: int, body: dict[str, Any]) -> None:
     assert response.status == 200, response.read()
 
 
-#: Journeys by name. Each yields the same step twice: a warm-up, and the run that is traced.
+#: Journeys by name. Each yields the same step twice: a warm-up, and the traced run.
 JOURNEYS: dict[str, Callable[[Path], Iterator[Callable[[], object]]]] = {
     "commit of a namespace": commit_namespace,
     "append through the catalog": append_rows,
@@ -257,34 +257,34 @@ JOURNEYS: dict[str, Callable[[Path], Iterator[Callable[[], object]]]] = {
 
 def trace(name: str) -> Trace:
     """Run a journey twice and return the trace of the second run, including its background work."""
-    traced = Trace()
-    traced.install()
+    recorder = Trace()
+    recorder.install()
     with tempfile.TemporaryDirectory() as folder:
         for number, step in enumerate(JOURNEYS[name](Path(folder))):
             background.drain()
-            traced.is_on = number > 0
+            recorder.is_on = number > 0
             step()
             background.drain()
-            traced.is_on = False
-    return traced
+            recorder.is_on = False
+    return recorder
 
 
 def counts(name: str) -> tuple[int, int, dict[str, int]]:
     """Return how many files and functions of the package a journey runs, and the number of files by folder."""
-    traced = trace(name)
-    by_folder = Counter(_folder(PACKAGE / file) for file in traced.files())
-    return len(traced.files()), len(traced.functions), dict(sorted(by_folder.items(), key=lambda item: -item[1]))
+    recorder = trace(name)
+    by_folder = Counter(_folder(PACKAGE / file) for file in recorder.files())
+    return len(recorder.files()), len(recorder.functions), dict(sorted(by_folder.items(), key=lambda item: -item[1]))
 
 
 def sizes() -> Iterator[str]:
     """Yield the rows of the table of sizes."""
-    counted = {file: code_lines(file) for file in modules()}
-    for folder in sorted({_folder(file) for file in counted}):
-        lines = [n for file, n in counted.items() if _folder(file) == folder]
+    lines_by_file = {file: code_lines(file) for file in modules()}
+    for folder in sorted({_folder(file) for file in lines_by_file}):
+        lines = [n for file, n in lines_by_file.items() if _folder(file) == folder]
         yield f"| {folder} | {len(lines)} | {sum(lines):,} | {sum(lines) // len(lines)} |"
-    n_lines = sum(counted.values())
-    depth = max(len(file.relative_to(PACKAGE).parts) for file in counted) - 1
-    yield f"| all (folders nest {depth} deep) | {len(counted)} | {n_lines:,} | {n_lines // len(counted)} |"
+    n_lines, n_files = sum(lines_by_file.values()), len(lines_by_file)
+    depth = max(len(file.relative_to(PACKAGE).parts) for file in lines_by_file) - 1
+    yield f"| all (up to {depth} nested folders) | {n_files} | {n_lines:,} | {n_lines // n_files} |"
 
 
 def _folder(file: Path) -> str:
@@ -293,7 +293,7 @@ def _folder(file: Path) -> str:
 
 
 def main() -> None:
-    """Print both tables, or the files of the journeys named after ``--files``."""
+    """Print both tables, or the files of the journeys that follow ``--files``."""
     if len(sys.argv) > 1:
         print(json.dumps({name: trace(name).files() for name in sys.argv[2:]}))
         return

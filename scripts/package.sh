@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds in dist/ (or the given folder) the files for spark-submit on machines that have Spark and the same Python
+# Builds the files for spark-submit in dist/ or another folder. They are for machines that have Spark and the same Python
 # version, but neither this package nor its dependencies:
 #   trinitylake_ops.zip    the package, for --py-files
 #   trinitylake_job.py     the program, with the arguments of the trinitylake command
 #   environment/           the dependencies, and bin/python, which starts the machine's Python with them
 #   environment.tar.gz     the same, for --archives environment.tar.gz#environment
-# The dependencies are those of the core and of the storages, or of the extras in EXTRAS. Spark and Java come from the
-# cluster. Dagster starts jobs and is not part of them.
+# The dependencies are those of the core and of the storages, or of the extras in EXTRAS. The cluster provides Spark and
+# Java. Jobs do not need Dagster, which only starts them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -51,7 +51,7 @@ mkdir "$work/environment/bin"
 "$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])' >"$work/environment/python"
 cat >"$work/environment/bin/python" <<'SCRIPT'
 #!/bin/sh
-# Starts the machine's Python with the packages in this environment, which require exactly its version.
+# Starts the Python of this machine with the packages in this environment, which require its exact version.
 here=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd)
 python=$(cat "$here/python")
 command -v "$python" >/dev/null || { echo "$0: $python is not on the PATH of this machine" >&2; exit 127; }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the long tests, then the engine tests again with lakehouses on each server: make soak.
-# Arguments are passed to pytest; with arguments only the long tests run. All parts run even if one fails; the failed
-# parts are listed at the end.
+# Runs the slow tests, and then the engine tests again with lakehouses on each server: make soak.
+# Arguments are passed to pytest; with arguments, only the slow tests run. All parts run even if one fails, and the
+# failed parts are listed at the end.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,7 +23,7 @@ run_part() {
 }
 
 run_all() {
-    trap 'exit 130' INT # pytest handles the signal itself, and the next part would start
+    trap 'exit 130' INT # pytest handles the signal itself, so without the trap the next part would start
     run_part "long tests" --durations=0 -m "soak${selection:+ and $selection}" "$@"
     if [ $# = 0 ]; then
         run_part "lakehouses on moto" --workers 2 --lakes=moto "${long_on_moto[@]}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs all tests and, in parallel, lint, whose output is shown after that of the tests: make test.
-# Arguments are passed to pytest; with arguments only the tests run.
+# Runs all tests and, in parallel, lint, whose output is shown after the output of the tests: make test.
+# Arguments are passed to pytest; with arguments, only pytest runs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -9,7 +9,7 @@ outputs=$(mktemp -d)
 jobs=()
 trap 'kill "${jobs[@]}" 2>/dev/null || true; rm -rf "$outputs"' EXIT
 
-# Waits for a background job, shows what it printed, and returns its status.
+# Waits for a background job, prints its output, and returns its status.
 finish() {
     local name=$1 job=$2 status=0
     wait "$job" || status=$?
@@ -21,7 +21,7 @@ finish() {
     return "$status"
 }
 
-# Downloading Debian packages and installing Python packages take about as long as each other.
+# Install Debian packages and Python packages in parallel, because both take about the same time.
 scripts/debian_packages.sh >"$outputs/selection" &
 packages=$!
 jobs+=("$packages")

@@ -1,8 +1,8 @@
-"""Print random sentences and identifiers of the project to read, and count words that plain English avoids.
+"""Print random sentences and identifiers of the project for review, and count words to avoid.
 
 Run from the project's root: ``.venv/bin/python -m scripts.sample_prose``. Read each sentence and each name as a
-newcomer would. At most 3 of 100 sentences and 2 of 60 identifiers may look odd; fix them, and draw again with another
-``--seed``. ``--under PATH`` draws from a part of the repository, ``--words`` lists where the counted words are.
+newcomer would. At most 3 of 100 sentences and 2 of 60 identifiers may look odd; fix them, and sample again with another
+``--seed``. ``--under PATH`` samples only files below a path, and ``--words`` lists all uses of the words to avoid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 N_SENTENCES, N_IDENTIFIERS = 100, 60
 
-#: By the plain term: spellings of the dialect, as whole words.
+#: Words to avoid, as whole-word patterns, by the plain term that replaces them.
 WORDS = {
     "report, emit": r"tell|tells|told|telling",
     "is, exists": r"stand|stands|stood|standing",
@@ -44,19 +44,19 @@ WORDS = {
 }
 _FENCE = re.compile(r"^ *(```|~~~).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`'\"])")
-#: A blank line, a list item, a section of a docstring, or an argument or error in one.
+#: A blank line, a list item, a section of a docstring, or an entry of such a section.
 _PARAGRAPH_END = re.compile(
     r"\n\s*\n|\n(?=\s*[-*] )|\n(?=\s*(?:\w+|\*{0,2}\w+): )|\n\s*(?:Args|Returns|Yields|Raises):\n"
 )
 _GENERATED = ("_pb2.py", "_pb2.pyi", "known_schemas.json")
-_FEWEST_WORDS = 4
+_MIN_WORDS = 4
 
 
 @dataclass(frozen=True)
 class Text:
-    """A piece of prose or an identifier, and where it is."""
+    """A piece of prose or an identifier, and its location as ``FILE:LINE``."""
 
-    where: str
+    location: str
     text: str
 
 
@@ -64,8 +64,8 @@ def main() -> None:
     """Print the counts and the sample."""
     parser = argparse.ArgumentParser(prog="python -m scripts.sample_prose", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=None, help="repeat the sample with this seed")
-    parser.add_argument("--under", default=".", help="draw only from files below this path")
-    parser.add_argument("--words", action="store_true", help="list each counted word instead of a sample")
+    parser.add_argument("--under", default=".", help="sample only files below this path")
+    parser.add_argument("--words", action="store_true", help="list the words to avoid instead of a sample")
     options = parser.parse_args()
     files = tracked_files(options.under)
     prose = [text for file in files for text in prose_of(file)]
@@ -78,21 +78,21 @@ def main() -> None:
     print(f"\n{N_SENTENCES} sentences (seed {seed})")
     sentences = [sentence for text in prose for sentence in sentences_of(text)]
     for sentence in rng.sample(sentences, min(N_SENTENCES, len(sentences))):
-        print(f"- {sentence.text}   [{sentence.where}]")
+        print(f"- {sentence.text}   [{sentence.location}]")
     print(f"\n{N_IDENTIFIERS} identifiers")
-    names = {name.text: name.where for file in files for name in identifiers_of(file)}
+    names = {name.text: name.location for file in files for name in identifiers_of(file)}
     for text in rng.sample(sorted(names), min(N_IDENTIFIERS, len(names))):
         print(f"- {text}   [{names[text]}]")
 
 
 def tracked_files(under: str) -> list[Path]:
-    """Return the Markdown and Python files below a path that the repository tracks, apart from generated ones."""
-    listed = subprocess.run(
+    """Return the tracked Markdown and Python files below a path, without generated files."""
+    names = subprocess.run(
         ["git", "ls-files", "-z", "--", under], check=True, capture_output=True, text=True
     ).stdout.split("\0")
     return [
         Path(name)
-        for name in listed
+        for name in names
         if name.endswith((".md", ".py")) and not name.endswith(_GENERATED) and "benchmarks/results/" not in name
     ]
 
@@ -116,18 +116,18 @@ def prose_of(file: Path) -> Iterator[Text]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant | ast.JoinedStr) and node.lineno not in docstrings and id(node) not in parts:
             text = _literal(node)
-            if file.parts[0] != "tests" and text.count(" ") >= _FEWEST_WORDS and "\n" not in text:
+            if file.parts[0] != "tests" and text.count(" ") >= _MIN_WORDS and "\n" not in text:
                 yield Text(f"{file}:{node.lineno}", text)
     yield from _comments(file, source)
 
 
 def sentences_of(text: Text) -> list[Text]:
-    """Split prose into sentences, without those of fewer than four words."""
+    """Split prose into sentences of at least four words."""
     return [
-        Text(text.where, sentence)
+        Text(text.location, sentence)
         for paragraph in _PARAGRAPH_END.split(text.text)
         for sentence in _SENTENCE_END.split(" ".join(line.strip() for line in paragraph.splitlines()))
-        if len(sentence.split()) >= _FEWEST_WORDS and not sentence.startswith("|")
+        if len(sentence.split()) >= _MIN_WORDS and not sentence.startswith("|")
     ]
 
 
@@ -165,7 +165,7 @@ def _literal(node: ast.Constant | ast.JoinedStr) -> str:
 
 
 def _comments(file: Path, source: str) -> Iterator[Text]:
-    """Yield comments, those on consecutive lines as one."""
+    """Yield comments. Comments on consecutive lines are joined."""
     lines: list[str] = []
     first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -187,7 +187,8 @@ def _print_counts(prose: list[Text], files: list[Path]) -> None:
     n_words = Counter[str]()
     counts: dict[str, Counter[str]] = {area: Counter() for area in areas}
     for text in prose:
-        area = next((area for area, tops in areas.items() if text.where.split(":")[0].split("/")[0] in tops), None)
+        top = text.location.split(":")[0].split("/")[0]
+        area = next((area for area, tops in areas.items() if top in tops), None)
         if area is None:
             continue
         n_words[area] += len(text.text.split())
@@ -211,7 +212,7 @@ def _print_words(prose: list[Text]) -> None:
     for text in prose:
         for match in pattern.finditer(text.text):
             start, end = max(match.start() - 60, 0), match.end() + 40
-            print(f"{text.where}: {text.text[start:end]!r}")
+            print(f"{text.location}: {text.text[start:end]!r}")
 
 
 if __name__ == "__main__":

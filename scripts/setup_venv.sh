@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Creates .venv with everything that the make targets need, pinned by constraints.txt.
-# An argument names an additional dependency group, for make bench and make dist.
-# Does nothing if .venv is current: same folder, pyproject.toml, constraints.txt and script.
+# An argument is the name of an additional dependency group, for make bench and make dist.
+# Does nothing if .venv is current, that is, if the folder, pyproject.toml, constraints.txt and this script are unchanged.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -42,7 +42,7 @@ ensure_venv_module() {
 }
 
 create_venv() {
-    # A venv is bound to its folder; one that was moved, is incomplete or has lost its Python is created again.
+    # A venv is bound to its folder. It is recreated if it was moved, is incomplete, or if its Python was removed.
     if [ "$(cat "$venv/.folder" 2>/dev/null)" = "$PWD" ] && "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
         return
     fi
@@ -58,13 +58,13 @@ install() {
     "${pip[@]}" install --constraint constraints.txt pip setuptools uv wheel </dev/null
     echo "==> installing pinned packages (about $([ -n "$1" ] && echo 500 MB || echo 1 GB), a few minutes)"
     # Do not compile modules now: most are never imported, and Python compiles the others on first import.
-    local what=(--constraint constraints.txt --no-build-isolation --editable ".[$extras]" "${groups[@]/#/--group=}")
+    local arguments=(--constraint constraints.txt --no-build-isolation --editable ".[$extras]" "${groups[@]/#/--group=}")
     # uv downloads in parallel and links cached packages, but ignores the configuration of pip, which is the fallback.
-    "$venv/bin/uv" pip install --quiet --system-certs --python "$venv/bin/python" "${what[@]}" </dev/null 2>/dev/null ||
-        "${pip[@]}" install --no-compile "${what[@]}" </dev/null
+    "$venv/bin/uv" pip install --quiet --system-certs --python "$venv/bin/python" "${arguments[@]}" </dev/null 2>/dev/null ||
+        "${pip[@]}" install --no-compile "${arguments[@]}" </dev/null
 }
 
-# The system's own Python is preferred: distributions build it with profile-guided optimization.
+# Prefer the Python of the system, because distributions build it with profile-guided optimization.
 if [ -z "$python" ]; then
     python=python3
     /usr/bin/python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11) or not ensurepip.version())' \
@@ -74,7 +74,7 @@ command -v "$python" >/dev/null || fail "$python not found; install it as root: 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "$("$python" --version) is too old; set PYTHON to a Python 3.11 or newer"
 
-# Targets that run at the same time wait for one setup.
+# Allow only one setup at a time. Other make targets wait for it.
 if command -v flock >/dev/null; then
     exec 9<.
     flock 9

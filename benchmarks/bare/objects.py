@@ -1,4 +1,4 @@
-"""The client libraries of S3, Azure and Google. Settings and conditions are those of our storages."""
+"""The client libraries of S3, Azure and Google, with the settings and conditions of our storages."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.servers.s3_server import S3Server
 T = TypeVar("T")
 
 
-class _OnLoop(BareClient):
-    """A client with an event loop, which runs in a thread of its own."""
+class _AsyncClient(BareClient):
+    """An asynchronous client. Its event loop runs in a separate thread."""
 
     def send(self, request: Request) -> bytes | None:
         return self._wait_for(self._send(request))
@@ -31,11 +31,11 @@ class _OnLoop(BareClient):
         raise NotImplementedError
 
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        found: T = fsspec.asyn.sync(fsspec.asyn.get_loop(), lambda: work)
-        return found
+        result: T = fsspec.asyn.sync(fsspec.asyn.get_loop(), lambda: work)
+        return result
 
 
-class BareS3fs(_OnLoop):
+class BareS3fs(_AsyncClient):
     """s3fs."""
 
     def __init__(self, server: S3Server, root: str):
@@ -59,20 +59,20 @@ class BareS3fs(_OnLoop):
 
     async def _send(self, request: Request) -> bytes | None:
         call: Callable[..., Any] = self._file_system._call_s3
-        where = {"Bucket": self._bucket, "Key": self._prefix + request.path}
+        target = {"Bucket": self._bucket, "Key": self._prefix + request.path}
         try:
             if request.kind == "read":
-                answer = await call("get_object", **where, **_byte_range(request))
-                async with answer["Body"] as body:
+                response = await call("get_object", **target, **_byte_range(request))
+                async with response["Body"] as body:
                     return bytes(await body.read())
             if request.kind == "stat":
-                await call("head_object", **where)
+                await call("head_object", **target)
             elif request.kind == "create":
-                await call("put_object", **where, Body=request.data, IfNoneMatch="*")
+                await call("put_object", **target, Body=request.data, IfNoneMatch="*")
             else:
-                await call("put_object", **where, Body=request.data)
+                await call("put_object", **target, Body=request.data)
         except FileNotFoundError:
-            pass  # as for the engine: the next version is not there yet
+            pass  # as in the engine: the next version does not exist yet
         return None
 
 
@@ -88,7 +88,7 @@ class BareObstore(BareClient):
             secret_access_key=server.secret_access_key,
             region=server.region,
             client_options={"allow_http": True},
-            retry_config={"max_retries": 2},  # a radosgw in memory fails at times where a file is being overwritten
+            retry_config={"max_retries": 2},  # a radosgw in memory sometimes fails while a file is being overwritten
         )
 
     def send(self, request: Request) -> bytes | None:
@@ -108,8 +108,8 @@ class BareObstore(BareClient):
         return None
 
 
-class BareAzure(_OnLoop):
-    """azure-storage-blob, its asynchronous client."""
+class BareAzure(_AsyncClient):
+    """The asynchronous client of azure-storage-blob."""
 
     def __init__(self, server: AzureServer, root: str):
         self._prefix = key_prefix(root)
@@ -124,9 +124,9 @@ class BareAzure(_OnLoop):
         blob = self._container.get_blob_client(self._prefix + request.path)
         try:
             if request.kind == "read":
-                part = {} if request.length is None else {"offset": request.offset, "length": request.length}
-                found: bytes = await (await blob.download_blob(**part)).readall()
-                return found
+                byte_range = {} if request.length is None else {"offset": request.offset, "length": request.length}
+                data: bytes = await (await blob.download_blob(**byte_range)).readall()
+                return data
             if request.kind == "stat":
                 await blob.get_blob_properties()
             else:
@@ -136,7 +136,7 @@ class BareAzure(_OnLoop):
         return None
 
 
-class BareGcsfs(_OnLoop):
+class BareGcsfs(_AsyncClient):
     """gcsfs."""
 
     def __init__(self, server: GcsServer, root: str):
@@ -147,17 +147,17 @@ class BareGcsfs(_OnLoop):
 
     async def _send(self, request: Request) -> bytes | None:
         key = self._prefix + request.path
-        where = f"{self._bucket}/{key}"
+        path = f"{self._bucket}/{key}"
         try:
             if request.kind == "read":
                 end = None if request.length is None else request.offset + request.length
-                found: bytes = await self._file_system._cat_file(where, start=request.offset or None, end=end)
-                return found
+                data: bytes = await self._file_system._cat_file(path, start=request.offset or None, end=end)
+                return data
             if request.kind == "stat":
                 await self._file_system._call("GET", "b/{}/o/{}", self._bucket, key, json_out=True)
             else:
                 mode = "create" if request.kind == "create" else "overwrite"
-                await self._file_system._pipe_file(where, request.data, mode=mode)
+                await self._file_system._pipe_file(path, request.data, mode=mode)
         except FileNotFoundError:
             pass
         return None

@@ -1,4 +1,4 @@
-"""A local disk by system calls, and the client libraries of DynamoDB, Redis and HDFS, as our storages use them."""
+"""Local disk through system calls, and the client libraries of DynamoDB, Redis and HDFS, as our storages use them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_BYTES = 256 << 20
 
 
 class BareFiles(BareClient):
-    """The system calls of a local disk; what is created is synced, and linked to its name."""
+    """System calls on a local disk. New files are synced, and then linked to their name."""
 
     def __init__(self, root: str):
         self._folder = root.removeprefix("file://")
@@ -73,7 +73,7 @@ class BareFiles(BareClient):
 
 
 class BareDynamoDB(BareClient):
-    """botocore; files whose body is an item of its own only."""
+    """botocore. Only for files that are stored as one item."""
 
     def __init__(self, server: DynamoDBServer, root: str):
         self._table, self._partition = server.table, f"/{key_prefix(root)}"
@@ -89,10 +89,10 @@ class BareDynamoDB(BareClient):
     def send(self, request: Request) -> bytes | None:
         key = {"root": {"S": self._partition}, "path": {"S": request.path}}
         if request.kind == "read":
-            answer = self._client.get_item(TableName=self._table, Key=key, ConsistentRead=True)
-            found: bytes | None = answer["Item"]["body"]["B"] if "Item" in answer else None
+            response = self._client.get_item(TableName=self._table, Key=key, ConsistentRead=True)
+            body: bytes | None = response["Item"]["body"]["B"] if "Item" in response else None
             end = None if request.length is None else request.offset + request.length
-            return None if found is None else found[request.offset : end]
+            return None if body is None else body[request.offset : end]
         if request.kind == "stat":
             names = {"#path": "path", "#size": "size_bytes", "#modified": "modified_ms"}
             self._client.get_item(
@@ -105,13 +105,13 @@ class BareDynamoDB(BareClient):
         condition = {
             "ConditionExpression": "attribute_not_exists(#path)", "ExpressionAttributeNames": {"#path": "path"}
         }  # fmt: skip
-        how = condition if request.kind == "create" else {"ReturnValues": "ALL_OLD"}
-        self._client.put_item(TableName=self._table, Item=item, **how)
+        parameters = condition if request.kind == "create" else {"ReturnValues": "ALL_OLD"}
+        self._client.put_item(TableName=self._table, Item=item, **parameters)
         return None
 
 
 class BareRedis(BareClient):
-    """redis-py, with the scripts of the storage."""
+    """redis-py, with the Lua scripts of our storage."""
 
     def __init__(self, server: RedisServer, root: str):
         name, _, self._folder = root.split("/", 4)[4].partition("/")
@@ -123,8 +123,8 @@ class BareRedis(BareClient):
         content = f"{self._index}/{member}"
         if request.kind == "read":
             length = -1 if request.length is None else request.length
-            found: Any = self._client.eval(READ, 1, content, request.offset, length, _MAX_BYTES)
-            return None if found is None else bytes(found)
+            data: Any = self._client.eval(READ, 1, content, request.offset, length, _MAX_BYTES)
+            return None if data is None else bytes(data)
         if request.kind == "stat":
             self._client.zrangebylex(self._index, f"[{member}\0", f"({member}\1", start=0, num=1)
             return None
@@ -134,7 +134,7 @@ class BareRedis(BareClient):
 
 
 class BareHdfs(BareClient):
-    """hdfs-native: what is created is synced under a fresh name, and renamed."""
+    """hdfs-native. New files are synced under a temporary name, and then renamed."""
 
     def __init__(self, server: HdfsServer, root: str):
         self._folder = f"/{key_prefix(root)}"
@@ -147,9 +147,9 @@ class BareHdfs(BareClient):
             return None
         try:
             if request.kind == "read":
-                opened = self._client.read(name)
-                length = len(opened) if request.length is None else request.length
-                return bytes(opened.read_range(request.offset, min(length, len(opened) - request.offset)))
+                reader = self._client.read(name)
+                length = len(reader) if request.length is None else request.length
+                return bytes(reader.read_range(request.offset, min(length, len(reader) - request.offset)))
             self._client.get_file_info(name)
         except FileNotFoundError:
             pass

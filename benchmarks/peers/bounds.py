@@ -11,20 +11,19 @@ from benchmarks.report import table
 
 #: Peers without versions and without concurrent writers.
 _WITHOUT_VERSIONS = ("slatedb",)
-_TIMES = 2.0
-_TIMES_ICECHUNK = 50.0
+_MIN_RATIO = 2.0
+_MIN_RATIO_ICECHUNK = 50.0
 
-
-#: Maximum milliseconds of ours on S3, with 1,000 objects and 20 ms per request.
+#: Maximum milliseconds of our engine on S3, with 1,000 objects and 20 ms per request.
 _MAX_S3_MS = {"lookup": 110.0, "list": 150.0}
 
 
 def bounds(figures: Figures) -> list[str]:
     """Return the lines of a table of ratios, and of one for S3."""
     rows = []
-    for what, metric, peer, minimum, ratio in _required_ratios(figures):
+    for description, metric, peer, minimum, ratio in _required_ratios(figures):
         is_met = "yes" if ratio >= minimum else f"**no**: {reason(metric, peer)}"
-        rows.append([f"{what}, compared with {peer}", f"{minimum:g}", times(ratio), is_met])
+        rows.append([f"{description}, compared with {peer}", f"{minimum:g}", times(ratio), is_met])
     return [*table(["metric", "at least", "measured", "met"], rows), *_on_s3(figures)]
 
 
@@ -44,11 +43,11 @@ def _required_ratios(figures: Figures) -> Iterator[tuple[str, str, str, float, f
     for peer in figures.peers(largest):
         ratio = figures.ratio("commit", largest, peer)
         if ratio is not None and peer not in _WITHOUT_VERSIONS:
-            minimum = _TIMES_ICECHUNK if peer == "icechunk" else _TIMES
+            minimum = _MIN_RATIO_ICECHUNK if peer == "icechunk" else _MIN_RATIO
             yield f"commit among {largest:,}", "commit", peer, minimum, ratio
     for size in figures.measured.options.sizes:
         for peer in figures.peers(size):
             if (ratio := figures.ratio("lookup", size, peer)) is not None:
-                yield f"cold lookup among {size:,}", "lookup", peer, _TIMES, ratio
+                yield f"cold lookup among {size:,}", "lookup", peer, _MIN_RATIO, ratio
     if (ratio := figures.freed_ratio("icechunk")) is not None:
-        yield "files reclaimed per second", "freed", "icechunk", _TIMES, ratio
+        yield "files reclaimed per second", "freed", "icechunk", _MIN_RATIO, ratio

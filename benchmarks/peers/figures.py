@@ -26,7 +26,7 @@ METRICS: Mapping[str, str] = {
     "list": "list",
     "load": "bulk load",
 }
-_OWN = (OURS, OURS_SYNCED, BY_CATALOG, BY_CATALOG_SYNCED, OURS_S3FS, OURS_OBSTORE)
+_OUR_ENGINES = (OURS, OURS_SYNCED, BY_CATALOG, BY_CATALOG_SYNCED, OURS_S3FS, OURS_OBSTORE)
 
 
 def times(ratio: float) -> str:
@@ -52,7 +52,7 @@ class Figures:
 
     def baseline(self, peer: str) -> str | None:
         """Return our engine with the peer's durability, or None for our engines and for absent peers."""
-        if peer in _OWN or peer not in self.measured.peer_infos:
+        if peer in _OUR_ENGINES or peer not in self.measured.peer_infos:
             return None
         return OURS_SYNCED if self.measured.peer_infos[peer].is_synced else OURS
 
@@ -93,7 +93,7 @@ class Figures:
         """Return the peer's seconds on S3 divided by those of the faster of our clients."""
         our_seconds = [seconds for client in (OURS_S3FS, OURS_OBSTORE) if (seconds := self.s3_seconds(metric, client))]
         peer_seconds = self.s3_seconds(metric, peer)
-        return peer_seconds / min(our_seconds) if peer_seconds and our_seconds and peer not in _OWN else None
+        return peer_seconds / min(our_seconds) if peer_seconds and our_seconds and peer not in _OUR_ENGINES else None
 
     def all_ratios(self) -> Iterator[tuple[str, str, str, float]]:
         """Yield metric, its description, peer and ratio of all comparisons."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +45,7 @@ ON_S3: Mapping[str, str] = {
 #: The metrics on S3.
 S3_METRICS: Mapping[str, str] = {"commit": "a commit", "lookup": "a cold lookup", "list": "a cold list"}
 #: On S3, a writer changes one of this many objects, all of which it has changed before.
-_CHANGED_ON_S3 = 4
+_N_CHANGED_ON_S3 = 4
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ QUICK = Options((60, 120), 8, 3, 3, 3, 2.0, 5.0, 0.2, 3, 2, 60)
 
 @dataclass
 class Measured:
-    """Measurements of a run by metric, number of objects and peer, with the reasons for missing ones."""
+    """Measurements of a run by metric, number of objects and peer, and the reasons why others are missing."""
 
     options: Options
     load_average: float = field(default_factory=lambda: os.getloadavg()[0])
@@ -106,14 +106,14 @@ class Run:
         """Measure everything on local disk."""
         for n_objects in self._options.sizes:
             with ExitStack() as stack:
-                workers = dict(self._started(self._local, n_objects, stack))
+                workers = dict(self._start_workers(self._local, n_objects, stack))
                 self._metrics(workers, n_objects)
                 if n_objects == self.measured.first:
                     self._versions(workers)
                     self._writers(workers)
 
-    def _note(self, what: str) -> None:
-        print(f"{time.monotonic() - self._started_s:6.0f} s  {what}", flush=True)
+    def _print_progress(self, message: str) -> None:
+        print(f"{time.monotonic() - self._started_s:6.0f} s  {message}", flush=True)
 
     def _location(self, peer: str, n_objects: int) -> Location:
         return Location(self._folder / f"{'-'.join(peer.replace(',', '').split())}-{n_objects}")
@@ -121,7 +121,7 @@ class Run:
     def _log(self, peer: str) -> Path:
         return self._folder / f"{peer}.log"
 
-    def _started(
+    def _start_workers(
         self,
         peers: Mapping[str, str],
         n_objects: int,
@@ -136,8 +136,8 @@ class Run:
             except AbsentPeerError as error:
                 self.measured.skip_reasons[metric, n_objects, peer] = str(error)
                 continue
-            about = self.measured.peer_infos[peer] = worker.about
-            if about.max_objects is not None and n_objects > max(about.max_objects, self.measured.first):
+            info = self.measured.peer_infos[peer] = worker.info
+            if info.max_objects is not None and n_objects > max(info.max_objects, self.measured.first):
                 self.measured.skip_reasons[metric, n_objects, peer] = (
                     f"measured with {self.measured.first:,} objects only"
                 )
@@ -152,9 +152,11 @@ class Run:
         if not location.endpoint:
             worker.call("warm_up", Location(location.folder / "warm-up"))
         timed = worker.call("load", location, n_objects)
-        if not location.endpoint and "load" not in worker.about.unsupported:
+        if not location.endpoint and "load" not in worker.info.unsupported:
             self.measured.seconds["load", n_objects, peer] = [timed.seconds]
-        self._note(f"{peer}: {n_objects:,} objects {'on S3 ' if location.endpoint else ''}in {timed.seconds:.1f} s")
+        self._print_progress(
+            f"{peer}: {n_objects:,} objects {'on S3 ' if location.endpoint else ''}in {timed.seconds:.1f} s"
+        )
 
     def _try(self, metric: str, n_objects: int, peer: str, work: Callable[[], None]) -> bool:
         """Run work and record a failure in the results. Raises WorkerError if our own engine fails."""
@@ -164,21 +166,21 @@ class Run:
             if peer.startswith("ours"):
                 raise
             self.measured.skip_reasons[metric, n_objects, peer] = f"failed: {error}"
-            self._note(f"{peer}: {metric} failed, see {self._log(peer)}: {error}")
+            self._print_progress(f"{peer}: {metric} failed, see {self._log(peer)}: {error}")
             return False
         return True
 
     def _supporting(self, workers: Mapping[str, Worker], metric: str, n_objects: int) -> dict[str, Worker]:
         for peer, worker in workers.items():
-            if metric in worker.about.unsupported:
-                self.measured.skip_reasons[metric, n_objects, peer] = worker.about.unsupported[metric]
-        return {peer: worker for peer, worker in workers.items() if metric not in worker.about.unsupported}
+            if metric in worker.info.unsupported:
+                self.measured.skip_reasons[metric, n_objects, peer] = worker.info.unsupported[metric]
+        return {peer: worker for peer, worker in workers.items() if metric not in worker.info.unsupported}
 
     def _metrics(self, workers: Mapping[str, Worker], n_objects: int) -> None:
         options = self._options
         for metric, n_turns in (("commit", options.turns), ("lookup", options.turns), ("list", options.list_turns)):
             self._by_turns(self._supporting(workers, metric, n_objects), metric, n_objects, n_turns)
-            self._note(f"{metric} among {n_objects:,} objects")
+            self._print_progress(f"{metric} among {n_objects:,} objects")
 
     def _by_turns(self, workers: Mapping[str, Worker], metric: str, n_objects: int, n_turns: int) -> None:
         """Call each worker in turns, in alternating order. The first turn is a warm-up."""
@@ -204,14 +206,14 @@ class Run:
         self._supporting(workers, "expire", n_objects)
         for peer, worker in supporting.items():
             self.measured.versions[peer] = worker.call("commits", options.versions, options.versions_seconds)
-            self._note(f"{peer}: {self.measured.versions[peer]:,} versions")
+            self._print_progress(f"{peer}: {self.measured.versions[peer]:,} versions")
         self._by_turns(supporting, "old_version", n_objects, options.turns)
 
         def expire(peer: str) -> None:
             timed = supporting[peer].call("expire")
             self.measured.seconds["expire", n_objects, peer] = [timed.seconds]
             self.measured.files[peer] = timed.value
-            self._note(f"{peer}: {timed.value:,} files reclaimed in {timed.seconds:.2f} s")
+            self._print_progress(f"{peer}: {timed.value:,} files reclaimed in {timed.seconds:.2f} s")
 
         for peer in supporting:
             self._try("expire", n_objects, peer, functools.partial(expire, peer))
@@ -231,7 +233,7 @@ class Run:
                 self.measured.written["processes", peer] = self._processes(peer)
 
             self._try("processes", n_objects, peer, processes)
-        self._note("many writers")
+        self._print_progress("many writers")
 
     def _processes(self, peer: str) -> WriteTotals:
         n_objects, n_processes = self.measured.first, self._options.processes
@@ -241,7 +243,7 @@ class Run:
                 worker.call("attach", self._location(peer, n_objects), n_objects)
             for number, worker in enumerate(workers):
                 worker.begin("write", 1, self._options.writing_seconds, number, n_processes)
-            return combined([worker.answer() for worker in workers])
+            return combined([worker.result() for worker in workers])
 
     def on_s3(self, server: S3Server) -> None:
         """Measure on S3: load directly, then measure through a proxy that delays each request by 20 ms and logs it."""
@@ -252,18 +254,16 @@ class Run:
                 return Location(self._folder / _mark(peer), endpoint, _mark(peer))
 
             with ExitStack() as loading:
-                loaded = [peer for peer, _ in self._started(self._on_s3, n_objects, loading, location_of)]
+                loaded = [peer for peer, _ in self._start_workers(self._on_s3, n_objects, loading, location_of)]
             workers = {}
             for peer in loaded:
                 workers[peer] = stack.enter_context(Worker(ON_S3[peer], self._log(peer)))
                 location = location_of(peer, n_objects, proxy.url)
-                workers[peer].call("attach", location, min(_CHANGED_ON_S3, n_objects))
-                workers[peer].call("commits", 4 * _CHANGED_ON_S3, 60)
+                workers[peer].call("attach", location, min(_N_CHANGED_ON_S3, n_objects))
+                workers[peer].call("commits", 4 * _N_CHANGED_ON_S3, 60)
             for metric in S3_METRICS:
                 self._measure_s3(proxy, metric, self._supporting(workers, metric, n_objects))
-            for peer, reason in (
-                (peer, about.unsupported.get("s3")) for peer, about in self.measured.peer_infos.items()
-            ):
+            for peer, reason in ((peer, info.unsupported.get("s3")) for peer, info in self.measured.peer_infos.items()):
                 if reason:
                     self.measured.skip_reasons["s3", n_objects, peer] = reason
 
@@ -276,19 +276,18 @@ class Run:
                 time.sleep(0.1)  # for background requests of a commit
                 if turn:
                     self.measured.s3_calls.setdefault((metric, peer), []).append(wire_call(proxy, timed, _mark(peer)))
-        self._note(f"{metric} on S3")
+        self._print_progress(f"{metric} on S3")
 
 
 def _mark(peer: str) -> str:
-    """Return a text that is in the target of all requests of one peer, and of no other."""
+    """Return a text that is only in the targets of the requests of this peer."""
     return f"on-s3-{list(ON_S3).index(peer)}-end"
 
 
-def combined(parts: Iterable[WriteTotals]) -> WriteTotals:
+def combined(totals: Sequence[WriteTotals]) -> WriteTotals:
     """Return the totals of the writers of several processes."""
-    all_parts = list(parts)
     return WriteTotals(
-        sum(part.commits for part in all_parts),
-        sum(part.conflicts for part in all_parts),
-        max(part.seconds for part in all_parts),
+        sum(process_totals.commits for process_totals in totals),
+        sum(process_totals.conflicts for process_totals in totals),
+        max(process_totals.seconds for process_totals in totals),
     )

@@ -1,12 +1,12 @@
-"""Explanations of peers that are as fast as we are or faster. The report marks others as unexplained."""
+"""Explanations of metrics in which peers are as fast as we are or faster. The report marks others as unexplained."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 _ONE_FILE = "it writes all objects as rows of one file; we create a definition file for each table, and the nodes"
-_COLUMN = "it reads one column of one file; we open, verify and decode the Arrow files of all leaves"
-_TWICE = (
+_ONE_COLUMN = "it reads one column of one file; we open, verify and decode the Arrow files of all leaves"
+_READ_TWICE = (
     "both plan and execution read the root of every version and mark the kept files, because other writers may"
     " commit in the meantime; and a root is overwritten by a sealed root, so that its name stays taken"
 )
@@ -26,11 +26,11 @@ REASONS: Mapping[tuple[str, str], str] = {
         "commit",
         "pyiceberg + SQLite",
     ): "SQLite changes one page in place, and syncs once or twice; we sync each new file",
-    ("expire", ""): _TWICE,
-    ("freed", ""): _TWICE,
-    ("list", "Lance"): _COLUMN,
-    ("list", "delta"): _COLUMN,
-    ("list", "DuckLake, rows"): _COLUMN,
+    ("expire", ""): _READ_TWICE,
+    ("freed", ""): _READ_TWICE,
+    ("list", "Lance"): _ONE_COLUMN,
+    ("list", "delta"): _ONE_COLUMN,
+    ("list", "DuckLake, rows"): _ONE_COLUMN,
     ("load", "icechunk"): "it stores all groups in one snapshot file, which each commit rewrites",
     (
         "load",
@@ -56,8 +56,8 @@ REASONS: Mapping[tuple[str, str], str] = {
 
 
 def reason(metric: str, peer: str) -> str:
-    """Return the explanation of a ratio, or that there is none yet."""
-    for (of_metric, name), why in REASONS.items():
-        if metric == of_metric and peer.startswith(name):
-            return why
+    """Return the explanation of a ratio, or a text that says that there is none yet."""
+    for (explained_metric, peer_prefix), explanation in REASONS.items():
+        if metric == explained_metric and peer.startswith(peer_prefix):
+            return explanation
     return "not explained yet"

@@ -39,7 +39,7 @@ def lines(measured: Measured, folder: Path) -> Iterator[str]:
     figures = Figures(measured)
     sizes = " and ".join(f"{size:,}" for size in measured.options.sizes)
     yield from ("# Comparison with peers", "", f"{_METHOD} Objects: {sizes}.", "", _versions(measured), "")
-    yield from ("## What is compared", "", *_compared(measured), "")
+    yield from ("## What is compared", "", *_peers_table(measured), "")
     for size in measured.options.sizes:
         yield from (f"## Among {size:,} objects", "", *_metrics(figures, size), "")
     chart = plot(
@@ -57,27 +57,31 @@ def lines(measured: Measured, folder: Path) -> Iterator[str]:
         yield from ("## On S3", "", *_on_s3(figures))
         yield from (plot("peers_s3", lambda axes: draw_s3(axes, figures), len(S3_METRICS), folder=folder), "")
     yield from ("## Requirements", "", *bounds(figures), "")
-    yield from ("## Where peers are faster, and why", "", *_lost(figures), "")
+    yield from ("## Where peers are faster, and why", "", *_slower_metrics(figures), "")
     yield from ("## Not measured", "", *_not_measured(measured))
 
 
 def _versions(measured: Measured) -> str:
     versions: dict[str, str] = {}
-    for about in measured.peer_infos.values():
-        versions.update(about.versions)
-    listed = ", ".join(f"{package} {version}" for package, version in sorted(versions.items(), key=str))
+    for info in measured.peer_infos.values():
+        versions.update(info.versions)
+    packages = ", ".join(f"{package} {version}" for package, version in sorted(versions.items(), key=str))
     machine = f"{os.cpu_count()} cores, load {measured.load_average:.1f} at the start"
-    return f"Versions: {listed}; Python {platform.python_version()}; {machine}."
+    return f"Versions: {packages}; Python {platform.python_version()}; {machine}."
 
 
-def _compared(measured: Measured) -> list[str]:
+def _peers_table(measured: Measured) -> list[str]:
     rows = [
-        [peer, about.object_kind, about.commit_kind, about.durability, OURS_SYNCED if about.is_synced else OURS]
-        for peer, about in measured.peer_infos.items()
+        [peer, info.object_kind, info.commit_kind, info.durability, OURS_SYNCED if info.is_synced else OURS]
+        for peer, info in measured.peer_infos.items()
         if peer in PEERS
     ]
-    listed = table(["peer", "object", "commit", "durability", "compared with"], rows)
-    return [line.replace("---:", "---") for line in listed]
+    return _text_table(["peer", "object", "commit", "durability", "compared with"], rows)
+
+
+def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table whose columns are aligned to the left."""
+    return [line.replace("---:", "---") for line in table(columns, rows)]
 
 
 def _metrics(figures: Figures, size: int) -> list[str]:
@@ -197,7 +201,7 @@ def _median_and_max(values: Sequence[int]) -> str:
     return f"{median(values):g}" + (f" ({max(values)})" if max(values) != median(values) else "")
 
 
-def _lost(figures: Figures) -> list[str]:
+def _slower_metrics(figures: Figures) -> list[str]:
     by_reason: dict[tuple[str, str], list[str]] = {}
     for metric, description, peer, ratio in figures.all_ratios():
         if ratio < 1:
@@ -205,21 +209,21 @@ def _lost(figures: Figures) -> list[str]:
     if not by_reason:
         return ["None in this run."]
     rows = [[description, "; ".join(peers), reason_text] for (description, reason_text), peers in by_reason.items()]
-    return [line.replace("---:", "---") for line in table(["metric", "peer and ratio", "reason"], rows)]
+    return _text_table(["metric", "peer and ratio", "reason"], rows)
 
 
 def _not_measured(measured: Measured) -> list[str]:
     by_reason: dict[tuple[str, str], list[str]] = {}
-    for (metric, size, peer), why in measured.skip_reasons.items():
-        at = f" at {size:,}" if why.startswith(("failed", "measured with")) else ""
-        by_reason.setdefault((peer, why), []).append(f"{_NAMES.get(metric, metric)}{at}")
+    for (metric, size, peer), skip_reason in measured.skip_reasons.items():
+        at = f" at {size:,}" if skip_reason.startswith(("failed", "measured with")) else ""
+        by_reason.setdefault((peer, skip_reason), []).append(f"{_METRIC_NAMES.get(metric, metric)}{at}")
     if not by_reason:
         return ["Everything was measured."]
-    rows = [[peer, ", ".join(dict.fromkeys(names)), why] for (peer, why), names in by_reason.items()]
-    return [line.replace("---:", "---") for line in table(["peer", "metric", "reason"], rows)]
+    rows = [[peer, ", ".join(dict.fromkeys(names)), skip_reason] for (peer, skip_reason), names in by_reason.items()]
+    return _text_table(["peer", "metric", "reason"], rows)
 
 
-_NAMES: Mapping[str, str] = {
+_METRIC_NAMES: Mapping[str, str] = {
     **METRICS,
     "load": "bulk load",
     "old_version": "opening an old version",

@@ -26,7 +26,7 @@ class Server:
         self._old_version: object = None
         self._random = random.Random(0)
 
-    def about(self) -> PeerInfo:
+    def info(self) -> PeerInfo:
         """Return the description of the peer."""
         peer_class = self._class
         versions = {package: version(package) for package in peer_class.packages}
@@ -70,26 +70,26 @@ class Server:
         return self._peer
 
     @property
-    def _ready(self) -> Peer:
+    def _open_peer(self) -> Peer:
         assert self._peer is not None, "load or attach comes first"
         return self._peer
 
-    def _number(self) -> int:
+    def _random_number(self) -> int:
         assert self._n_objects, "load or attach comes first"
         return self._random.randrange(self._n_objects)
 
     def commit(self) -> TimedCall:
         """Change a random object."""
-        number = self._number()
+        number = self._random_number()
         started = time.monotonic()
-        self._ready.commit(number)
+        self._open_peer.commit(number)
         return TimedCall(started, time.monotonic())
 
     def lookup(self) -> TimedCall:
         """Look up a random object, cold."""
-        number = self._number()
+        number = self._random_number()
         started = time.monotonic()
-        stored = self._ready.lookup(number)
+        stored = self._open_peer.lookup(number)
         ended = time.monotonic()
         assert stored, f"object {number} has no value"
         return TimedCall(started, ended)
@@ -97,7 +97,7 @@ class Server:
     def list(self) -> TimedCall:
         """List all names, cold."""
         started = time.monotonic()
-        n_found = self._ready.list()
+        n_found = self._open_peer.list()
         ended = time.monotonic()
         assert n_found >= self._n_objects, f"{n_found} of {self._n_objects} objects"
         return TimedCall(started, ended)
@@ -109,17 +109,17 @@ class Server:
             until = n_done + half
             end = started + max_seconds * (1 if n_done else 0.5)
             while n_done < until and time.monotonic() < end:
-                self._ready.commit(self._number())
+                self._open_peer.commit(self._random_number())
                 n_done += 1
             if self._old_version is None and "old_version" not in self._class.unsupported:
-                self._old_version = self._ready.version()
+                self._old_version = self._open_peer.version()
         return n_done
 
     def old_version(self) -> TimedCall:
         """Open the old version and look up a random object in it."""
-        number = self._number()
+        number = self._random_number()
         started = time.monotonic()
-        stored = self._ready.old_version(self._old_version, number)
+        stored = self._open_peer.old_version(self._old_version, number)
         ended = time.monotonic()
         assert stored, f"object {number} had no value"
         return TimedCall(started, ended)
@@ -128,7 +128,7 @@ class Server:
         """Reclaim all versions except the latest. Return the number of deleted and truncated (sealed) files."""
         before = self._sizes()
         started = time.monotonic()
-        self._ready.expire()
+        self._open_peer.expire()
         ended = time.monotonic()
         after = self._sizes()
         return TimedCall(started, ended, sum(after.get(path, -1) < size for path, size in before.items()))
@@ -146,10 +146,10 @@ class Server:
         def number(writer: int) -> int:
             return (first + writer + step * random.randrange(1 + self._n_objects // step)) % self._n_objects
 
-        return self._ready.write(n_writers, seconds, number)
+        return self._open_peer.write(n_writers, seconds, number)
 
     def _sizes(self) -> dict[str, int]:
-        paths = (Path(where, name) for where, _, names in os.walk(self._ready.location.folder) for name in names)
+        paths = (Path(folder, name) for folder, _, names in os.walk(self._open_peer.location.folder) for name in names)
         return {str(path): path.stat().st_size for path in paths}
 
 
@@ -162,7 +162,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         pipe.send(("absent", f"{error.name} is not installed"))
         return
-    pipe.send(("done", server.about()))
+    pipe.send(("done", server.info()))
     while True:
         try:
             call, arguments = pipe.recv()

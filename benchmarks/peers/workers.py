@@ -18,7 +18,7 @@ _TIMEOUT_S = 1_800
 
 
 class AbsentPeerError(Exception):
-    """A library of the peer is not installed."""
+    """A library that the peer needs is not installed."""
 
 
 class WorkerError(Exception):
@@ -26,7 +26,11 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """A process with one peer, as a context manager. Raises AbsentPeerError."""
+    """A process with one peer, as a context manager.
+
+    Raises:
+        AbsentPeerError: A library that the peer needs is not installed.
+    """
 
     def __init__(self, peer_class: str, log: Path, environment: Mapping[str, str] | None = None):
         self._pipe, worker_pipe = multiprocessing.Pipe()
@@ -43,17 +47,21 @@ class Worker:
             )
         worker_pipe.close()
         try:
-            self.about: PeerInfo = self.answer()
+            self.info: PeerInfo = self.result()
         except BaseException:
             self.close()
             raise
 
     def begin(self, call: str, *arguments: object) -> None:
-        """Send a call. ``answer`` waits for its result."""
+        """Send a call. ``result`` waits for its result."""
         self._pipe.send((call, arguments))
 
-    def answer(self) -> Any:
-        """Return the result of the last call. Raises WorkerError."""
+    def result(self) -> Any:
+        """Wait for the result of the last call and return it.
+
+        Raises:
+            WorkerError: The call failed, the process ended, or the call timed out.
+        """
         try:
             if not self._pipe.poll(_TIMEOUT_S):
                 raise WorkerError(f"no result within {_TIMEOUT_S} s")
@@ -67,12 +75,16 @@ class Worker:
         return result
 
     def call(self, call: str, *arguments: object) -> Any:
-        """Send a call and return its result. Raises WorkerError."""
+        """Send a call and return its result.
+
+        Raises:
+            WorkerError: The call failed, the process ended, or the call timed out.
+        """
         try:
             self.begin(call, *arguments)
         except OSError as error:
             raise WorkerError(f"the process ended with {self._process.wait()}") from error
-        return self.answer()
+        return self.result()
 
     def close(self) -> None:
         """End the process."""

@@ -1,4 +1,4 @@
-"""Compare the results of two trees part by part, and locate each difference."""
+"""Compare the results of two trees, and locate each difference."""
 
 from __future__ import annotations
 
@@ -22,24 +22,26 @@ _DIGEST = re.compile(r"-[0-9a-f]{64}\b")
 _NUMBER = re.compile(r"[0-9][0-9,.]*")
 
 
-#: Keys of JSON that were renamed since the revision before the layout of packages changed.
+#: JSON keys that were renamed since the revision before the layout of packages changed, with their current names.
 RENAMED_KEYS = {"mend": "fix", "not_mended": "remaining", "not_looked_at": "not_checked"}
-_FEWEST_SPACES = 2
+_MIN_SPACES = 2
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference: the part, the step or operation, the field in it, and both values."""
+    """A difference between two trees."""
 
     part: str
-    what: str
+    #: The step or operation.
+    step: str
+    #: The path of the field.
     path: str
     before: object
     after: object
 
     def __str__(self) -> str:
         before, after = (str(value)[:_MAX_SHOWN_CHARS] for value in (self.before, self.after))
-        return f"{self.part}: {self.what}: {self.path}: {before} -> {after}"
+        return f"{self.part}: {self.step}: {self.path}: {before} -> {after}"
 
 
 @dataclass
@@ -49,12 +51,12 @@ class Comparison:
     equal: Counter[str] = field(default_factory=Counter)
     differences: list[Difference] = field(default_factory=list)
 
-    def add(self, part: str, what: str, path: str, before: object, after: object) -> None:
+    def add(self, part: str, step: str, path: str, before: object, after: object) -> None:
         """Count an equal value, or record a difference.
 
         Args:
             part: The compared part.
-            what: The step or operation.
+            step: The step or operation.
             path: The path of the field.
             before: The value in the earlier revision.
             after: The value in this tree.
@@ -62,19 +64,19 @@ class Comparison:
         if before == after:
             self.equal[part] += 1
         else:
-            self.differences.append(Difference(part, what, path, before, after))
+            self.differences.append(Difference(part, step, path, before, after))
 
-    def add_mapping(self, part: str, what: str, before: Mapping[str, object], after: Mapping[str, object]) -> None:
+    def add_mapping(self, part: str, step: str, before: Mapping[str, object], after: Mapping[str, object]) -> None:
         """Compare two mappings by key. A key that only one of them contains is a difference.
 
         Args:
             part: The compared part.
-            what: The step or operation.
+            step: The step or operation.
             before: The values in the earlier revision.
             after: The values in this tree.
         """
         for key in sorted({*before, *after}):
-            self.add(part, what, key, before.get(key, _MISSING), after.get(key, _MISSING))
+            self.add(part, step, key, before.get(key, _MISSING), after.get(key, _MISSING))
 
 
 def flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
@@ -90,7 +92,7 @@ def flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def compare_steps(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Comparison:
-    """Compare the results of the same steps in two trees. Raises ValueError if the steps differ."""
+    """Compare the results of the same steps in two trees. Raise ValueError if the steps differ."""
     if [(step["action"], step["arguments"]) for step in before] != [
         (step["action"], step["arguments"]) for step in after
     ]:
@@ -102,37 +104,37 @@ def compare_steps(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[s
 
 
 def _compare_step(comparison: Comparison, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    what = f"{old['number']} {' '.join(map(str, [old['action'], *old['arguments']]))}"[:_MAX_SHOWN_CHARS]
-    comparison.add(EXIT_CODES, what, "code", old["code"], new["code"])
+    name = f"{old['number']} {' '.join(map(str, [old['action'], *old['arguments']]))}"[:_MAX_SHOWN_CHARS]
+    comparison.add(EXIT_CODES, name, "code", old["code"], new["code"])
     documents = [document(step["out"]) for step in (old, new)]
     if documents[0] is None or documents[1] is None:
-        _compare_texts(comparison, what, "out", old["out"], new["out"], is_help=_is_help(old))
+        _compare_texts(comparison, name, "out", old["out"], new["out"], is_help=_is_help(old))
     else:
         fields = [dict(flat(renamed_keys(value))) for value in documents]
         for path in [path for path in fields[0] if is_wording(fields[0][path]) and is_wording(fields[1].get(path))]:
-            _compare_texts(comparison, what, path, *(scalars.pop(path) for scalars in fields), is_help=False)
+            _compare_texts(comparison, name, path, *(scalars.pop(path) for scalars in fields), is_help=False)
         for part, is_digest in ((DIGESTS, True), (JSON_FIELDS, False)):
-            chosen = [
+            values_of_part = [
                 {path: value for path, value in scalars.items() if is_digest_path(path) == is_digest}
                 for scalars in fields
             ]
-            comparison.add_mapping(part, what, *chosen)
-    _compare_texts(comparison, what, "err", old["err"], new["err"], is_help=_is_help(old))
-    comparison.add_mapping(FILES, what, _written(old), _written(new))
-    comparison.add_mapping(REQUESTS, what, old["requests"], new["requests"])
-    comparison.add(ROUNDS, what, "rounds", old["rounds"], new["rounds"])
+            comparison.add_mapping(part, name, *values_of_part)
+    _compare_texts(comparison, name, "err", old["err"], new["err"], is_help=_is_help(old))
+    comparison.add_mapping(FILES, name, _written(old), _written(new))
+    comparison.add_mapping(REQUESTS, name, old["requests"], new["requests"])
+    comparison.add(ROUNDS, name, "rounds", old["rounds"], new["rounds"])
 
 
 def renamed_keys(value: Any) -> Any:
-    """Return a JSON document with the current names of keys that were renamed."""
+    """Return a JSON document in which renamed keys have their current names."""
     if isinstance(value, dict):
         return {RENAMED_KEYS.get(key, key): renamed_keys(inner) for key, inner in value.items()}
     return [renamed_keys(inner) for inner in value] if isinstance(value, list) else value
 
 
 def is_wording(value: object) -> bool:
-    """Whether a scalar is a sentence for people, such as a message or an advice."""
-    return isinstance(value, str) and value.count(" ") >= _FEWEST_SPACES
+    """Whether a scalar is text for users, such as a message or advice."""
+    return isinstance(value, str) and value.count(" ") >= _MIN_SPACES
 
 
 def document(text: str) -> Any:
@@ -145,7 +147,7 @@ def document(text: str) -> Any:
 
 
 def is_digest_path(path: str) -> bool:
-    """Return whether the last name of a field's path is that of a plan's digest."""
+    """Whether a path is that of the digest of a plan."""
     return path.rpartition(".")[2].endswith("digest")
 
 
@@ -153,15 +155,15 @@ def _is_help(step: Mapping[str, Any]) -> bool:
     return "--help" in step["arguments"] or step["code"] == 2
 
 
-def _compare_texts(comparison: Comparison, what: str, path: str, old: str, new: str, *, is_help: bool) -> None:
+def _compare_texts(comparison: Comparison, step: str, path: str, old: str, new: str, *, is_help: bool) -> None:
     """Compare the wording of two texts and, unless they are help texts, the numbers in them."""
-    comparison.add(WORDS, what, path, old, new)
+    comparison.add(WORDS, step, path, old, new)
     if not is_help:
-        comparison.add(NUMBERS, what, path, numbers(old), numbers(new))
+        comparison.add(NUMBERS, step, path, numbers(old), numbers(new))
 
 
 def numbers(text: str) -> list[str]:
-    """Return the sorted numbers in a text, without those in digests. Their order may differ between wordings."""
+    """Return the numbers in a text except in digests, sorted because their order depends on the wording."""
     return sorted(number.rstrip(".,") for number in _NUMBER.findall(_DIGEST.sub("", text)))
 
 
@@ -174,14 +176,14 @@ def _written(step: Mapping[str, Any]) -> dict[str, object]:
 
 
 def compare_files(before: Mapping[str, object], after: Mapping[str, object]) -> Comparison:
-    """Compare the checksums of the files after all steps. Those of HTML reports count as wording."""
+    """Compare the checksums of the files after all steps. Differences in HTML reports count as wording."""
     comparison = Comparison()
     for part in (FILES, WORDS):
-        chosen = [
+        files_of_part = [
             {path: files[path] for path in files if path.endswith(".html") == (part == WORDS)}
             for files in (before, after)
         ]
-        comparison.add_mapping(part, "after all steps", *chosen)
+        comparison.add_mapping(part, "after all steps", *files_of_part)
     return comparison
 
 
@@ -192,13 +194,13 @@ def compare_counts(before: Mapping[str, Any], after: Mapping[str, Any]) -> Compa
     return comparison
 
 
-def joined(comparisons: Sequence[Comparison]) -> Comparison:
+def merged(comparisons: Sequence[Comparison]) -> Comparison:
     """Merge comparisons into one."""
-    merged = Comparison()
+    result = Comparison()
     for comparison in comparisons:
-        merged.equal.update(comparison.equal)
-        merged.differences.extend(comparison.differences)
-    return merged
+        result.equal.update(comparison.equal)
+        result.differences.extend(comparison.differences)
+    return result
 
 
 def short_diff(difference: Difference) -> list[str]:

@@ -1,8 +1,8 @@
 """Run the steps of a scenario with the package on `PYTHONPATH`, and record the results.
 
-Run by path, so that it belongs to neither tree: ``python -P driver.py JOB``. ``JOB`` is a JSON file with the tree, the
-steps, the folder of the lakehouses and the folder for results. Each step runs in a fork of this process, so that it
-starts without caches. Clock, UUIDs and random numbers are functions of the step's number.
+It is run by its path, so that it does not import modules from its own tree: ``python -P driver.py JOB``. ``JOB`` is a
+JSON file with the tree, the steps, the folder of the lakehouses and the folder for results. Each step runs in a fork of
+this process, so that it starts without caches. Clock, UUIDs and random numbers are functions of the step's number.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-#: Time of the first step, and interval between steps: in the past for any machine.
+#: The time of the first step, which is in the past on any machine, and the interval between steps.
 _BEGIN_NS = 1_704_067_200_000_000_000
 _STEP_NS = 60_000_000_000
 _HOUR_NS = 3_600_000_000_000
-_BEGUN_MS = time.time_ns() // 1_000_000
+_STARTED_MS = time.time_ns() // 1_000_000
 
 
-class World:
-    """Deterministic clock, UUIDs and random numbers of a step."""
+class DeterministicEnvironment:
+    """The deterministic clock, UUIDs and random numbers of a step."""
 
     def __init__(self) -> None:
         self.now_ns = _BEGIN_NS
@@ -67,8 +67,8 @@ class World:
         """Advance the monotonic clock without waiting."""
         self.slept_s += seconds
 
-    def _bytes(self, what: str, size: int) -> bytes:
-        return hashlib.shake_256(f"{self._step} {what}".encode()).digest(size)
+    def _bytes(self, purpose: str, size: int) -> bytes:
+        return hashlib.shake_256(f"{self._step} {purpose}".encode()).digest(size)
 
     def install(self) -> None:
         """Install the clock and UUIDs in this process, before modules that use them are imported."""
@@ -97,26 +97,26 @@ class World:
 
 
 class RequestLog:
-    """The requests of a step to local storage: requests by kind, round trips, and written files."""
+    """The requests of a step to local storage: the number of each kind, round trips, and written files."""
 
     def __init__(self, blobs: Path):
         self.requests: Counter[str] = Counter()
         self.rounds = 0
         self.written: list[tuple[str, str, int]] = []
-        self._seen: set[int] = set()
-        self._kept_alive: list[object] = []
+        self._round_trip_ids: set[int] = set()
+        self._round_trips: list[object] = []  # referenced, so that their ids are not reused
         self._blobs = blobs
         self._lock = threading.Lock()
 
-    def count(self, kind: str, own_round_trip: object | None) -> None:
+    def count(self, kind: str, round_trip: object | None) -> None:
         """Count a request. The parallel requests of one call are one round trip."""
         with self._lock:
             self.requests[kind] += 1
-            if own_round_trip is None:
+            if round_trip is None:
                 self.rounds += 1
-            elif id(own_round_trip) not in self._seen:
-                self._kept_alive.append(own_round_trip)  # otherwise another round trip could get its id
-                self._seen.add(id(own_round_trip))
+            elif id(round_trip) not in self._round_trip_ids:
+                self._round_trips.append(round_trip)
+                self._round_trip_ids.add(id(round_trip))
                 self.rounds += 1
 
     def keep(self, verb: str, uri: str, data: bytes) -> None:
@@ -133,8 +133,8 @@ class RequestLog:
             self.written.append((f"{verb} {uri}", digest, len(data)))
 
 
-#: Current names of packages and modules, with their names in earlier revisions.
-_EARLIER = {
+#: The names of packages and modules in earlier revisions, by their current names.
+_EARLIER_NAMES = {
     "trinitylake_ops.iceberg": "trinitylake_ops.tables",
     "trinitylake_ops.operations": "trinitylake_ops.maintenance",
     "trinitylake_ops.storage.background": "trinitylake_ops.storage.beside",
@@ -142,20 +142,19 @@ _EARLIER = {
 
 
 def name_in_tree(name: str) -> str:
-    """Return the name of a module in the tree that runs, which may be an earlier revision."""
-    earlier = _EARLIER.get(name)
+    """Return the name of a module in the tree of this run, which may be an earlier revision."""
+    earlier = _EARLIER_NAMES.get(name)
     return earlier if earlier is not None and importlib.util.find_spec(earlier) is not None else name
 
 
-def watch(world: World, log: RequestLog) -> None:
-    """Patch local storage: record its requests, send them sequentially, and use the step's clock for file times."""
+def watch(environment: DeterministicEnvironment, log: RequestLog) -> None:
+    """Patch local storage to record its requests, send them sequentially, and use the step's clock for file times."""
     from trinitylake_ops.storage import LocalStorage
 
     parallel = importlib.import_module("trinitylake_ops.storage.parallel")
-    current_round_trip = (
-        getattr(parallel, "current_round_trip", None) or parallel.current_round
-    )  # of an earlier revision
-    with contextlib.suppress(ImportError):  # an earlier revision without background work
+    # Earlier revisions have another name for it.
+    current_round_trip = getattr(parallel, "current_round_trip", None) or parallel.current_round
+    with contextlib.suppress(ImportError):  # an earlier revision has no background work
         background = importlib.import_module(name_in_tree("trinitylake_ops.storage.background"))
         if hasattr(background, "run_logged"):
             background.submit = background.run_logged
@@ -165,17 +164,17 @@ def watch(world: World, log: RequestLog) -> None:
     def counted(kind: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def method(storage: Any, *arguments: Any, **options: Any) -> Any:
             log.count(kind, current_round_trip())
-            found = call(storage, *arguments, **options)
+            result = call(storage, *arguments, **options)
             if kind in ("create", "write"):
                 log.keep(kind, storage.root + arguments[0], bytes(arguments[1]))
-            return found
+            return result
 
         return method
 
     def aged(info: Any) -> Any:
         return (
-            dataclasses.replace(info, last_modified_ms=world.now_ns // 1_000_000)
-            if info.last_modified_ms >= _BEGUN_MS
+            dataclasses.replace(info, last_modified_ms=environment.now_ns // 1_000_000)
+            if info.last_modified_ms >= _STARTED_MS
             else info
         )
 
@@ -221,12 +220,14 @@ def _arguments_for_tree(arguments: list[str]) -> list[str]:
     if "repair-hint" in trinitylake.commands:
         return arguments
     hint = ["hint"] if "--check-only" in arguments else ["hint", "--repair"]
-    words = [word for one in arguments for word in (hint if one == "repair-hint" else [_EARLIER_OPTIONS.get(one, one)])]
-    return [word for word in words if word]
+    translated = [
+        hint if argument == "repair-hint" else [_EARLIER_OPTIONS.get(argument, argument)] for argument in arguments
+    ]
+    return [argument for parts in translated for argument in parts if argument]
 
 
 def catalog(root: str) -> Any:
-    """Return the pyiceberg catalog of a lakehouse, loaded by the class path that users configure."""
+    """Return the PyIceberg catalog of a lakehouse, loaded by the class path that users configure."""
     from pyiceberg.catalog import load_catalog
 
     implementation = f"{name_in_tree('trinitylake_ops.iceberg')}.catalog.TrinityLakeCatalog"
@@ -243,22 +244,22 @@ def rows(first: int, n_rows: int) -> Any:
 
 
 def make_table(root: str, name: str) -> None:
-    """Create a table of orders through pyiceberg."""
+    """Create a table of orders with PyIceberg."""
     catalog(root).create_table(name, rows(0, 1).schema)
 
 
 def append(root: str, name: str, first: int, n_rows: int) -> None:
-    """Append rows through pyiceberg."""
+    """Append rows with PyIceberg."""
     catalog(root).load_table(name).append(rows(first, n_rows))
 
 
 def delete_rows(root: str, name: str, condition: str) -> None:
-    """Delete rows through pyiceberg."""
+    """Delete rows with PyIceberg."""
     catalog(root).load_table(name).delete(condition)
 
 
 def outside_table(folder: str) -> None:
-    """Create an Iceberg table outside of any lakehouse, in pyiceberg's SQL catalog."""
+    """Create an Iceberg table outside of any lakehouse, in PyIceberg's SQL catalog."""
     from pyiceberg.catalog.sql import SqlCatalog
 
     Path(folder).mkdir(parents=True)
@@ -325,12 +326,12 @@ def copy_folder(source: str, target: str) -> None:
 
 
 def first_file(pattern: str) -> Path:
-    """Return the first file whose path matches a pattern. Raises LookupError if there is none."""
+    """Return the first file whose path matches a pattern. Raise LookupError if there is none."""
     folder = Path(pattern.split("*", maxsplit=1)[0]).parent
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and fnmatch.fnmatch(str(path), pattern))
-    if not found:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and fnmatch.fnmatch(str(path), pattern))
+    if not files:
         raise LookupError(f"no file matches {pattern}")
-    return found[0]
+    return files[0]
 
 
 #: The actions of steps, except commands.
@@ -343,9 +344,9 @@ ACTIONS: Mapping[str, Callable[..., None]] = {
 }
 
 
-def run_step(step: Mapping[str, Any], known: Mapping[str, str]) -> None:
+def run_step(step: Mapping[str, Any], placeholders: Mapping[str, str]) -> None:
     """Run a step. A command ends with SystemExit."""
-    arguments = [known.get(value, value) if isinstance(value, str) else value for value in step["arguments"]]
+    arguments = [placeholders.get(value, value) if isinstance(value, str) else value for value in step["arguments"]]
     if step["action"] == "command":
         run_command(arguments)
     else:
@@ -353,22 +354,26 @@ def run_step(step: Mapping[str, Any], known: Mapping[str, str]) -> None:
 
 
 def in_fork(
-    number: int, step: Mapping[str, Any], known: Mapping[str, str], job: Mapping[str, Any], world: World
+    number: int,
+    step: Mapping[str, Any],
+    placeholders: Mapping[str, str],
+    job: Mapping[str, Any],
+    environment: DeterministicEnvironment,
 ) -> Any:
     """Run a step in a fork of this process.
 
     Args:
         number: The number of the step.
         step: The step.
-        known: Values of earlier steps for placeholders in arguments.
+        placeholders: The values of placeholders in arguments, from earlier steps.
         job: The job.
-        world: The clock and random numbers.
+        environment: The clock and random numbers.
 
     Returns:
         The step with its output, exit code, requests and written files.
 
     Raises:
-        RuntimeError: The step did not finish.
+        RuntimeError: If the step did not finish.
     """
     out = Path(job["out"])
     streams = [out / f"{number}.{name}" for name in ("out", "err")]
@@ -377,17 +382,17 @@ def in_fork(
         code = 70
         try:
             log = RequestLog(out / "blobs")
-            watch(world, log)
+            watch(environment, log)
             for descriptor, path in enumerate(streams, start=1):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
             try:
-                run_step(step, known)
+                run_step(step, placeholders)
                 code = 0
             except SystemExit as exit_:
                 code = int(exit_.code or 0)
             recorded = {"requests": log.requests, "rounds": log.rounds, "written": sorted(log.written)}
             (out / f"{number}.json").write_text(json.dumps(recorded))
-        except BaseException:  # noqa: BLE001 - a fork must not continue its parent's work
+        except BaseException:  # noqa: BLE001 - a fork must not continue the work of its parent
             traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -403,7 +408,7 @@ def in_fork(
     return {**step, "code": os.waitstatus_to_exitcode(status), "out": texts[0], "err": texts[1], **recorded}
 
 
-def settle_times(result: Mapping[str, Any], folder: Path, now_ns: int) -> None:
+def set_file_times(result: Mapping[str, Any], folder: Path, now_ns: int) -> None:
     """Set the times of the files that a step wrote to the clock of the step.
 
     Args:
@@ -416,64 +421,64 @@ def settle_times(result: Mapping[str, Any], folder: Path, now_ns: int) -> None:
     else:
         paths = list(folder.rglob("*"))
     for path in paths:
-        if path.exists() and path.stat().st_mtime_ns // 1_000_000 >= _BEGUN_MS:
+        if path.exists() and path.stat().st_mtime_ns // 1_000_000 >= _STARTED_MS:
             os.utime(path, ns=(now_ns, now_ns))
 
 
-def remember_digest(result: Mapping[str, Any], known: dict[str, str]) -> None:
+def remember_digest(result: Mapping[str, Any], placeholders: dict[str, str]) -> None:
     """Store the digest of the plan that a command printed, for the step that approves the plan."""
     if result["action"] == "command" and "--json" in result["arguments"]:
         try:
-            shown = json.loads(result["out"])
+            document = json.loads(result["out"])
         except ValueError:
             return
-        if isinstance(shown, dict) and isinstance(shown.get("digest"), str):
-            known["@digest"] = shown["digest"]
+        if isinstance(document, dict) and isinstance(document.get("digest"), str):
+            placeholders["@digest"] = document["digest"]
 
 
-def scenario(job: Mapping[str, Any], world: World) -> Iterator[Any]:
+def scenario(job: Mapping[str, Any], environment: DeterministicEnvironment) -> Iterator[Any]:
     """Run all steps in order and yield their results."""
-    world.install_in_pyiceberg()
-    known: dict[str, str] = {}
+    environment.install_in_pyiceberg()
+    placeholders: dict[str, str] = {}
     folder = Path(job["folder"])
     (Path(job["out"]) / "blobs").mkdir()
     for number, step in enumerate(job["steps"]):
-        world.begin(number)
+        environment.begin(number)
         if step["action"] == "forward":
-            world.now_ns += step["arguments"][0] * _HOUR_NS
+            environment.now_ns += step["arguments"][0] * _HOUR_NS
             continue
-        result = in_fork(number, step, known, job, world)
-        settle_times(result, folder, world.now_ns)
-        remember_digest(result, known)
+        result = in_fork(number, step, placeholders, job, environment)
+        set_file_times(result, folder, environment.now_ns)
+        remember_digest(result, placeholders)
         yield {"number": number, **result}
 
 
-def counts(job: Mapping[str, Any], world: World) -> Any:
-    """Return the results of the tree's `benchmarks/request_counts.py`, at sizes that take seconds."""
-    world.begin(0)
+def counts(job: Mapping[str, Any], environment: DeterministicEnvironment) -> Any:
+    """Return the results of `benchmarks/request_counts.py` of the tree, at sizes that take only some seconds."""
+    environment.begin(0)
     requests = importlib.import_module("benchmarks.request_counts")
     for name, value in job["settings"].items():
         setattr(requests, name, value)
-    found: dict[str, Any] = {"find the latest version": requests.find_latest_rounds()}
+    results: dict[str, Any] = {"find the latest version": requests.find_latest_rounds()}
     for n_tables in job["settings"]["TABLE_COUNTS"]:
         random.seed(n_tables)
-        found[f"{n_tables} tables"] = dataclasses.asdict(requests.at_size(n_tables))
-    return found
+        results[f"{n_tables} tables"] = dataclasses.asdict(requests.at_size(n_tables))
+    return results
 
 
 def main() -> None:
     """Run the job."""
     job = json.loads(Path(sys.argv[1]).read_text())
-    world = World()
-    world.install()
+    environment = DeterministicEnvironment()
+    environment.install()
     package = importlib.import_module("trinitylake_ops")
     assert Path(str(package.__file__)).is_relative_to(job["tree"]), package.__file__
     if job["kind"] == "counts":
-        result = counts(job, world)
+        result = counts(job, environment)
     else:
         load()
         gc.freeze()  # forks share loaded modules
-        result = list(scenario(job, world))
+        result = list(scenario(job, environment))
     Path(job["out"], "result.json").write_text(json.dumps(result, default=str))
 
 

@@ -13,13 +13,13 @@ from benchmarks.sameness.compare import DIGESTS, EXIT_CODES, JSON_FIELDS, NUMBER
 class Reason:
     """The reason why a field of a command differs."""
 
-    #: Words that the command line contains.
+    #: Words in the command line.
     command: str
     part: str
-    #: The path of the field, or of one that contains it, without indexes.
+    #: The path of the field, or of a field that contains it, without indexes.
     field: str
-    why: str
-    #: The new value to which the reason is limited, or None.
+    explanation: str
+    #: The only new value that the reason explains, or None for any value.
     after: object = None
 
 
@@ -56,7 +56,7 @@ def reason_for(difference: Difference, reasons: Sequence[Reason]) -> Reason | No
     """Return the reason that explains a difference, or None."""
     field = re.sub(r"\[\d+\]", "[]", difference.path)
     for reason in reasons:
-        words = set(difference.what.split())
+        words = set(difference.step.split())
         if (
             words.issuperset(reason.command.split())
             and reason.part == difference.part

@@ -62,7 +62,7 @@ def _both(root: object, *arguments: object) -> Iterator[Step]:
 
 
 def _planned(root: object, *arguments: object) -> Iterator[Step]:
-    """Yield a plan as text and JSON, a wrong digest, the execution by the right digest, and the plan afterwards."""
+    """Yield a plan as text and JSON, a wrong digest, the execution with the right digest, and the plan afterwards."""
     yield from _both(root, *arguments)
     yield _command(root, *arguments, "--apply", "1-0000000000000000")
     yield _command(root, *arguments, "--apply", "@digest", "--json")
@@ -303,7 +303,7 @@ def _reclaim_steps(folder: Path) -> Iterator[Step]:
 
 
 def _damage_steps(folder: Path) -> Iterator[Step]:
-    """Yield operations on damaged lakehouses, each a copy of an intact one with one damaged, missing or wrong file."""
+    """Yield operations on copies of an intact lakehouse, each with a damaged, missing or wrong file."""
     intact = folder / "lz4"
     for name, *actions in (
         ("hint-gone", _action("remove", folder / "hint-gone" / "_latest_hint.txt")),

@@ -1,7 +1,7 @@
 """One code location for production and for branches: each branch works on a clone of production.
 
 ``LAKE_ROOT`` is the production lakehouse, and the clones are below ``CLONES_ROOT``. A process works for the branch in
-``TRINITYLAKE_BRANCH``, or for that of a branch deployment of Dagster+. Production lists the open branches of the git
+``TRINITYLAKE_BRANCH``, or for the branch of a Dagster+ branch deployment. Production lists the open branches of the git
 repository ``REPOSITORY``.
 """
 
@@ -38,7 +38,7 @@ def revenue(orders: pa.Table) -> pa.Table:
 
 
 def open_branches() -> set[str]:
-    """Return the branches of the repository. Raises CalledProcessError if it does not respond."""
+    """Return the branches of the repository. Raise CalledProcessError if it cannot be reached."""
     command = ["git", "ls-remote", "--heads", os.environ["REPOSITORY"]]
     output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     return {line.partition("refs/heads/")[2] for line in output.splitlines()}

@@ -1,4 +1,4 @@
-"""The project of shop.py with a lakehouse: it publishes its tables as one version, and has the jobs of the lakehouse.
+"""The project of shop.py with a lakehouse: it publishes all tables as one version, and has jobs for the lakehouse.
 
 ``LAKE_ROOT`` is the root of the lakehouse. Create it with ``trinitylake --root $LAKE_ROOT init``.
 """

@@ -1,7 +1,7 @@
-"""Two lakehouses in one code location, with an asset that reads a table of one and publishes to the other.
+"""Two lakehouses in one code location, with an asset that reads a table from one and publishes to the other.
 
-``SALES_ROOT`` and ``MARTS_ROOT`` are their roots. Names of jobs, schedules, sensors and assets start with ``sales``
-and ``marts``.
+``SALES_ROOT`` and ``MARTS_ROOT`` are the roots of the lakehouses. The names of jobs, schedules, sensors and assets
+start with ``sales`` or ``marts``.
 """
 
 from datetime import timedelta

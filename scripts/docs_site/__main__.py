@@ -1,7 +1,7 @@
 """Build the documentation site: ``make docs``, or ``.venv/bin/python -m scripts.docs_site``.
 
-Assembles the pages in ``.site/pages``, from which Zensical builds ``.site/html``. Fails for links and anchors without a
-target. Neither the build nor the site sends requests to other hosts.
+Assembles the pages in ``.site/pages``, from which Zensical builds ``.site/html``. The build fails if the target of a
+link or anchor does not exist. Neither the build nor the site sends requests to other hosts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from scripts.docs_site.site_map import PROJECT
 SITE = PROJECT / ".site"
 PAGES = SITE / "pages"
 HTML = SITE / "html"
-#: Pages that get links to the options of the operations that they run.
+#: Pages to which links to the options of their operations are added.
 OPERATIONS = "docs/operations/"
 
-#: A script on another host for search without a web server. Without it, search needs a web server.
+#: A script from another host that enables search without a web server. It is removed, so search needs a web server.
 _SHIM = re.compile(r'<script src="https://unpkg\.com/[^"]*"[^>]*></script>')
 _EXTERNAL_REQUEST = re.compile(r'<(?:script|img|iframe|link)\b[^>]*(?:src|href)="(?P<address>(?:https?:)?//[^"]*)"')
 
@@ -44,8 +44,9 @@ def assemble() -> None:
     for name in names:
         if name.endswith(".md"):
             text = (PROJECT / name).read_text()
-            more = reference.pointers(text) if name.startswith(OPERATIONS) else ""
-            texts[site_map.site_path(name)] = site_map.to_python_markdown(site_map.with_site_links(name, text)) + more
+            option_links = reference.option_links(text) if name.startswith(OPERATIONS) else ""
+            page = site_map.to_python_markdown(site_map.with_site_links(name, text))
+            texts[site_map.site_path(name)] = page + option_links
             targets = [target for link in site_map.links(text) if (target := site_map.link_target(name, link))]
             for target in set(targets) - set(names):
                 texts[site_map.site_path(target)] = site_map.text_page(target)

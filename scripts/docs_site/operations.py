@@ -36,7 +36,7 @@ options, with the same names, values and defaults. Job names have the name of th
 
 def operations() -> str:
     """Return the page with all operations."""
-    return _HEAD + "".join(map(_section, sorted(ALL, key=lambda one: one.job)))
+    return _HEAD + "".join(map(_section, sorted(ALL, key=lambda operation: operation.job)))
 
 
 def blocks_of(text: str) -> str:
@@ -76,7 +76,7 @@ def _usage(name: str) -> str:
 
 
 def _rows(operation: Operation[Any], spec: OptionSpec, within: str = "") -> Iterator[tuple[str, ...]]:
-    """Yield the row of an option, and those of its members."""
+    """Yield the rows of an option and of its members."""
     name = f"{within}{spec.name}"
     is_part_of_flag = within == "approval." or (within != "" and spec.name in NAMED_BY_ARGUMENT)
     flag = "" if is_part_of_flag else shown_in_command(operation, spec)

@@ -1,4 +1,4 @@
-"""Tables of storage options in manually written pages, generated from the specifications of the options.
+"""Generate the tables of storage options in manually written pages from the specifications of the options.
 
 ``make docs`` writes them between the comments ``<!-- options of NAME -->`` and ``<!-- end of options -->``, where NAME
 is a scheme, ``every root`` or ``caches``.
@@ -14,7 +14,7 @@ from scripts.docs_site.tables import code, table
 from trinitylake_ops.storage.options import CACHE_OPTIONS, COMMON_OPTIONS, Kind, Option
 from trinitylake_ops.storage.registry import OWN_SCHEMES
 
-#: The pages with such tables.
+#: The pages with tables of storage options.
 PAGES = ("docs/storages/README.md", *(f"docs/storages/{name}.md" for name in
          ("azure", "dynamodb", "gcs", "hdfs", "local", "redis", "s3")))  # fmt: skip
 
@@ -25,7 +25,7 @@ def updated(text: str) -> str:
     """Return the text of a page with current tables.
 
     Raises:
-        KeyError: A comment contains a name without options.
+        KeyError: If a comment contains an unknown name.
     """
     tables = {name: scheme.options for name, scheme in OWN_SCHEMES.items()} | {
         "every root": tuple(option for option in COMMON_OPTIONS if option not in CACHE_OPTIONS),
@@ -61,9 +61,9 @@ def _default(option: Option) -> str:
         return code(str(option.default).lower())
     if option.default is None:
         return ", ".join(map(code, option.environment)) or "none"
-    shown = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
+    default = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
     is_size = option.name.endswith("_bytes") and isinstance(option.default, int)
-    return f"{code(shown)} ({int(option.default) >> 20} MiB)" if is_size else code(shown)
+    return f"{code(default)} ({int(option.default) >> 20} MiB)" if is_size else code(default)
 
 
 def _meaning(option: Option) -> str:
@@ -71,5 +71,5 @@ def _meaning(option: Option) -> str:
 
 
 def _coded(text: str) -> str:
-    """Return a text with quoted words as code."""
+    """Return a text in which quoted words are formatted as code."""
     return re.sub(r"(?<!\w)'([^']+)'", r"`\1`", text)

@@ -48,7 +48,7 @@ from trinitylake_ops.storage.registry import OWN_SCHEMES
 ENVIRONMENT: Mapping[str, str] = {
     "TRINITYLAKE_ROOT": "the root of the lakehouse, for the command line",
     "TRINITYLAKE_STORAGE_OPTIONS": "options of the storage for the command line and for Spark: `NAME=VALUE,NAME=VALUE`",
-    "TRINITYLAKE_ALLOWED_ROOTS": "further roots that may be read, separated by spaces, for the command line",
+    "TRINITYLAKE_ALLOWED_ROOTS": "additional roots that may be read, separated by spaces, for the command line",
     "TRINITYLAKE_METRICS_FILE": "the file to which a process writes its [metrics](../deploy/monitoring.md)",
     "TRINITYLAKE_METRICS_PUSH": "the URL of the Pushgateway to which a process pushes its metrics",
     "TRINITYLAKE_METRICS_JOB": "the job name of pushed metrics",
@@ -75,19 +75,21 @@ def pages() -> dict[str, str]:
     return {f"reference/{name}.md": build() for name, build in builders.items()}
 
 
-def pointers(text: str) -> str:
+def option_links(text: str) -> str:
     """Return a section with links to the options of all commands and jobs on a page, or an empty string."""
-    called = re.findall(r"^trinitylake (?:--\S+ \S+ )*([a-z-]+)", text, flags=re.MULTILINE)
-    configured = re.findall(r"^```yaml title=\"(\w+)\"", text, flags=re.MULTILINE)
+    called_commands = re.findall(r"^trinitylake (?:--\S+ \S+ )*([a-z-]+)", text, flags=re.MULTILINE)
+    configured_jobs = re.findall(r"^```yaml title=\"(\w+)\"", text, flags=re.MULTILINE)
     jobs_of = {entry.command: job for job, entry in INDEX.items()}
-    declared = dict.fromkeys([*(jobs_of[name] for name in called if name in jobs_of), *configured])
-    links = [f"[`{job}`](../reference/operations.md#{job})" for job in declared]
-    links += [f"[`{name}`](../reference/commands.md#{name})" for name in dict.fromkeys(called) if name not in jobs_of]
+    used_jobs = dict.fromkeys([*(jobs_of[name] for name in called_commands if name in jobs_of), *configured_jobs])
+    links = [f"[`{job}`](../reference/operations.md#{job})" for job in used_jobs]
+    links += [
+        f"[`{name}`](../reference/commands.md#{name})" for name in dict.fromkeys(called_commands) if name not in jobs_of
+    ]
     return f"\n## All options\n\nOptions of {', '.join(links)}.\n" if links else ""
 
 
 def commands() -> str:
-    """Return the page of the command line. Options of operations are on the page of operations."""
+    """Return the page of the command line. The options of operations are on a separate page."""
     context = trinitylake.context_class(trinitylake, info_name="trinitylake", **trinitylake.context_settings)
     generated = {entry.command: job for job, entry in INDEX.items()}
     text = "# Commands\n\n" + _GENERATED + _help(trinitylake) + _options(trinitylake.params, context)
@@ -131,7 +133,7 @@ def _default(param: click.Option, context: click.Context) -> str:
 
 
 def jobs() -> str:
-    """Return the page of Dagster: jobs, schedules, and settings of a code location."""
+    """Return the page of Dagster with jobs, schedules, and the settings of a code location."""
     text = (
         "# Dagster\n\n" + _GENERATED + "Job names have the name of their lakehouse as prefix, such as `lake_rollback`."
         " The configuration of a run consists of the job's options"
@@ -183,7 +185,7 @@ def _default_of_field(field: dg.Field) -> str:
 
 
 def _settings_of(kind: type[Any]) -> str:
-    """Return the section of a class of settings: its docstring and its fields."""
+    """Return the section of a settings class with its docstring and its fields."""
     text = f"## {kind.__name__}\n\n{prose(inspect.getdoc(kind))}\n\n"
     if issubclass(kind, BaseModel):
         return text + _fields_of_model(kind)
@@ -191,13 +193,13 @@ def _settings_of(kind: type[Any]) -> str:
     rows = []
     for field in fields(kind):
         default = field.default_factory() if field.default_factory is not MISSING else field.default
-        shown = "required" if default is MISSING else _default_text(default)
-        rows.append((code(field.name), code(_type(field.type)), shown, comments.get(field.name, "")))
+        default_text = "required" if default is MISSING else _default_text(default)
+        rows.append((code(field.name), code(_type(field.type)), default_text, comments.get(field.name, "")))
     return text + table(("Setting", "Type", "Default", "Description"), rows)
 
 
 def field_comments(kind: type[Any]) -> Mapping[str, str]:
-    """Return the ``#:`` comments of the fields of a dataclass, by field."""
+    """Return the ``#:`` comments of the fields of a dataclass by field name."""
     comments: dict[str, str] = {}
     comment: list[str] = []
     for line in inspect.getsource(kind).splitlines():
@@ -219,7 +221,7 @@ def _fields_of_model(model: type[BaseModel]) -> str:
 
 
 def _type(annotation: object) -> str:
-    """Return the source form of a type, without module names."""
+    """Return a type as in source code, without module names."""
     is_plain = isinstance(annotation, type) and not getattr(annotation, "__args__", ())
     return re.sub(r"\b(?:\w+\.)+", "", annotation.__name__ if is_plain else str(annotation))
 
@@ -231,7 +233,7 @@ def _default_of(field: FieldInfo) -> str:
 
 
 def _default_text(value: object) -> str:
-    """Return the text of a default, or an empty string for None and for other objects."""
+    """Return the text of a default value, or an empty string if it has no short text."""
     if isinstance(value, str | int | float | bool):
         return code(value)
     if isinstance(value, timedelta):
@@ -243,7 +245,7 @@ def _default_text(value: object) -> str:
 
 
 def settings() -> str:
-    """Return the page of settings of a lakehouse, of storages, of the environment, of the server, and of Spark."""
+    """Return the page with the settings of a lakehouse, storages, the environment, the server and Spark."""
     text = "# Settings\n\n" + _GENERATED + "## Lakehouse\n\n"
     text += (
         "Set them with `trinitylake init` or `Lakehouse.create`, and change them with `Lakehouse.alter_definition` if"
@@ -251,40 +253,40 @@ def settings() -> str:
     )
     text += table(("Setting", "Default", "Description"), _lakehouse_settings())
     text += (
-        "`retention_rules`, set with `alter_definition`, keeps further versions: `last`, `hourly`, `daily`, `weekly`,"
-        " `monthly`.\n\n## Storages\n\nThe page of each storage describes its options. Set credentials in the"
+        "`retention_rules`, set with `alter_definition`, keeps additional versions: `last`, `hourly`, `daily`,"
+        " `weekly`, `monthly`.\n\n## Storages\n\nThe page of each storage describes its options. Set credentials in the"
         " environment.\n\n"
     )
     text += table(("Option", "Roots", "Credential"), _storage_options())
-    text += "## Environment variables\n\n" + table(("Variable", "Meaning"), _coded(ENVIRONMENT))
-    deciding = {f"{name}://": scheme.environment for name, scheme in OWN_SCHEMES.items() if scheme.environment}
-    text += table(("Roots", "Variables that select the server or the credentials"), _listed(deciding))
+    text += "## Environment variables\n\n" + table(("Variable", "Meaning"), _meanings(ENVIRONMENT))
+    variables = {f"{name}://": scheme.environment for name, scheme in OWN_SCHEMES.items() if scheme.environment}
+    text += table(("Roots", "Variables that select the server or the credentials"), _name_lists(variables))
     text += "## Server\n\n[Run the server](../rest-catalog/run.md) shows how to set each.\n\n"
     text += "".join(
         _settings_of(kind).replace("## ", "### ", 1) for kind in (ServerSettings, DelegationSettings, Limits)
     )
-    options = {"Spark reads": OPTIONS, "Spark streams": STREAM_OPTIONS, "Spark writes": WRITE_OPTIONS}
-    for title, of in options.items():
-        text += f"## {title}\n\n" + table(("Option", "Meaning"), _coded(of))
+    spark_options = {"Spark reads": OPTIONS, "Spark streams": STREAM_OPTIONS, "Spark writes": WRITE_OPTIONS}
+    for title, options in spark_options.items():
+        text += f"## {title}\n\n" + table(("Option", "Meaning"), _meanings(options))
     text += "## Extras\n\nThe [Python guide](../python.md#extras) describes each.\n\n"
-    return text + table(("Extra", "Modules"), _listed(EXTRAS))
+    return text + table(("Extra", "Modules"), _name_lists(EXTRAS))
 
 
-def _coded(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _meanings(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     return ((code(name), text) for name, text in texts.items())
 
 
-def _listed(names: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
-    return ((code(name), ", ".join(map(code, sorted(of)))) for name, of in names.items())
+def _name_lists(lists: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
+    return ((code(key), ", ".join(map(code, sorted(names)))) for key, names in lists.items())
 
 
 def _lakehouse_settings() -> Iterator[tuple[str, str, str]]:
     context = trinitylake.context_class(trinitylake, **trinitylake.context_settings)
     init = trinitylake.get_command(context, "init")
     assert init is not None
-    known = {field.name for field in fields(LakehouseDef)}
+    settings_names = {field.name for field in fields(LakehouseDef)}
     for param in init.params:
-        if isinstance(param, click.Option) and param.name in known:
+        if isinstance(param, click.Option) and param.name in settings_names:
             yield code(param.name), _default(param, context), param.help or ""
 
 
@@ -295,13 +297,13 @@ def _storage_options() -> Iterator[tuple[str, str, str]]:
             schemes.setdefault(option.name, []).append(name)
     for common in COMMON_OPTIONS:
         yield code(common.name), "[all](../storages/index.md)", ""
-    for option, of in sorted(schemes.items()):
-        where = ", ".join(f"[`{name}://`](../storages/{_STORAGE_PAGES[name]}.md)" for name in of)
-        yield code(option), where, "yes" if is_secret(option) else ""
+    for option, names in sorted(schemes.items()):
+        roots = ", ".join(f"[`{name}://`](../storages/{_STORAGE_PAGES[name]}.md)" for name in names)
+        yield code(option), roots, "yes" if is_secret(option) else ""
 
 
 def error_classes() -> str:
-    """Return the page of errors: exit codes, and the meaning of each class."""
+    """Return the page of errors with the exit codes and the meaning of each class."""
     text = "# Errors and exit codes\n\n" + _GENERATED
     text += (
         "Every error of this package is a `TrinityLakeError`, with the affected `path` and `version` if they"
@@ -310,27 +312,28 @@ def error_classes() -> str:
     )
     text += table(("Exit code", "Meaning"), _exit_codes())
     rows = [
-        (code(kind.code), code(kind.__name__), code(above), kind.exit_code, _first_lines(kind))
-        for kind, above in _tree()
+        (code(error_class.code), code(error_class.__name__), code(base), error_class.exit_code, _summary(error_class))
+        for error_class, base in _class_tree()
     ]
     return text + table(("Code", "Class", "Base class", "Exit code", "Meaning"), rows)
 
 
 def _exit_codes() -> Iterator[tuple[str, str]]:
-    """Yield the exit codes from the help of the command line, with their meaning."""
+    """Yield the exit codes and their meanings from the help of the command line."""
     block = (trinitylake.epilog or "").partition("Exit codes:\n")[2]
     for numbers, meaning in re.findall(r"^  ([\d, ]+?)  (.*(?:\n {5,}.*)*)", block, flags=re.MULTILINE):
         yield code(numbers), meaning
 
 
-def _tree(
-    kind: type[errors.TrinityLakeError] = errors.TrinityLakeError, above: str = ""
+def _class_tree(
+    error_class: type[errors.TrinityLakeError] = errors.TrinityLakeError, base: str = ""
 ) -> Iterator[tuple[type[errors.TrinityLakeError], str]]:
-    """Yield each class with the name of its base class, from the root down."""
-    yield kind, above
-    for subclass in kind.__subclasses__():
-        yield from _tree(subclass, kind.__name__)
+    """Yield an error class with the name of its base class, followed by its subclasses, recursively."""
+    yield error_class, base
+    for subclass in error_class.__subclasses__():
+        yield from _class_tree(subclass, error_class.__name__)
 
 
-def _first_lines(kind: Callable[..., Any]) -> str:
-    return prose(inspect.getdoc(kind)).partition("\n\n")[0]
+def _summary(documented: Callable[..., Any]) -> str:
+    """Return the first paragraph of a docstring."""
+    return prose(inspect.getdoc(documented)).partition("\n\n")[0]

@@ -1,7 +1,7 @@
 """Map files of the repository to pages of the site, and links between files to links between pages.
 
-Pages link to files by their paths in the repository, so that links also work there. A linked file that is not a page,
-such as an example, becomes a page with its text.
+Pages refer to files by their paths in the repository, so that links also work there. A linked file that is not a page,
+for example an example program, becomes a page with its text.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SITE_PATHS: Mapping[str, str] = {
     "examples/README.md": "examples.md",
     "trinitylake_ops/format/FORMAT.md": "internals/format.md",
 }
-_MEASURED = "benchmarks/results/"
-_FOLDERS = ("docs/", _MEASURED)
+_RESULTS = "benchmarks/results/"
+_FOLDERS = ("docs/", _RESULTS)
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "bash"}
 
-#: Code comes first, because a link in code is not a link.
+#: Code is matched first, so that links in code are ignored.
 _CODE_OR_LINK = re.compile(
     r"^(?P<indent> *)```.*?^(?P=indent)```|(?P<ticks>`+).+?(?P=ticks)|\]\((?P<link>[^)\s]+)\)",
     re.MULTILINE | re.DOTALL,
@@ -46,8 +46,8 @@ def site_path(source: str) -> str:
     path = PurePosixPath(source)
     if source.startswith("docs/"):
         path = path.relative_to("docs")
-    elif source.startswith(_MEASURED):
-        path = "measurements" / path.relative_to(_MEASURED)
+    elif source.startswith(_RESULTS):
+        path = "measurements" / path.relative_to(_RESULTS)
     else:
         return f"source/{source}.md"
     return str(path.with_name("index.md") if path.name == "README.md" else path)
@@ -59,17 +59,17 @@ def links(text: str) -> Iterator[str]:
 
 
 def link_target(source: str, link: str) -> str | None:
-    """Return the file in the repository that a link points to; for a folder, its README.
+    """Return the file in the repository that a link points to, which for a folder is its README.
 
     Args:
         source: The path in the repository of the page that contains the link.
         link: The target of the link.
 
     Returns:
-        A path in the repository, or None for a URL and for an anchor of the same page.
+        A path in the repository, or None for a URL or an anchor of the same page.
 
     Raises:
-        FileNotFoundError: The file does not exist.
+        FileNotFoundError: If the file does not exist.
     """
     path = link.partition("#")[0]
     if not path or re.match(r"[a-z]+:", link):
@@ -140,5 +140,5 @@ def to_python_markdown(text: str) -> str:
 
 
 def _steps(steps: list[int], indent: int) -> list[int]:
-    """Return the indentations of the enclosing lists of an item, outermost first, and of the item."""
+    """Return the indentations of the enclosing lists of an item, outermost first, and of the item itself."""
     return [*(step for step in steps if step < indent), indent]

@@ -1,4 +1,4 @@
-"""Tables and texts of generated pages."""
+"""Format tables and text for generated pages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def cell(text: object) -> str:
 
 
 def code(text: object) -> str:
-    """Return text as code, or an empty string for an empty text."""
+    """Return text formatted as code, or an empty string if the text is empty."""
     return f"`{text}`" if str(text) else ""
 
 
@@ -25,7 +25,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         rows: Rows of Markdown cells.
     """
     lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(cell(one) for one in line)} |\n" for line in lines) + "\n"
+    return "".join(f"| {' | '.join(map(cell, line))} |\n" for line in lines) + "\n"
 
 
 def prose(docstring: str | None) -> str:

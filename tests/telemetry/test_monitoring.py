@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.draw_dashboard import PICTURE, Window, answered, draw, legend, prometheus, shown
+from scripts.draw_dashboard import PICTURE, Window, draw, format_value, legend, prometheus, query_series
 from tests.lakes import Lakes, lakes
 from tests.operations.changes import create
 from tests.server.live_server import serving, settings_for
@@ -137,7 +137,7 @@ def test_panels_show_data_of_running_server(lakes: Lakes, tmp_path: Path) -> Non
                 empty -= {expression for expression in empty if any(name in expression for name in MAY_BE_EMPTY)}
             window = Window(started, time.time(), scrape=15)  # the expressions contain rates over one minute
             picture = tmp_path / "dashboard.png"
-            n_drawn = draw(DASHBOARD, lambda target: answered(url, window, target), window, "", picture)
+            n_drawn = draw(DASHBOARD, lambda target: query_series(url, window, target), window, "", picture)
     assert empty == set()
     optional = [panel for panel in panels() if any(name in panel["targets"][0]["expr"] for name in MAY_BE_EMPTY)]
     assert n_drawn >= len(panels()) - len(optional)
@@ -145,24 +145,25 @@ def test_panels_show_data_of_running_server(lakes: Lakes, tmp_path: Path) -> Non
 
 
 def test_values_and_names_are_formatted() -> None:
-    texts = [
-        shown(0.0042, "s"),
-        shown(90, "s"),
-        shown(187_200, "s"),
-        shown(4_400_000, "bytes"),
-        shown(0.125, "percentunit"),
-    ]
-    assert texts == ["4.2 ms", "1.5 min", "2.17 d", "4.2 MiB", "12.5 %"]
-    assert [shown(120, "none"), shown(1_234, "none"), shown(0, "ops"), shown(float("inf"), "s")] == [
-        "120", "1234", "0 ops/s", "∞",
-    ]  # fmt: skip
+    texts = {
+        (0.0042, "s"): "4.2 ms",
+        (90, "s"): "1.5 min",
+        (187_200, "s"): "2.17 d",
+        (4_400_000, "bytes"): "4.2 MiB",
+        (0.125, "percentunit"): "12.5 %",
+        (120, "none"): "120",
+        (1_234, "none"): "1234",
+        (0, "ops"): "0 ops/s",
+        (float("inf"), "s"): "∞",
+    }
+    assert {(value, unit): format_value(value, unit) for value, unit in texts} == texts
     assert legend("{{lakehouse}} {{of}}, a minute", {"lakehouse": "main"}) == "main , a minute"
     assert legend("{{status}}", {}) == "Value"
-    assert Window(0, 600, 2).filled('rate(x{l=~"$lakehouse"}[$__rate_interval])') == 'rate(x{l=~".*"}[8s])'
+    assert Window(0, 600, 2).expand('rate(x{l=~"$lakehouse"}[$__rate_interval])') == 'rate(x{l=~".*"}[8s])'
 
 
 def test_all_units_of_dashboard_are_supported() -> None:
-    assert all(shown(1, panel["fieldConfig"]["defaults"]["unit"]) for panel in panels())
+    assert all(format_value(1, panel["fieldConfig"]["defaults"]["unit"]) for panel in panels())
     assert PICTURE.is_file()
     assert f"images/{PICTURE.name}" in (MONITORING.parents[1] / "docs" / "deploy" / "monitoring.md").read_text()
 

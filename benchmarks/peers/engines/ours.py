@@ -8,7 +8,7 @@ from typing import ClassVar
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
-from benchmarks.lakes import Later, filled
+from benchmarks.lakes import LaterStorage, filled
 from benchmarks.peers.peer import Peer, object_name, value
 from trinitylake_ops import Lakehouse, TableDef, operations
 from trinitylake_ops.errors import CommitAttemptsExhaustedError, CommitConflictError
@@ -65,8 +65,8 @@ class Ours(Peer):
 
     def expire(self) -> None:
         policy = operations.RetentionPolicy(maximum_age_ms=0, minimum_versions=1, protected_ms=0)
-        operations.plan_expiration(Lakehouse(Later(self._storage(), 1)), policy).execute()
-        operations.plan_purge(Lakehouse(Later(self._storage(), 2))).execute()
+        operations.plan_expiration(Lakehouse(LaterStorage(self._storage(), 1)), policy).execute()
+        operations.plan_purge(Lakehouse(LaterStorage(self._storage(), 2))).execute()
 
 
 class OursSynced(Ours):

@@ -1,1 +1,1 @@
-"""A project for Dagster's dg, with a YAML file below defs for each lakehouse."""
+"""A project for Dagster's dg, with a YAML file in defs for each lakehouse."""

@@ -1,4 +1,4 @@
-"""Load all definitions below defs."""
+"""Load all definitions in defs."""
 
 from pathlib import Path
 
