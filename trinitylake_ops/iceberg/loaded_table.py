@@ -292,9 +292,9 @@ def check_update(name: str, metadata: TableMetadata, current: Table | None, base
         base: Its definition before the change, or None for a new table.
 
     Raises:
-        InvalidDefinitionError: The table is registered. Or a managed table would move, get forbidden or too many
+        InvalidDefinitionError: The table is registered; a managed table would move, get forbidden or too many
             properties, get a schema that some engines cannot read, or lose the last schema that has the source column
-            of a partition spec. Or a new snapshot has a time or sequence number far ahead.
+            of a partition spec; or a new snapshot has a time or sequence number far ahead.
     """
     if base is not None and not base.is_managed:
         raise registered_table_error(name)

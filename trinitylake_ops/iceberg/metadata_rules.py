@@ -55,9 +55,9 @@ def check_new_schemas(metadata: TableMetadata, accepted_schemas: Iterable[Schema
         accepted_schemas: The existing schemas of the table. Violations in them are accepted.
 
     Raises:
-        InvalidDefinitionError: Two columns of a struct differ only by case, and :data:`CASE_SENSITIVE` does not allow
-            it. Or a column has a default value before format version 3. Or two columns share an id, or an id is
-            reserved. Or values of a column have more than :data:`MAX_FIXED_BYTES`.
+        InvalidDefinitionError: Two columns of a struct differ only by case without :data:`CASE_SENSITIVE`, a column has
+            a default value before format version 3, two columns share an id, an id is reserved, or values of a column
+            have more than :data:`MAX_FIXED_BYTES`.
     """
     accepted_schemas = list(accepted_schemas)
     new_schemas = [schema for schema in metadata.schemas if schema not in accepted_schemas]
@@ -108,7 +108,7 @@ def check_new_layouts(metadata: TableMetadata, current: TableMetadata | None = N
 
     Raises:
         InvalidDefinitionError: A transform is unknown, has a width that is not between 1 and 2^31 - 1, or cannot be
-            applied to the type of its column. Or a partition field has an empty name.
+            applied to the type of its column; or a partition field has an empty name.
     """
     specs = {} if current is None else {spec.spec_id: spec.fields for spec in current.partition_specs}
     orders = {} if current is None else {order.order_id: order.fields for order in current.sort_orders}
@@ -277,7 +277,7 @@ def check_new_snapshots(name: str, metadata: TableMetadata, current: TableMetada
 
     Raises:
         InvalidDefinitionError: The id of a snapshot is not positive (PyIceberg interprets -1 as no snapshot), the table
-            does not have its schema, or its parents form a cycle. Or ``main`` is a tag, to which no engine can append.
+            does not have its schema, or its parents form a cycle; or ``main`` is a tag, to which no engine can append.
     """
     existing_ids = set() if current is None else {snapshot.snapshot_id for snapshot in current.snapshots}
     new_snapshots = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id not in existing_ids]

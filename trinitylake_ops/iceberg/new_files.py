@@ -193,8 +193,8 @@ def check_new_lists(new: NewFiles, added: Iterable[Snapshot], spec_ids: Containe
         spec_ids: The ids of the partition specs of the table.
 
     Raises:
-        InvalidDefinitionError: A list contains a manifest twice, so that its rows count twice. Or a new manifest has a
-            partition spec that the table does not have. Or a list is empty, but its summary counts files.
+        InvalidDefinitionError: A list contains a manifest twice, so that its rows count twice; a new manifest has a
+            partition spec that the table does not have; or a list is empty, but its summary counts files.
     """
     for snapshot in added:
         manifests = new.listed.get(snapshot.snapshot_id)
@@ -233,9 +233,9 @@ def check_new_entries(
         io: Resolves the URIs of files, because one file may have several.
 
     Raises:
-        InvalidDefinitionError: A snapshot lists a data file twice, so that its rows count twice. Or the sequence number
-            of a file is greater than those of the snapshots, so that its deletes would apply to rows of later commits.
-            Or a file is the owner file of the folder, which a later compaction would delete.
+        InvalidDefinitionError: A snapshot lists a data file twice, so that its rows count twice; the sequence number
+            of a file is greater than those of the snapshots, so that its deletes would apply to rows of later commits;
+            or a file is the owner file of the folder, which a later compaction would delete.
     """
     last = max((snapshot.sequence_number or 0 for snapshot in added), default=0)
     live: Counter[tuple[int | None, str]] = Counter()

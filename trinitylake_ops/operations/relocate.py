@@ -220,7 +220,7 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
 class RelocationReport(Document):
     """Report the relocated tables."""
 
-    #: The version that has them; the latest version if there was nothing to do.
+    #: The version that contains the relocated tables; the latest version if there was nothing to do.
     version: int
     #: The names of the relocated tables.
     tables: tuple[str, ...]

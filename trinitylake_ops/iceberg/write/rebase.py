@@ -63,8 +63,8 @@ def rebase(
 
     Raises:
         CommitConflictError: Other writers changed data that it replaces, or rewrote the superseded files; the error
-            names the table and the partitions. Or the table was dropped, recreated, or changed its columns or
-            partitions. Or its files are in the table already, or the snapshots that would show that were trimmed.
+            names the table and the partitions. The table was dropped or recreated, or its columns or partitions
+            changed. Or its files are in the table already, or the snapshots that would show that were trimmed.
         StorageError: A file cannot be read or written.
     """
     catalog = StagingCatalog(lake)

@@ -279,7 +279,7 @@ def _missing_files(
                 selection.tables.append(copy)
                 selection.entries.append((key, table.location))
                 selection.copied.setdefault(table.definition.id, []).append(CopiedTable(key, name, table.location))
-    for table in remaining.values():  # under names of an older release
+    for table in remaining.values():  # copied under names that an older release chose
         raise missing_target_file(first_destination.root, min(table.lost))
     return selection
 

@@ -80,7 +80,7 @@ _REPLACEMENTS: tuple[tuple[type[spark.DataType], str], ...] = (
     (spark.DayTimeIntervalType, "store a bigint of microseconds"),
     (spark.YearMonthIntervalType, "store an int of months"),
     (spark.CalendarIntervalType, "store its parts as int columns"),
-    (spark.VariantType, "store it as a string of JSON by to_json"),
+    (spark.VariantType, "store it as a JSON string with to_json"),
 )
 
 
