@@ -149,7 +149,7 @@ def test_failing_listener_does_not_fail_commit(root: str, caplog: pytest.LogCapt
         metrics.observe = None  # type: ignore[assignment]
         create(lake, "ns")
     assert lake.snapshot().has_namespace("ns")
-    assert "the work goes on" in caplog.text
+    assert "the work continues" in caplog.text
 
 
 def test_engine_works_without_telemetry_libraries(root: str) -> None:
