@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,8 +20,7 @@ from tests.processes import Child, fork
 from trinitylake_ops import Lakehouse, operations
 from trinitylake_ops.errors import TrinityLakeError
 from trinitylake_ops.iceberg.catalog import catalog_at
-from trinitylake_ops.storage import LocalStorage
-from trinitylake_ops.storage.local import storage as local_storage
+from trinitylake_ops.storage import FileInfo, LocalStorage
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900), pytest.mark.local_only("processes on one folder")]
 #: Factor by which the clock and file times run faster, so that orphans are old after seconds.
@@ -36,13 +36,15 @@ def fast_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def sped_up(time_ms: int) -> int:
         return start_ms + (time_ms - start_ms) * CLOCK_SPEEDUP if time_ms > start_ms else time_ms
 
-    original_file_info = local_storage._file_info
+    original_stat, original_list = LocalStorage.stat, LocalStorage.list
 
-    def file_info(path: str, status: os.stat_result) -> local_storage.FileInfo:
-        info = original_file_info(path, status)
-        return local_storage.FileInfo(info.path, info.size_bytes, sped_up(info.last_modified_ms))
+    def with_fast_clock(info: FileInfo) -> FileInfo:
+        return replace(info, last_modified_ms=sped_up(info.last_modified_ms))
 
-    monkeypatch.setattr(local_storage, "_file_info", file_info)
+    monkeypatch.setattr(LocalStorage, "stat", lambda storage, path: with_fast_clock(original_stat(storage, path)))
+    monkeypatch.setattr(
+        LocalStorage, "list", lambda storage, prefix="": map(with_fast_clock, original_list(storage, prefix))
+    )
     monkeypatch.setattr(LocalStorage, "now_ms", lambda _storage: sped_up(time.time_ns() // 1_000_000))
 
 

@@ -26,8 +26,7 @@ from trinitylake_ops.iceberg.io.file_io import reading_io
 from trinitylake_ops.iceberg.table_change import registering_io, root_to_allow
 from trinitylake_ops.storage import Storage, open_storage
 from trinitylake_ops.storage.contract.suite import MIB, run_together
-from trinitylake_ops.storage.dynamodb.client import TableRequests
-from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
+from trinitylake_ops.storage.dynamodb.client import DynamoDBClient, TableRequests
 
 TIME_LIMIT_S = 3_000
 SOAK_MARKS = [pytest.mark.soak, pytest.mark.timeout(TIME_LIMIT_S + 600)]
@@ -263,17 +262,14 @@ def test_command_line_creates_the_table_only_if_configured(dynalite: DynamoDBSer
 def test_commit_sends_few_requests(dynalite: DynamoDBServer, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = Lakehouse.create(root, dynalite.storage_options)
     create(lake, "a")
-    storage = lake.storage
-    while not isinstance(storage, DynamoDBStorage):
-        storage = storage.inner  # type: ignore[attr-defined]
     methods: list[str] = []
-    call = storage._requests._call
+    call = DynamoDBClient.call
 
-    def recording_call(method: str, arguments: dict[str, object]) -> object:
+    def recording_call(client: DynamoDBClient, method: str, arguments: dict[str, object]) -> object:
         methods.append(method)
-        return call(method, arguments)
+        return call(client, method, arguments)
 
-    monkeypatch.setattr(storage._requests, "_call", recording_call)
+    monkeypatch.setattr(DynamoDBClient, "call", recording_call)
     with lake.transaction() as txn:
         txn.create_namespace("b")
     assert methods == ["get_item"] * 3 + ["put_item"] * 3, (

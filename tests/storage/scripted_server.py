@@ -52,7 +52,7 @@ class ScriptedServer:
         self.requests: list[RecordedRequest] = []
         self.closing = threading.Event()
         self._lock = threading.Lock()
-        self._script = script
+        self.script = script
         scripted_server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -86,7 +86,7 @@ class ScriptedServer:
         with self._lock:
             self.requests.append(request)
             number = len(self.requests) - 1
-        response = self._script(number, request)
+        response = self.script(number, request)
         if isinstance(response, NoResponse):
             self.closing.wait(30)
         if isinstance(response, DropConnection | NoResponse):

@@ -105,7 +105,7 @@ def test_drain_waits_only_for_earlier_tasks() -> None:
     drainer = threading.Thread(target=lambda: results.append(runner.drain(60)))
     results: list[bool] = []
     drainer.start()
-    while runner._n_draining == 0:
+    while runner.n_draining == 0:
         drainer.join(0.01)
     runner.submit(later_task)
     first_task.may_finish.set()

@@ -267,7 +267,7 @@ def test_concurrent_cache_misses_read_once(meter: MeteredStorage) -> None:
         for thread in threads:
             thread.start()
         assert gate.entered.acquire(timeout=30)
-        read_in_progress = cached._cache._reads["identity", "immutable/a"]
+        read_in_progress = cached.cache._reads["identity", "immutable/a"]
         wait_until(lambda: len(read_in_progress.has_ended._cond._waiters) == 7)  # type: ignore[attr-defined]
         gate.opened.set()
         for thread in threads:
@@ -318,7 +318,7 @@ def test_forked_child_starts_empty_with_free_locks(meter: MeteredStorage) -> Non
     release = threading.Event()
 
     def acquire_all_locks() -> None:
-        cache = cached._cache  # type: ignore[attr-defined]
+        cache = cached.cache  # type: ignore[attr-defined]
         with cache._lock, cache._files._lock:
             locks_held.set()
             release.wait(60)
@@ -409,8 +409,8 @@ def test_private_views_share_only_the_size(meter: MeteredStorage) -> None:
     for number in range(40):
         for view in views:
             view.create(f"{number}", b"x" * 100_000) if view is views[0] else view.read(f"{number}")
-    cache = views[0]._cache  # type: ignore[attr-defined]
-    assert cache is views[1]._cache  # type: ignore[attr-defined]
+    cache = views[0].cache  # type: ignore[attr-defined]
+    assert cache is views[1].cache  # type: ignore[attr-defined]
     assert MIB / 2 < cache.size_bytes <= MIB
 
 

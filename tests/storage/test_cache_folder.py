@@ -321,7 +321,7 @@ def test_concurrent_processes_stay_within_the_limit(cache_path: Path) -> None:
                 raise AssertionError(number)
             else:
                 hits += 1
-        assert not folder._has_failed
+        assert not folder.has_failed
         report(str(hits))
 
     children = [fork(work) for _ in range(8)]

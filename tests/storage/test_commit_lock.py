@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,7 +15,6 @@ import pytest
 
 from trinitylake_ops import Lakehouse
 from trinitylake_ops.storage import MeteredStorage, RetryStorage, Storage, StorageWrapper
-from trinitylake_ops.storage.local import commit_lock as commit_lock_module
 from trinitylake_ops.storage.local.storage import LocalStorage
 
 pytestmark = pytest.mark.usefixtures("fixed_requests")
@@ -84,61 +84,56 @@ def test_killed_process_releases_the_commit_lock(folder: Path) -> None:
         assert not has_waited
 
 
-def test_stopped_process_does_not_block_commits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def wait_until_free(local_storage: LocalStorage) -> None:
+    """Wait until the commit lock is acquired without a wait."""
+    deadline_s = time.monotonic() + LONG_S
+    while time.monotonic() < deadline_s:
+        with local_storage.commit_lock(1.0) as has_waited:
+            if not has_waited:
+                return
+        time.sleep(0.01)
+    raise AssertionError("the commit lock is still held")
+
+
+def test_stopped_process_does_not_block_commits(folder: Path) -> None:
     holder = Holder(folder)
     assert holder.process.pid is not None
     os.kill(holder.process.pid, signal.SIGSTOP)
     local_storage = storage(folder)
-    waits: list[commit_lock_module._Wait] = []
-    original_ends_within = commit_lock_module._Wait.ends_within
-
-    def record_wait(wait: commit_lock_module._Wait, max_s: float) -> bool:
-        waits.append(wait)
-        return original_ends_within(wait, max_s)
-
-    monkeypatch.setattr(commit_lock_module._Wait, "ends_within", record_wait)
     with local_storage.commit_lock(0.05) as has_waited:
         assert has_waited
     # The abandoned wait is still blocked, so no thread waits again.
+    begun_s = time.monotonic()
     with local_storage.commit_lock(LONG_S) as has_waited:
         assert has_waited
-    (abandoned_wait,) = waits
-    assert abandoned_wait.is_waiting
+    assert time.monotonic() - begun_s < LONG_S / 2
     os.kill(holder.process.pid, signal.SIGCONT)
     holder.release()
-    assert abandoned_wait._is_over.wait(LONG_S)
-    # The lock was acquired after the wait had been abandoned, and then released.
-    with local_storage.commit_lock(LONG_S) as has_waited:
-        assert not has_waited
+    # The abandoned wait acquires the lock and releases it.
+    wait_until_free(local_storage)
 
 
 def test_interrupted_wait_releases_the_commit_lock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupt the wait before and after the lock is acquired."""
+    original_wait = threading.Event.wait
     for is_acquired_first in (False, True):
         holder = Holder(folder)
-        waits: list[commit_lock_module._Wait] = []
 
-        class InterruptedEvent(threading.Event):
-            def wait(self, timeout: float | None = None) -> bool:
-                if is_acquired_first:  # noqa: B023 - called in the same iteration
-                    holder.release()  # noqa: B023
-                    super().wait(timeout)
-                raise KeyboardInterrupt
+        def interrupted_wait(event: threading.Event, timeout: float | None = None) -> bool:
+            if timeout != LONG_S:  # not the wait for the lock
+                return original_wait(event, timeout)
+            if is_acquired_first:  # noqa: B023 - called in the same iteration
+                holder.release()  # noqa: B023
+                original_wait(event, timeout)
+            raise KeyboardInterrupt
 
-        class InterruptedWait(commit_lock_module._Wait):
-            def __init__(self, descriptor: int):
-                super().__init__(descriptor)
-                self._is_over = InterruptedEvent()
-                waits.append(self)  # noqa: B023
-
-        monkeypatch.setattr(commit_lock_module, "_Wait", InterruptedWait)
-        with pytest.raises(KeyboardInterrupt), storage(folder).commit_lock(LONG_S):
-            raise AssertionError("the lock must not be acquired")
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Event, "wait", interrupted_wait)
+            with pytest.raises(KeyboardInterrupt), storage(folder).commit_lock(LONG_S):
+                raise AssertionError("the lock must not be acquired")
         if not is_acquired_first:
             holder.release()
-        assert threading.Event.wait(waits[0]._is_over, LONG_S)
-        with storage(folder).commit_lock(LONG_S) as has_waited:
-            assert not has_waited
+        wait_until_free(storage(folder))
 
 
 def test_forked_child_does_not_hold_the_commit_lock(folder: Path) -> None:
@@ -193,13 +188,14 @@ class WithoutCommitLock(StorageWrapper):
 @pytest.fixture
 def wait_started(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """An event that is set when a commit waits for the lock."""
-    event, original_wait = threading.Event(), commit_lock_module.CommitLock._wait
+    event, original_flock = threading.Event(), fcntl.flock
 
-    def record_wait(lock: commit_lock_module.CommitLock, descriptor: int, max_s: float) -> bool:
-        event.set()
-        return original_wait(lock, descriptor, max_s)
+    def record_blocking_call(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_EX:
+            event.set()
+        original_flock(descriptor, operation)
 
-    monkeypatch.setattr(commit_lock_module.CommitLock, "_wait", record_wait)
+    monkeypatch.setattr(fcntl, "flock", record_blocking_call)
     return event
 
 

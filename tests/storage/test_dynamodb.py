@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import pickle
 import time
 import uuid
@@ -12,14 +13,16 @@ from typing import Any
 import pytest
 
 from tests import proxy as wire
+from tests.clock import ManualClock
 from tests.processes import fork
 from tests.proxy import FaultyProxy
 from tests.servers.dynalite import DynamoDBServer, error_response_body
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError, StoragePermissionError
-from trinitylake_ops.storage import RetryStorage, open_storage, retry
+from trinitylake_ops.storage import RetryStorage, open_storage, process_clock, retry
 from trinitylake_ops.storage.contract.suite import run_together
+from trinitylake_ops.storage.dynamodb.client import DynamoDBClient
 from trinitylake_ops.storage.dynamodb.items import MAX_UPLOAD_MS, ORPHAN_AGE_MS, PART_BYTES
-from trinitylake_ops.storage.dynamodb.storage import DynamoDBStorage
+from trinitylake_ops.storage.dynamodb.storage import SWEEP_SECONDS, DynamoDBStorage
 
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
@@ -134,12 +137,15 @@ def test_item_of_another_program_is_rejected(dynalite: DynamoDBServer, root: str
 # --- sweep --------------------------------------------------------------------------------------
 
 
+class SequentialStorage(DynamoDBStorage):
+    concurrency = 1
+
+
 def abandon_upload(dynalite: DynamoDBServer, root: str, fails_at: int) -> None:
     """Simulate a killed writer: from request ``fails_at`` on, no request reaches the server."""
     with FaultyProxy(dynalite.endpoint) as proxy:
         options = {**dynalite.storage_options, "endpoint": proxy.url, "read_timeout_seconds": "5"}
-        killed_storage = DynamoDBStorage(root, options)
-        killed_storage.concurrency = killed_storage._parts._concurrency = 1
+        killed_storage = SequentialStorage(root, options)
         killed_storage.now_ms()
         proxy.begin(wire.drop_request(fails_at, times=None))
         with pytest.raises(StorageError):
@@ -178,13 +184,15 @@ def test_slow_writer_abandons_its_upload(
 
 
 def test_batches_of_deletes_sweep_once_an_hour(dynalite: DynamoDBServer, root: str, storage: DynamoDBStorage) -> None:
-    for n_orphans in (0, 1):
-        abandon_upload(dynalite, root, 3)
-        backdate_uploads(dynalite, root, ORPHAN_AGE_MS + HOUR_MS)
+    clock = ManualClock()
+    with process_clock.using(clock):
+        for n_orphans in (0, 1):
+            abandon_upload(dynalite, root, 3)
+            backdate_uploads(dynalite, root, ORPHAN_AGE_MS + HOUR_MS)
+            storage.delete_batch(["missing"])
+            assert len(upload_ids(dynalite, root)) == n_orphans
+            clock.advance(SWEEP_SECONDS / 2)
         storage.delete_batch(["missing"])
-        assert len(upload_ids(dynalite, root)) == n_orphans
-    storage._next_sweep_s = time.monotonic()
-    storage.delete_batch(["missing"])
     assert dynalite.item_keys(root) == []
 
 
@@ -213,7 +221,7 @@ def storage_of(server: DynamoDBServer, root: str) -> DynamoDBStorage:
 def test_requests_of_each_operation(dynalite: DynamoDBServer, root: str) -> None:
     with FaultyProxy(dynalite.endpoint) as proxy:
         storage = DynamoDBStorage(root, {**dynalite.storage_options, "endpoint": proxy.url})
-        storage._next_sweep_s = time.monotonic() + 3600
+        storage.next_sweep_s = math.inf
         storage.exists("a")
         small, large = b"x" * 300_000, b"x" * (PART_BYTES + 50_000)
         for call, expected in (
@@ -241,14 +249,14 @@ def test_reads_are_strongly_consistent(storage: DynamoDBStorage, monkeypatch: py
     storage.create("large", LARGE)
     storage.create("small", b"x")
     calls: list[tuple[str, object]] = []
-    call = storage._requests._call
+    call = DynamoDBClient.call
 
-    def recording_call(method: str, arguments: dict[str, Any]) -> object:
+    def recording_call(client: DynamoDBClient, method: str, arguments: dict[str, Any]) -> object:
         options = next(iter(arguments["RequestItems"].values())) if method == "batch_get_item" else arguments
         calls.append((method, options.get("ConsistentRead")))
-        return call(method, arguments)
+        return call(client, method, arguments)
 
-    monkeypatch.setattr(storage._requests, "_call", recording_call)
+    monkeypatch.setattr(DynamoDBClient, "call", recording_call)
     storage.read("large")
     storage.stat("small")
     list(storage.list())
@@ -271,25 +279,25 @@ def test_roots_in_one_table_are_isolated(dynalite: DynamoDBServer, root: str) ->
 
 def test_unprocessed_items_of_a_batch_are_retried(storage: DynamoDBStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test server leaves items of a batch unprocessed, so this test truncates the requests."""
-    storage._next_sweep_s = time.monotonic() + 3600
+    storage.next_sweep_s = math.inf
     names = [f"{number:02}" for number in range(25)]
     storage.create_many({**dict.fromkeys(names, b"x"), "00-large": LARGE})
-    call, batches = storage._requests._call, []
+    call, batches = DynamoDBClient.call, []
 
-    def truncated_call(method: str, arguments: dict[str, dict[str, object]]) -> object:
+    def truncated_call(client: DynamoDBClient, method: str, arguments: dict[str, dict[str, object]]) -> object:
         if method not in ("batch_get_item", "batch_write_item"):
-            return call(method, arguments)
+            return call(client, method, arguments)
         ((table, items),) = arguments["RequestItems"].items()
         keys: list[object] = items["Keys"] if isinstance(items, dict) else items  # type: ignore[assignment]
         batches.append((method, len(keys)))
         processed, unprocessed = keys[: (len(keys) + 1) // 2], keys[(len(keys) + 1) // 2 :]
         if isinstance(items, dict):
-            response = dict(call(method, {"RequestItems": {table: {**items, "Keys": processed}}}))
+            response = dict(call(client, method, {"RequestItems": {table: {**items, "Keys": processed}}}))
             return {**response, "UnprocessedKeys": {table: {**items, "Keys": unprocessed}} if unprocessed else {}}
-        response = dict(call(method, {"RequestItems": {table: processed}}))
+        response = dict(call(client, method, {"RequestItems": {table: processed}}))
         return {**response, "UnprocessedItems": {table: unprocessed} if unprocessed else {}}
 
-    monkeypatch.setattr(storage._requests, "_call", truncated_call)
+    monkeypatch.setattr(DynamoDBClient, "call", truncated_call)
     retrying = RetryStorage(storage, attempts=12, base_delay_seconds=0.001)
     assert retrying.delete_many([*names[:24], "00-large"]) == {}
     assert [info.path for info in storage.list()] == [names[24]]

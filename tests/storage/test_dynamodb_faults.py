@@ -7,6 +7,7 @@ returns a partial result. No request is sent twice, because a resent create woul
 from __future__ import annotations
 
 import functools
+import math
 import socket
 import threading
 import time
@@ -141,7 +142,7 @@ def root(dynalite: DynamoDBServer) -> Iterator[str]:
 def bare_storage(root: str, server: DynamoDBServer, **options: str) -> DynamoDBStorage:
     """Return the storage without its retries, and with no sweep due."""
     storage = DynamoDBStorage(root, {**server.storage_options, **LONG_TIMEOUTS, **options})
-    storage._next_sweep_s = time.monotonic() + 3600
+    storage.next_sweep_s = math.inf
     return storage
 
 
@@ -330,9 +331,9 @@ def test_large_create_times_out_without_a_response(
     dynalite: DynamoDBServer, proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No further parts are sent after one of them timed out."""
-    monkeypatch.setattr(items, "_retry_listing", functools.partial(retry.retry_listing, max_s=READ_TIMEOUT_S / 2))
+    monkeypatch.setattr(items, "MAX_REPEATED_SECONDS", READ_TIMEOUT_S / 2)
+    monkeypatch.setattr(DynamoDBStorage, "concurrency", 2)
     storage = bare_storage(root, dynalite, endpoint=proxy.url, read_timeout_seconds=str(READ_TIMEOUT_S))
-    storage._parts._concurrency = 2
     storage.now_ms()
     proxy.begin(wire.hold_request(2, times=None))
     error_type, _ = outcome(lambda: storage.create("large", LARGE * 5), HIDDEN)

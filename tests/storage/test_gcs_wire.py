@@ -153,7 +153,7 @@ def test_rejected_token_is_a_permission_error(private_key: str) -> None:
                 call()
             assert_no_secrets(caught.value, private_key)
         assert server.requests == []
-        token_server._script = token_response
+        token_server.script = token_response
         with pytest.raises(StoragePermissionError) as caught:
             storage.create("f", b"x")
         assert_no_secrets(caught.value, private_key)

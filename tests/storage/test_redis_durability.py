@@ -154,11 +154,10 @@ def test_unconfirmed_file_is_confirmed_before_it_is_read(tmp_path: Path) -> None
         with pytest.raises(TransientError):
             storage.read("name")
         assert RedisStorage(root).read("name") == b"x", "the file is readable without confirmation"
-        server.admin.config_set("appendfsync", "everysec")
-        storage = RedisStorage(root, {"durability": "waitaof"})
-        storage._unconfirmed.add("name")
+        server.admin.config_set("appendfsync", "always")
         assert create_settled(storage, "name", b"x", is_ours=lambda content: content == b"x")
-        assert not storage._unconfirmed
+        server.admin.config_set("appendfsync", "no")
+        assert storage.read("name") == b"x", "the file is confirmed only once"
 
 
 def test_too_few_replicas_are_detected_before_the_write(server: RedisServer) -> None:

@@ -161,7 +161,7 @@ def test_pickled_storage_contains_options_of_the_environment(root: str, monkeypa
         monkeypatch.delenv(name)
     assert pickle.loads(pickled).inner.options == expected
     scheme = root.partition("://")[0]
-    options = pickle.loads(pickled_external)._options.beyond("memory://x/", root)
+    options = pickle.loads(pickled_external).options.beyond("memory://x/", root)
     assert options.of_scheme(scheme, is_own=False) == expected
     assert not any(value in repr(options) for name, value in expected.items() if is_secret(name))
 

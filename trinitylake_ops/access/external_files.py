@@ -54,7 +54,7 @@ class ExternalStorages:
         own: Storage | None = None,
     ):
         self.names = names or NamedRoots()
-        self._options = storage_options
+        self.options = storage_options
         self._opened = list(opened)
         self._load_definition = load_definition
         self._own = own
@@ -79,7 +79,7 @@ class ExternalStorages:
 
     def __reduce__(self) -> tuple[object, ...]:
         # The process that unpickles the copy may have another environment, but must read the same files.
-        options = with_environment(self.allowed_roots.root, self._options)
+        options = with_environment(self.allowed_roots.root, self.options)
         return (
             _reopen,
             (self.allowed_roots.root, options, self.names, tuple(self._opened), self.allowed_roots.follows_moves),
@@ -201,7 +201,7 @@ class ExternalStorages:
         with self._lock:
             external = self._storages.get(place.root)
             if external is None:
-                options = self._options.beyond(self.allowed_roots.root, place.root)
+                options = self.options.beyond(self.allowed_roots.root, place.root)
                 external = self._storages[place.root] = open_storage(place.root, options)
         return external
 

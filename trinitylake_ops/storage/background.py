@@ -53,7 +53,11 @@ class Runner(Protocol):
 
 
 class ThreadRunner:
-    """Runs work on one daemon thread, which starts on first use, in the order of first submission."""
+    """Runs work on one daemon thread, which starts on first use, in the order of first submission.
+
+    Attributes:
+        n_draining: Number of threads that wait in ``drain``.
+    """
 
     def __init__(self) -> None:
         self.after_fork_in_child()
@@ -65,7 +69,7 @@ class ThreadRunner:
         self._n_submitted = 0
         self._running: int | None = None
         self._given_up: int | None = None
-        self._n_draining = 0
+        self.n_draining = 0
         self._is_idle = False  # the thread waits for work, not for the end of its pause
         self._thread: threading.Thread | None = None
 
@@ -90,7 +94,7 @@ class ThreadRunner:
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             last = self._n_submitted
-            self._n_draining += 1
+            self.n_draining += 1
             self._changed.notify_all()
             try:
                 while self._is_unfinished(last):
@@ -102,7 +106,7 @@ class ThreadRunner:
                             self._given_up = self._running
                         return False
             finally:
-                self._n_draining -= 1
+                self.n_draining -= 1
         return True
 
     def start_thread(self, work: Work, name: str) -> None:
@@ -139,7 +143,7 @@ class ThreadRunner:
                     self._running = None
                     self._changed.notify_all()
             with self._changed:
-                self._changed.wait_for(lambda: self._n_draining > 0, BATCH_WINDOW_S)
+                self._changed.wait_for(lambda: self.n_draining > 0, BATCH_WINDOW_S)
 
 
 class InlineRunner(ThreadRunner):

@@ -53,6 +53,9 @@ class CacheFolder:
     Args:
         folder: Path of the parent folder. It is created if it does not exist.
         limit_bytes: Maximum size of all copies.
+
+    Attributes:
+        has_failed: Whether the folder could not be used at least once.
     """
 
     def __init__(self, folder: str, limit_bytes: int):
@@ -60,7 +63,7 @@ class CacheFolder:
         self.limit_bytes = limit_bytes
         self._own_folder = os.path.join(folder, _OWN_FOLDER)
         self._is_ready = False
-        self._has_failed = False
+        self.has_failed = False
         self._writes_paused_until_s = 0.0
         self._undeletable: set[str] = set()
         # A short-lived process writes less than this before it ends, so a random start makes some of them scan.
@@ -166,8 +169,8 @@ class CacheFolder:
             self._failed("update a modification time in", error)
 
     def _failed(self, verb: str, error: OSError) -> None:
-        if not self._has_failed:
-            self._has_failed = True
+        if not self.has_failed:
+            self.has_failed = True
             logger.warning("cannot %s the cache folder %s: %s; continuing without it", verb, self.folder, error)
 
     def _evict(self) -> None:

@@ -165,7 +165,7 @@ class CacheStorage(StorageWrapper):
     ):
         super().__init__(inner)
         self._is_immutable = is_immutable
-        self._cache = cache
+        self.cache = cache
         self._identity = identity
         self._folder = folder
 
@@ -173,17 +173,17 @@ class CacheStorage(StorageWrapper):
         if not self._is_immutable(path):
             return self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
         if hub.is_heard():
-            hub.add(CACHE_READS, source="memory" if self._cache.get(self._identity, path) is not None else "elsewhere")
+            hub.add(CACHE_READS, source="memory" if self.cache.get(self._identity, path) is not None else "elsewhere")
         if offset == 0 and length is None:
-            data = self._cache.get_or_read(self._identity, path, lambda: self._read_whole(path, limit_bytes))
+            data = self.cache.get_or_read(self._identity, path, lambda: self._read_whole(path, limit_bytes))
             self._check_size(path, len(data), length, limit_bytes)
             return data
         check_range(path, offset, length)
-        cached, n_dropped = self._cache.get(self._identity, path), self._cache.n_dropped
+        cached, n_dropped = self.cache.get(self._identity, path), self.cache.n_dropped
         if cached is None:
             data = self.inner.read(path, offset=offset, length=length, limit_bytes=limit_bytes)
             if offset == 0 and length is not None and len(data) < length:  # the range covers the whole file
-                self._cache.put(self._identity, path, data, n_dropped)
+                self.cache.put(self._identity, path, data, n_dropped)
             return data
         self._check_size(path, len(cached) - offset, length, limit_bytes)
         return cached[offset : None if length is None else offset + length]
@@ -193,9 +193,9 @@ class CacheStorage(StorageWrapper):
         if not self._is_immutable(path):
             self.inner.create(path, data)
             return
-        body, n_dropped = bytes(data), self._cache.n_dropped
+        body, n_dropped = bytes(data), self.cache.n_dropped
         self.inner.create(path, body)
-        self._cache.put(self._identity, path, body, n_dropped)
+        self.cache.put(self._identity, path, body, n_dropped)
         self._put_in_folder(path, body, n_dropped)
 
     def keep(self, path: str, data: bytes) -> None:
@@ -205,7 +205,7 @@ class CacheStorage(StorageWrapper):
             path: The path of the file.
             data: The content of the file.
         """
-        self._cache.put(self._identity, path, data, self._cache.n_dropped)
+        self.cache.put(self._identity, path, data, self.cache.n_dropped)
 
     def write(self, path: str, data: bytes) -> None:
         try:
@@ -230,30 +230,30 @@ class CacheStorage(StorageWrapper):
         was_below = self.inner.drop_cached(path)
         if not self._is_immutable(path):
             return was_below
-        was_in_memory = self._cache.drop(self._identity, path)
+        was_in_memory = self.cache.drop(self._identity, path)
         was_in_folder = self._folder is not None and self._folder.drop(self._identity, path)
         return was_in_memory or was_in_folder or was_below
 
     def on(self, inner: Storage) -> CacheStorage:
         """Return a storage with the same cache on top of ``inner``, for example a metered wrapper of this storage."""
-        return CacheStorage(inner, self._is_immutable, self._cache, self._identity, self._folder)
+        return CacheStorage(inner, self._is_immutable, self.cache, self._identity, self._folder)
 
     def __reduce__(self) -> tuple[object, ...]:
         folder = None if self._folder is None else (self._folder.folder, self._folder.limit_bytes)
-        return (_cache_storage, (self.inner, self._is_immutable, self._cache.capacity_bytes, self._identity, folder))
+        return (_cache_storage, (self.inner, self._is_immutable, self.cache.capacity_bytes, self._identity, folder))
 
     def _read_whole(self, path: str, limit_bytes: int | None) -> bytes:
         if self._folder is None:
             return self.inner.read(path, limit_bytes=limit_bytes)
         data = self._folder.get(self._identity, path)
         if data is None:
-            n_dropped = self._cache.n_dropped
+            n_dropped = self.cache.n_dropped
             data = self.inner.read(path, limit_bytes=limit_bytes)
             self._put_in_folder(path, data, n_dropped)
         return data
 
     def _put_in_folder(self, path: str, data: bytes, n_dropped: int) -> None:
-        if self._folder is not None and n_dropped == self._cache.n_dropped:
+        if self._folder is not None and n_dropped == self.cache.n_dropped:
             self._folder.put(self._identity, path, data)
 
 

@@ -6,14 +6,13 @@ the sweep finds the record and deletes the parts, unless the item of the file re
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from trinitylake_ops.errors import AmbiguousWriteError, InvalidLocationError, StorageError, TransientError
 from trinitylake_ops.storage.dynamodb.client import TableRequests
@@ -23,6 +22,7 @@ from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.storage.paths import check_path
 from trinitylake_ops.storage.retry import retry_listing
 
+T = TypeVar("T")
 Item = Mapping[str, Mapping[str, Any]]
 
 #: Maximum size of an item, including names of attributes. DynamoDB allows 409,600 bytes, emulators allow less.
@@ -177,7 +177,9 @@ MAX_REPEATED_SECONDS = 10.0
 #: Maximum number of items of a BatchWriteItem request.
 BATCH_ITEMS = 25
 
-_retry_listing = functools.partial(retry_listing, max_s=MAX_REPEATED_SECONDS)
+
+def _retry_part(call: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    return retry_listing(call, *arguments, max_s=MAX_REPEATED_SECONDS, **options)
 
 
 class Parts:
@@ -239,7 +241,7 @@ class Parts:
     def _put_unreferenced(self, operation: Request, path: str, item: dict[str, Any]) -> None:
         """Write an item to which nothing refers yet, so that a lost response is only a transient error."""
         try:
-            _retry_listing(self._requests.send, operation, path, "put_item", Item=item)
+            _retry_part(self._requests.send, operation, path, "put_item", Item=item)
         except AmbiguousWriteError as error:
             transient = TransientError(error.message, path=path)
         else:
@@ -270,7 +272,7 @@ class Parts:
 
         def get_part(number: int) -> bytes | None:
             key = self._location.part_key(file.upload or "", number)
-            response = _retry_listing(
+            response = _retry_part(
                 self._requests.send, Request.READ, file.path, "get_item", Key=key, ConsistentRead=True
             )
             return part_body(response["Item"]) if "Item" in response else None
@@ -299,11 +301,11 @@ class Parts:
 
         def delete_parts(batch: Sequence[int]) -> None:
             keys = [self._location.part_key(upload.id, number) for number in batch]
-            _retry_listing(self._delete_all, upload.path, keys)
+            _retry_part(self._delete_all, upload.path, keys)
 
         run_parallel(delete_parts, batches, self._concurrency)
         key = self._location.upload_key(upload.id)
-        _retry_listing(self._requests.send, Request.DELETE, upload.path, "delete_item", Key=key)
+        _retry_part(self._requests.send, Request.DELETE, upload.path, "delete_item", Key=key)
 
     def _delete_all(self, path: str, keys: list[Key]) -> None:
         if self.delete_items(path, keys):

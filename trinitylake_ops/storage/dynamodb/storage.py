@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +14,7 @@ from trinitylake_ops.errors import (
     TransientError,
     TrinityLakeError,
 )
-from trinitylake_ops.storage import background
+from trinitylake_ops.storage import background, process_clock
 from trinitylake_ops.storage.dynamodb import items
 from trinitylake_ops.storage.dynamodb.client import TableRequests
 from trinitylake_ops.storage.dynamodb.errors import throttled
@@ -43,6 +43,9 @@ class DynamoDBStorage(Storage):
         root: Normalized root URI. Opening sends no request.
         options: Options of ``DYNAMODB_OPTIONS`` (docs/storages/README.md).
 
+    Attributes:
+        next_sweep_s: Time on the clock of the process from which a batch of deletes starts a sweep.
+
     Raises:
         InvalidLocationError: The root is invalid.
         InvalidInputError: An option is invalid.
@@ -59,7 +62,7 @@ class DynamoDBStorage(Storage):
         self._location = DynamoDBLocation.of(root)
         self._requests = TableRequests(self._location, self.options)
         self._parts = Parts(self._location, self._requests, self.concurrency)
-        self._next_sweep_s = 0.0
+        self.next_sweep_s = -math.inf
 
     def __repr__(self) -> str:
         return f"DynamoDBStorage({self.root!r}, {self.options!r})"
@@ -137,8 +140,8 @@ class DynamoDBStorage(Storage):
         return self._parts.sweep()
 
     def _sweep_periodically(self) -> None:
-        if time.monotonic() >= self._next_sweep_s:
-            self._next_sweep_s = time.monotonic() + SWEEP_SECONDS
+        if process_clock.now_s() >= self.next_sweep_s:
+            self.next_sweep_s = process_clock.now_s() + SWEEP_SECONDS
             background.submit(self._sweep)
 
     def _sweep(self) -> None:
