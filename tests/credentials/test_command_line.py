@@ -28,6 +28,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "exports": ("exports", "--json"),
     "clones": ("clones", "--json"),
     "status": ("status", "--json"),
+    "policy": ("policy", "show"),
     "log": ("log",),
     "ls": ("ls", "ns"),
     "show": ("show", "ns.t", "--json"),

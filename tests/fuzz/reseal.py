@@ -37,7 +37,7 @@ def reseal_verified_record(data: bytes, path: str) -> bytes:
 def reseal_saved_transaction(data: bytes, path: str) -> bytes:
     """Return a saved transaction with the checksum of its content, if it can be decoded."""
     try:
-        message = definitions._parsed(data, pb.SavedTransaction, path)
+        message = definitions._parse(data, pb.SavedTransaction, path)
         saved = definitions._from_message(SavedTransaction, message)
         message.checksum = saved._checksum()
     except TrinityLakeError:
