@@ -16,7 +16,7 @@ from trinitylake_ops.storage import background, process_clock
 from trinitylake_ops.storage.cache.storage import clear_process_caches
 
 # CI runs the same examples every time; local runs use new ones. Deadlines would only measure the machine.
-settings.register_profile("ci", derandomize=True, deadline=None, max_examples=40)
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25)
 settings.register_profile("local", deadline=None, max_examples=40)
 settings.register_profile("soak", deadline=None, max_examples=200)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")

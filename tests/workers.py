@@ -58,9 +58,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     queue = _queue(len(groups))
     base = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     workers: list[_Worker] = []
-    # The garbage collector would visit and so copy millions of objects that the workers share.
+    # The garbage collector would visit and so copy millions of objects that the workers share. Most objects of a test
+    # live as long as the test, so frequent collections find little.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
     try:
         for number in range(n_workers):
             folder = base / f"{_WORKER}{number}"

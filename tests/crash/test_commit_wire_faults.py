@@ -88,11 +88,15 @@ OBSTORE_PLANS = (
 #: The plans that a normal test run covers with obstore: a lost response and a delayed effect.
 REGULAR_OBSTORE_PLANS = ("response dropped", "request delayed, then rejected")
 #: Faults that resemble another fault of a normal test run: 503 resembles 500, and a lost request a lost response.
+#: tests/storage/test_s3_faults.py tests each error response of a single request.
 SOAK_PLANS = (
     *(
         "503 SlowDown",
         "503 SlowDown after the effect",
+        "403 AccessDenied",
         "403 AccessDenied after the effect",
+        "409 ConditionalRequestConflict",
+        "body truncated",
         "head truncated",
         "request dropped",
     ),

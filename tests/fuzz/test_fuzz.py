@@ -18,7 +18,7 @@ import pytest
 from tests.fuzz.decoders import DECODERS, corpus, regressions
 from tests.fuzz.run import MAX_BYTES
 
-_VARIANTS = 75
+_VARIANTS = 50
 #: Numbers of variants for decoders that start a process for each variant.
 _FEWER_VARIANTS = {"inventory_orc": 25}
 _SOAK_S = 600

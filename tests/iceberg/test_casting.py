@@ -22,6 +22,8 @@ from trinitylake_ops.iceberg.write.publication import publication_id, publish_on
 from trinitylake_ops.iceberg.write.upsert import stage_upsert
 from trinitylake_ops.storage import background
 
+ON_DISK_IN_SOAK = True  # tests/iceberg/conftest.py
+
 NAME = ("ns", "t")
 TIMESTAMP = dt.datetime(2030, 1, 2, 3, 4, 5, 6)  # noqa: DTZ001 - a local time
 

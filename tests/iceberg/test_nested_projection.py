@@ -27,6 +27,8 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.io.pyiceberg_patches import keep_nested_nulls
 from trinitylake_ops.iceberg.read import file_batches
 
+ON_DISK_IN_SOAK = True  # tests/iceberg/conftest.py
+
 
 def sorted_rows(*tables: pa.Table) -> list[str]:
     """Return rows by id, each as a string, so that NaN equals itself and -0.0 differs from 0.0."""

@@ -23,6 +23,8 @@ from trinitylake_ops.iceberg.catalog import TrinityLakeCatalog, catalog_at
 from trinitylake_ops.iceberg.io.output_file import MAX_PENDING_BYTES, PendingFiles
 from trinitylake_ops.storage import LocalStorage, MemoryStorage, Storage, StorageWrapper
 
+ON_DISK_IN_SOAK = True  # tests/iceberg/conftest.py
+
 pytestmark = pytest.mark.usefixtures("fixed_requests")
 
 SCHEMA = pa.schema([("id", pa.int64())])

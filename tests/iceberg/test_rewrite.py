@@ -34,6 +34,8 @@ from trinitylake_ops.iceberg.write.publication import publication_id, publish_on
 from trinitylake_ops.iceberg.write.rewrite import Rewriting, rewrite_in_process, rewriting_of, stage_rewritten
 from trinitylake_ops.iceberg.write.staging import load_staged
 
+ON_DISK_IN_SOAK = True  # tests/iceberg/conftest.py
+
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),
     NestedField(2, "city", StringType(), required=False),

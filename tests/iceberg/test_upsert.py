@@ -27,6 +27,8 @@ from trinitylake_ops.iceberg.write.publication import publication_id, publish_on
 from trinitylake_ops.iceberg.write.staged_table import StagedTable
 from trinitylake_ops.iceberg.write.upsert import stage_upsert
 
+ON_DISK_IN_SOAK = True  # tests/iceberg/conftest.py
+
 TABLE = ("shop", "prices")
 
 
