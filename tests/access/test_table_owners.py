@@ -61,7 +61,7 @@ def test_table_users_are_identified_by_id_and_root(lakes: Lakes) -> None:
     add_user(storage, "a", "memory://copy/")
     assert "memory://copy/" in retention_reason(storage, "a", "memory://a/")
     assert "memory://a/" in retention_reason(storage, "a", "memory://copy/")
-    claim_table_root(storage, "a", "memory://copy/", instead_of_others=True)
+    claim_table_root(storage, "a", "memory://copy/", replaces_others=True)
     assert "memory://copy/" in retention_reason(storage, "a", "memory://a/")
     assert retention_reason(storage, "a", "memory://copy/") == ""
     assert users_of(storage, "b") == [TableUser("b", "memory://b/", frees=True)]

@@ -41,7 +41,7 @@ def test_catalog_in_program_under_spark_submit(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_catalog_in_session_of_spark_connect(tmp_path: Path) -> None:
+def test_catalog_in_spark_connect_session(tmp_path: Path) -> None:
     with connect_server(tmp_path) as remote:
         for name in ("first", "second"):  # two sessions of the same server
             command = [sys.executable, str(PROGRAM), f"file://{tmp_path}/{name}/", remote]

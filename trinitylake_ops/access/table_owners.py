@@ -112,21 +112,21 @@ def add_user(storage: Storage, lakehouse_id: str, root: str) -> None:
     create_settled(storage, user.path, user.to_bytes(), is_ours=lambda _: True, trusts_refusals=True)
 
 
-def claim_table_root(storage: Storage, lakehouse_id: str, root: str, *, instead_of_others: bool = False) -> None:
+def claim_table_root(storage: Storage, lakehouse_id: str, root: str, *, replaces_others: bool = False) -> None:
     """Claim a table root for a lakehouse on behalf of the operator.
 
     Args:
         storage: The storage of the table root.
         lakehouse_id: The id of the lakehouse.
         root: The root of the lakehouse.
-        instead_of_others: Whether to delete the other registrations with the same id, because those lakehouses no
+        replaces_others: Whether to delete the other registrations with the same id, because those lakehouses no
             longer exist or no longer use this table root.
 
     Raises:
         StorageError: A request failed.
     """
     user = TableUser(lakehouse_id, root, frees=True)
-    if instead_of_others:
+    if replaces_others:
         for info in list(storage.list(_prefix(lakehouse_id))):
             if info.path != user.path:
                 storage.delete(info.path)

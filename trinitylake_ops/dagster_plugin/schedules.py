@@ -68,10 +68,10 @@ class BlackoutWindow:
     def covers(self, at: datetime) -> bool:
         """Whether a local time is within the window."""
         clock = at.time()
-        is_today, is_yesterday = (WEEKDAYS[(at - back).weekday()] in self.days for back in (timedelta(0), _DAY))
+        begins_today, began_yesterday = (WEEKDAYS[(at - back).weekday()] in self.days for back in (timedelta(0), _DAY))
         if self.start < self.end:
-            return is_today and self.start <= clock < self.end
-        return (is_today and clock >= self.start) or (is_yesterday and clock < self.end)
+            return begins_today and self.start <= clock < self.end
+        return (begins_today and clock >= self.start) or (began_yesterday and clock < self.end)
 
     def __str__(self) -> str:
         return f"{self.start:%H:%M} to {self.end:%H:%M}: {self.reason}"

@@ -167,7 +167,7 @@ def _merge_metadata(plan: PromotionPlan | RefreshPlan) -> dict[str, Any]:
     }
 
 
-def _undecided(plan: PromotionPlan | RefreshPlan, prefix: str = "") -> str:
+def _undecided_conflicts(plan: PromotionPlan | RefreshPlan, prefix: str = "") -> str:
     """Return a text about undecided conflicts; empty without conflicts."""
     if not plan.conflicts:
         return ""
@@ -214,8 +214,8 @@ PROMOTE: PlanDeclaration[PromoteOptions, PromotionPlan, PromotionReport] = PlanD
     plan_metadata=_promotion_metadata,
     execute=lambda run, plan, digest: plan.execute(digest, progress=run.progress()),
     report=_report_promote,
-    remaining_errors=_undecided,
-    blocked=partial(_undecided, prefix="--"),
+    remaining_errors=_undecided_conflicts,
+    blocked=partial(_undecided_conflicts, prefix="--"),
     steps=_steps,
     command=CommandSpec(uses_engine=True, has_target=True),
 )
@@ -242,8 +242,8 @@ REFRESH_CLONE: PlanDeclaration[RefreshOptions, RefreshPlan, CommitReport] = Plan
     plan_metadata=_merge_metadata,
     execute=lambda _run, plan, digest: plan.execute(digest),
     report=_report_refresh,
-    remaining_errors=_undecided,
-    blocked=partial(_undecided, prefix="--"),
+    remaining_errors=_undecided_conflicts,
+    blocked=partial(_undecided_conflicts, prefix="--"),
     steps=_steps,
     command=CommandSpec(has_target=True),
 )

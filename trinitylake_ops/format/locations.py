@@ -22,7 +22,7 @@ _URI = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?$", re.DOTALL)
 def normalize_root_uri(root: str) -> str:
     """Normalize a root to ``scheme://authority/path/`` (L1).
 
-    An absolute POSIX path becomes a ``file://`` URI, and a missing final ``/`` is added. Nothing else is changed.
+    An absolute POSIX path becomes a ``file://`` URI, and a missing trailing ``/`` is added. Nothing else is changed.
     Raises InvalidLocationError for an invalid root; the message does not contain credentials.
     """
     if _USER_INFO.search(root):

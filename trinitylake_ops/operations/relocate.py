@@ -381,7 +381,7 @@ def _relocation_io(lake: Lakehouse, plan: RelocationPlan, base: Snapshot) -> Sto
         return writing_io(lake)
     names = NamedRoots.of(replace(base.definition, table_root=plan.table_root))
     io = StorageFileIO.on(lake.storage, lake.storage_options, names=names)
-    claim_table_root(io.storage_at(plan.table_root), base.definition.id, lake.root, instead_of_others=True)
+    claim_table_root(io.storage_at(plan.table_root), base.definition.id, lake.root, replaces_others=True)
     return io
 
 

@@ -91,7 +91,7 @@ class Delegate(Protocol):
         """Return credentials for a folder and nothing else. They are reused for half of their lifetime.
 
         Args:
-            folder: URI of the folder, with a final ``/``.
+            folder: URI of the folder, with a trailing ``/``.
             writes: Whether the credentials allow writes.
             name: Name of the principal, for the audit log of the service.
 

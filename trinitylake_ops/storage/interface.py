@@ -53,7 +53,7 @@ class Storage(ABC):
     sends requests in parallel.
     """
 
-    #: Normalized root URI, with a final ``/`` and without credentials.
+    #: Normalized root URI, with a trailing ``/`` and without credentials.
     root: str
     #: Maximum number of parallel requests of the ``*_many`` methods.
     concurrency: int = 16

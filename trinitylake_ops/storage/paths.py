@@ -60,7 +60,7 @@ def split_root(root_uri: str, scheme: str) -> tuple[str, str]:
         The authority, and the path, which begins and ends with ``/`` and may be only ``/``.
 
     Raises:
-        InvalidLocationError: The URI has another scheme, no final ``/``, or an empty, ``.`` or ``..`` segment.
+        InvalidLocationError: The URI has another scheme, no trailing ``/``, or an empty, ``.`` or ``..`` segment.
     """
     start = f"{scheme}://"
     authority, slash, rest = root_uri.removeprefix(start).partition("/")

@@ -284,17 +284,17 @@ def may_request_slot(n_conflicts: int, attempt_seconds: float) -> bool:
 class _Renewal:
     """Renews a slot request until the attempt ends, or takes longer than other writers wait."""
 
-    def __init__(self, storage: Storage, path: str, until_s: float):
+    def __init__(self, storage: Storage, path: str, deadline_s: float):
         self._storage = storage
         self._path = path
-        self._until_s = until_s
+        self._deadline_s = deadline_s
         self._is_ended = threading.Event()
         self._is_idle = threading.Event()
         self._is_idle.set()
 
     def __call__(self) -> None:
         """Renew the request every second."""
-        while not self._is_ended.wait(RENEWAL_S) and process_clock.now_s() < self._until_s:
+        while not self._is_ended.wait(RENEWAL_S) and process_clock.now_s() < self._deadline_s:
             self._is_idle.clear()
             try:
                 if not self._is_ended.is_set():

@@ -329,15 +329,15 @@ def undone_by(lake: Lakehouse, version: int, tables: Sequence[StagedTable]) -> i
     latest = lake.snapshot()
     if not is_undone(latest):
         return None
-    last_with, first_without = version, latest.version
-    while first_without - last_with > 1:
-        middle = (last_with + first_without) // 2
+    last_present, first_absent = version, latest.version
+    while first_absent - last_present > 1:
+        middle = (last_present + first_absent) // 2
         try:
             undone = is_undone(lake.snapshot(middle))
         except (VersionExpiredError, VersionNotFoundError, FileMissingError):
             undone = False
-        last_with, first_without = (last_with, middle) if undone else (middle, first_without)
-    return first_without
+        last_present, first_absent = (last_present, middle) if undone else (middle, first_absent)
+    return first_absent
 
 
 def _presence_before(lake: Lakehouse, version: Snapshot, staged: StagedTable, oldest: TableSnapshot | None) -> Presence:

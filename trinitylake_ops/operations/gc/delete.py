@@ -286,14 +286,14 @@ class _Run:
 
         if not paths:
             return
-        again = Retrying(
+        retrying = Retrying(
             retry=retry_if_exception_type(_TRANSIENT),
             stop=stop_after_attempt(_MAX_ATTEMPTS),
             wait=wait_random_exponential(multiplier=_FIRST_PAUSE_SECONDS, max=_MAX_PAUSE_SECONDS),
             sleep=process_clock.sleep,
             retry_error_callback=lambda _: None,  # final failures are in the report
         )
-        again(attempt)
+        retrying(attempt)
         if self._check_failure is not None:
             self._done.stopped = f"it could not be checked whether more may be deleted: {self._check_failure.message}"
 

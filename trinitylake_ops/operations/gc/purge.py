@@ -260,7 +260,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
 
             mark = on_latest(self.lake, marked)
 
-        def purging(base: Snapshot) -> LakehouseDef | None:
+        def mark_as_purging(base: Snapshot) -> LakehouseDef | None:
             nonlocal is_resumed
             plan.check_batches(base.definition)
             check_not_pinned(mark.survey, versions, plan.now_ms)
@@ -276,7 +276,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         change = DefinitionChange(
             _OPERATION,
             f"begin with versions {versions}",
-            purging,
+            mark_as_purging,
             lambda _base, latest: mark.extend(latest),
             {"versions": len(versions), "files": plan.files, "bytes": plan.bytes},
         )

@@ -132,7 +132,7 @@ class TableRoot:
 
     @property
     def root(self) -> str:
-        """The URI of the table root, with a final ``/``."""
+        """The URI of the table root, with a trailing ``/``."""
         return self.storage.root
 
     def within(self, locations: Iterable[str]) -> list[str]:

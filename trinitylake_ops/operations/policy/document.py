@@ -230,10 +230,10 @@ class Window(_Part):
     def covers(self, at: datetime) -> bool:
         """Whether a time in UTC is within the window."""
         minutes = at.hour * 60 + at.minute
-        is_today, is_yesterday = (WEEKDAYS[(at - back).weekday()] in self.days for back in (timedelta(0), _DAY))
+        begins_today, began_yesterday = (WEEKDAYS[(at - back).weekday()] in self.days for back in (timedelta(0), _DAY))
         if self.start < self.end:
-            return is_today and self.start <= minutes < self.end
-        return (is_today and minutes >= self.start) or (is_yesterday and minutes < self.end)
+            return begins_today and self.start <= minutes < self.end
+        return (begins_today and minutes >= self.start) or (began_yesterday and minutes < self.end)
 
     def __str__(self) -> str:
         days = "every day" if len(self.days) == len(WEEKDAYS) else ", ".join(self.days)

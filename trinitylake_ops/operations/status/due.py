@@ -314,7 +314,7 @@ def status_findings(
         )
     for version in commits.backwards:
         if version not in acknowledged:
-            message = f"version {version} is not younger than its predecessor"
+            message = f"version {version} is not newer than its predecessor"
             findings.append(StatusFinding("warning", message, f"reconcile --acknowledge {version}"))
     foreign = [version for version in commits.foreign if version not in acknowledged]
     if foreign:

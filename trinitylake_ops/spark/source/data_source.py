@@ -121,7 +121,7 @@ class TrinityLakeSource(DataSource):
 
     def __init__(self, options: dict[str, str]):
         super().__init__(options)
-        self._opened: OpenedTable | None = _received(options) if HANDOVER in options else None
+        self._opened: OpenedTable | None = _receive_table(options) if HANDOVER in options else None
 
     @classmethod
     def name(cls) -> str:
@@ -174,16 +174,16 @@ class TrinityLakeSource(DataSource):
 
     def _take(self) -> OpenedTable:
         if self._opened is None:
-            self._opened = _opened(self.options)
+            self._opened = _open_table(self.options)
         return self._opened
 
 
-def _received(options: Mapping[str, str]) -> OpenedTable:
+def _receive_table(options: Mapping[str, str]) -> OpenedTable:
     opened: OpenedTable = receive_input(options[HANDOVER])
     return opened
 
 
-def _opened(options: Mapping[str, str]) -> OpenedTable:
+def _open_table(options: Mapping[str, str]) -> OpenedTable:
     from trinitylake_ops.spark.source.opened_table import open_table
     from trinitylake_ops.spark.source.options import SourceOptions
 

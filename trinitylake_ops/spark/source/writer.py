@@ -121,10 +121,10 @@ def batch_writer(target: WriteTarget, schema: StructType, *, overwrite: bool) ->
         raise InvalidInputError("option 'replace' requires mode overwrite")
     if options.partition is not None and not overwrite:
         raise InvalidInputError("option 'partition' requires mode overwrite")
-    of_partitions = options.replaces_partitions or options.partition is not None
+    replaces_partitions = options.replaces_partitions or options.partition is not None
     mode: Mode = "append"
     if overwrite:
-        mode = "replace_partitions" if of_partitions else "replace_table"
+        mode = "replace_partitions" if replaces_partitions else "replace_table"
     lake = target.open()
     since = lake.latest_version()
     publication = None

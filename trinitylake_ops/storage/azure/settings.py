@@ -265,7 +265,7 @@ def _check_key(key: str) -> None:
     try:
         base64.b64decode(key, validate=True)
     except ValueError:  # includes text that is not ASCII
-        raise InvalidInputError("the key of the account must be Base64; check the option 'account_key'") from None
+        raise InvalidInputError("the account key must be Base64-encoded; check the option 'account_key'") from None
 
 
 def account_of_environment(root: str, options: Mapping[str, str]) -> dict[str, str]:

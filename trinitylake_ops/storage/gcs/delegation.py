@@ -88,7 +88,7 @@ class GcsDelegate:
         """Return a token for a folder and nothing else. It is reused for half of its lifetime.
 
         Args:
-            folder: URI of the folder, with a final ``/``.
+            folder: URI of the folder, with a trailing ``/``.
             writes: Whether the token allows writes.
             name: Name of the principal. Each principal gets a separate token. Google's logs do not show the name.
 

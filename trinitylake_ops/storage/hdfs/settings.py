@@ -100,7 +100,7 @@ class HdfsLocation:
         _check_names(prefix, prefix)
 
     def absolute_folder(self, path: str) -> str:
-        """Return the absolute path of a folder, given with its final ``/``, or empty for the root."""
+        """Return the absolute path of a folder, given with its trailing ``/``, or empty for the root."""
         return (self.folder + path).rstrip("/") or "/"
 
 

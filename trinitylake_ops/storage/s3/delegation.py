@@ -79,7 +79,7 @@ class S3Delegate:
         """Return credentials for a folder and nothing else. They are reused for half of their lifetime.
 
         Args:
-            folder: URI of the folder, with a final ``/``.
+            folder: URI of the folder, with a trailing ``/``.
             writes: Whether the credentials allow writes.
             name: Name of the principal, for the audit log of the service.
 
@@ -112,7 +112,7 @@ class S3Delegate:
 
         Args:
             request: The request to sign.
-            folder: URI of the table's folder, with a final ``/``.
+            folder: URI of the table's folder, with a trailing ``/``.
             may_write: Whether the client may write files in the folder.
             name: Name of the client, for the audit log of the session service.
             reached: URIs of the files that the client may read. None: all files of the folder.
