@@ -18,8 +18,8 @@ def lazy_face(
 
     Args:
         package: The full name of the package.
-        modules: The exported names of each module. Module names are relative to the package. A module with no names
-            is exported itself.
+        modules: The exported names of each module. Module names are relative to the package. A module with no names is
+            itself exported.
         extra: The extra that the modules need. Without its packages, access raises MissingExtraError.
     """
     module_of = {name: module for module, names in modules.items() for name in names}
@@ -43,10 +43,10 @@ T = TypeVar("T")
 class cached_attribute(Generic[T]):  # noqa: N801 - named like a decorator, as functools.cached_property is
     """Like ``functools.cached_property``, but without a lock.
 
-    ``functools.cached_property`` of Python 3.11 holds one lock for all objects of a class while it computes. A slow
-    read therefore blocks all other threads, and a child process that is forked meanwhile deadlocks, because it does
-    not have the thread that holds the lock. Here, two threads may compute the value concurrently, and the last result
-    is kept.
+    In Python 3.11, ``functools.cached_property`` holds a single lock for all instances of a class while it computes a
+    value. A slow read therefore blocks all other threads, and a child process that is forked in the meantime deadlocks,
+    because it does not have the thread that holds the lock. Here, two threads may compute the value concurrently, and
+    the last result is kept.
     """
 
     def __init__(self, compute: Callable[[Any], T]):

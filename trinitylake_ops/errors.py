@@ -1,10 +1,10 @@
-"""Every exception of this package, as one tree.
+"""All exceptions of this package, in one class hierarchy.
 
 Each class has a ``code``, which programs match, and the exit code of the command line for its branch:
 
 - :class:`InvalidInputError` (2): the call is invalid; change it.
-- :class:`ConflictError` (3): the lakehouse is not in the state that the call relies on; check it, then retry.
-- :class:`NotFoundError` (4): what the call names does not exist.
+- :class:`ConflictError` (3): the lakehouse is not in the state that the call expects; check it, then retry.
+- :class:`NotFoundError` (4): an object that the call refers to does not exist.
 - :class:`StorageError` (5): the storage rejected a request or failed.
 - Other errors (1).
 """
@@ -80,7 +80,7 @@ class InvalidDefinitionError(InvalidInputError):
 
 
 class MetadataTooLargeError(InvalidInputError):
-    """The Iceberg metadata of a table exceeds the limit of a server, or would exceed that of a commit."""
+    """The Iceberg metadata of a table exceeds a server limit, or would exceed the commit limit."""
 
     code = "metadata-too-large"
 
@@ -102,7 +102,7 @@ class MissingExtraError(InvalidInputError):
 
 
 class ConflictError(TrinityLakeError):
-    """The lakehouse is not in the state that the call relies on."""
+    """The lakehouse is not in the state that the call expects."""
 
     code = "conflict"
     exit_code = 3
@@ -121,7 +121,7 @@ class ObjectExistsError(ConflictError):
 
 
 class TableHasAnotherNameError(ObjectExistsError):
-    """The change would give a table a second name, and both names would share its id and its files."""
+    """The change would give a table a second name, and both names would share the table's id and files."""
 
     code = "table-has-another-name"
 
@@ -144,7 +144,7 @@ class CommitConflictError(ConflictError):
     Attributes:
         conflicts: One line for each conflict: the key, our change and their change.
         base_version: The version that the transaction is based on.
-        latest_version: The version that it conflicts with.
+        latest_version: The latest version, which contains conflicting changes.
     """
 
     code = "commit-conflict"
@@ -166,13 +166,13 @@ class CommitConflictError(ConflictError):
 
 
 class CommitAttemptsExhaustedError(ConflictError):
-    """Every attempt lost to a concurrent commit. Nothing was committed; retry later."""
+    """Every attempt conflicted with a concurrent commit. Nothing was committed; retry later."""
 
     code = "commit-attempts-exhausted"
 
 
 class CommitOutcomeUnknownError(ConflictError):
-    """The response to the create of the root was lost, and the root cannot be read now.
+    """The response to the creation of the root was lost, and the root cannot be read now.
 
     Nothing was deleted. Read version ``version`` later: the commit took effect if its root contains ``commit_id``.
     """
@@ -203,7 +203,7 @@ class MaintenanceBlockedError(ConflictError):
 
 
 class NotFoundError(TrinityLakeError):
-    """An object that the call names does not exist."""
+    """An object that the call refers to does not exist."""
 
     code = "not-found"
     exit_code = 4
@@ -258,7 +258,7 @@ class JavaNotFoundError(NotFoundError):
 
 
 class ContentChangedError(TrinityLakeError):
-    """Rewritten files do not contain the rows of the files that they replace; nothing was committed."""
+    """Rewritten files do not contain the same rows as the files that they replace; nothing was committed."""
 
     code = "content-changed"
 
@@ -276,7 +276,7 @@ class JobFailedError(TrinityLakeError):
 
 
 class StorageError(TrinityLakeError):
-    """The storage returned an error. Subclasses distinguish the kinds."""
+    """The storage returned an error. Subclasses distinguish the kinds of errors."""
 
     code = "storage-error"
     exit_code = 5
@@ -301,7 +301,7 @@ class StoragePermissionError(StorageError):
 
 
 class LocationNotAllowedError(StoragePermissionError, PermissionError):
-    """Lakehouse content names a location that may not be read or written. No request was sent there."""
+    """Lakehouse content refers to a location that must not be read or written. No request was sent to it."""
 
     code = "location-not-allowed"
 

@@ -43,8 +43,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 def needs(extra: str) -> Iterator[None]:
     """Convert an ImportError for a module of an extra into MissingExtraError.
 
-    Any other ImportError is raised unchanged: an installed module that is broken, a module of another package, or a
-    name that a module does not define.
+    Any other ImportError is raised unchanged, for example if an installed module is broken, if a module of another
+    package is missing, or if a module does not define a name.
     """
     try:
         yield

@@ -117,7 +117,7 @@ def log_no_materialization(context: dg.OutputContext) -> None:
 
 
 def record_in_run(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str, data: Mapping[str, str]) -> None:
-    """Record data in the event log of a run as an engine event, which affects no asset.
+    """Record data in the event log of a run as an engine event, which does not affect any asset.
 
     Args:
         instance: The Dagster instance.
@@ -130,10 +130,10 @@ def record_in_run(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str
 
 
 def checked_partitions(context: dg.InputContext) -> Sequence[str] | None:
-    """Return the partitions of the run for an input that is the asset of the step's check.
+    """Return the run's partitions for an input that is the asset checked by the step.
 
-    Dagster provides no partitions to a check, so that it would read all of them. Returns None for other inputs, and in
-    a run without partitions.
+    Dagster provides no partitions to a check, which would therefore read all of them. Returns None for other inputs,
+    and in a run without partitions.
     """
     step = context.step_context
     node, layer = step.node_handle, step.job_def.asset_layer
@@ -236,7 +236,7 @@ class StepAssets:
         return isinstance(kind, type) and issubclass(kind, io_manager)
 
     def in_run(self, keys: Iterable[dg.AssetKey]) -> list[dg.AssetKey]:
-        """Return the assets that the run materializes, which may be a subset of those of its job."""
+        """Return the assets that the run materializes, which may be a subset of the job's assets."""
         return [key for key in keys if key in self._layer.executable_asset_keys and self._is_executed(key)]
 
     def step_key(self, key: dg.AssetKey) -> str:
@@ -281,7 +281,7 @@ def last_of_backfill(
         instance: The Dagster instance.
         backfill: The id of the backfill.
         key: The asset.
-        partitions: The partitions of the asset, which define their order.
+        partitions: The partitions of the asset, which determine the order.
     """
     record = instance.get_backfill(backfill)
     data = None if record is None else record.asset_backfill_data
@@ -303,7 +303,7 @@ def reset_input_versions(context: dg.AssetExecutionContext, keys: Iterable[dg.As
 class CheckedSelection(dg.AssetSelection):
     """An asset selection that validates all assets of its code location when it is resolved.
 
-    It is resolved when the code location loads its definitions. The process of a run resolves only the job that it
+    The selection is resolved when the code location loads its definitions. A run process resolves only the job that it
     executes.
     """
 
@@ -317,7 +317,7 @@ class CheckedSelection(dg.AssetSelection):
         self._selection, self._check = selection, check
 
     def resolve_inner(self, asset_graph: Any, allow_missing: bool) -> Set[dg.AssetKey]:
-        """Return the assets of the selection, after the check."""
+        """Return the assets of the selection, after running the check."""
         if isinstance(asset_graph, AssetGraph):
             self._check(asset_graph.assets_defs)
         return self._selection.resolve_inner(asset_graph, allow_missing=allow_missing)
@@ -387,7 +387,7 @@ def execute_as_launched(
     location.
 
     Args:
-        definitions: The definitions. They need an in-process executor.
+        definitions: The definitions, which must use an in-process executor.
         job: The name of the job.
         instance: The Dagster instance.
         file: The Python file from which the code location loads the definitions.

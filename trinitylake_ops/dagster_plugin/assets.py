@@ -1,8 +1,8 @@
 """The contents of a lakehouse as Dagster assets, and validation of the assets that write tables.
 
-The data version of an asset is the version of the lakehouse, or the metadata of a table. It changes if and only if
-that object changes, so that dependent assets become stale after any commit, whether Dagster or another program made
-it. Runs that commit also log a materialization of the lakehouse asset.
+The data version of an asset is the version of the lakehouse, or the location of the table's metadata. It changes if and
+only if the lakehouse or the table changes, so that dependent assets become stale after any commit, whether by Dagster
+or by another program. Runs that commit also log a materialization of the lakehouse asset.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ class _Writer:
 def check_assets(assets: Iterable[dg.AssetsDefinition], io_manager_key: str) -> None:
     """Validate the assets of a code location when its definitions load.
 
-    Assets without metadata from :func:`stored_as` are validated when they run, because they may return nothing to
+    Assets without metadata from :func:`stored_as` are validated when they run, because they may not return anything to
     store.
 
     Args:
@@ -140,10 +140,11 @@ OBSERVE_JOB = "observe"
 #: Default time limit for counting reclaimable bytes in an observation of the lakehouse.
 RECLAIMABLE_SECONDS = 60.0
 
-# Number of observations to search for the last one that has a version: commits and sensors also log observations.
+# Number of observations to search for the latest one with a version, because commits and sensors also log observations.
 _OBSERVATIONS = 500
 
-# Dagster parses a partition key that contains this as a range. Export names cannot contain the other reserved strings.
+# Dagster parses a partition key that contains this string as a range. Export names cannot contain the other reserved
+# strings.
 _RANGE_OF_PARTITIONS = "..."
 
 
@@ -161,8 +162,8 @@ def build_head_asset(
     Args:
         names: The names of the lakehouse's definitions.
         deps: The assets that publish into the lakehouse.
-        reclaimable_seconds: Time limit for counting reclaimable bytes, which reads as much as planning an expiration.
-            0 disables it.
+        reclaimable_seconds: Time limit for counting reclaimable bytes, which requires as many reads as planning an
+            expiration. 0 disables it.
         group_name: The asset group.
     """
 
@@ -197,8 +198,8 @@ def _observable(
 ) -> dg.AssetsDefinition:
     """Build an observable asset.
 
-    Uses Dagster's function for multiple assets, because the one for a single asset does not support owners and deps.
-    Suppresses the beta warning, which would appear in every process that loads the definitions.
+    Uses Dagster's function for multiple assets, because the function for a single asset does not support owners and
+    deps. Suppresses the beta warning, which would appear in every process that loads the definitions.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)
@@ -210,7 +211,7 @@ def _observable(
 
 
 def build_observe_job(names: LakehouseNames = ONLY, tables: Sequence[dg.AssetKey] = ()) -> Any:
-    """Build a job that observes the lakehouse and its tables. Its type is that of ``dagster.define_asset_job``.
+    """Build a job that observes the lakehouse and its tables. Returns the same type as ``dagster.define_asset_job``.
 
     Resolving the job validates the assets of the code location: it fails to load if an asset cannot be stored as a
     table of the lakehouse.
@@ -312,14 +313,14 @@ def report_exports(
 ) -> tuple[list[str], list[str]]:
     """Synchronize the partitions of the exports asset with the exports of the lakehouse.
 
-    An export that is new, was completed, or was recreated under the same name gets a materialization. Materializations
-    are reported before the partitions are added, so that the next call repeats an interrupted report.
+    A materialization is reported for each export that is new, was completed, or was recreated under the same name.
+    Materializations are reported before the partitions are added, so that the next call repeats an interrupted report.
 
     Args:
         instance: The Dagster instance.
         lake: The lakehouse.
         names: The names of the lakehouse's definitions.
-        links: Links from each export to the launchpads that roll back to it, restore it and drop it.
+        links: Links from each export to the launchpads for rolling back to it, restoring it and dropping it.
 
     Returns:
         The added and the deleted partitions.

@@ -1,4 +1,4 @@
-"""Checks of a whole lakehouse, and the jobs that repair their findings."""
+"""Checks of an entire lakehouse, and the jobs that repair the problems."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -40,15 +40,15 @@ class CheckLimits:
         InvalidInputError: A limit is negative or not finite, or ``min_leaf_fill`` is above 1.
     """
 
-    #: Maximum delay of expiration after a version is due, and of purge after the grace period.
+    #: Maximum delay of an expiration after a version is due, and of a purge after the grace period has ended.
     overdue: timedelta = timedelta(days=3)
-    #: Bounds the reads of verify.
+    #: Limits how much verify reads.
     verify_budget: Budget = _TEN_MINUTES
     #: Whether verify records its progress, so that the next check continues from there.
     verify_incremental: bool = False
     #: Glob pattern of the names of the exports to check.
     export_pattern: str = "*"
-    #: Maximum age of the newest full export. None requires no export.
+    #: Maximum age of the newest full export. If None, no full export is required.
     export_max_age: timedelta | None = timedelta(days=8)
     #: Number of newest exports to compare with their manifests.
     verified_exports: int = 3
@@ -321,8 +321,8 @@ def _data_files(lake: Lakehouse, limits: CheckLimits) -> CheckResult:
 def _is_mergeable(lake: Lakehouse, table: TableFileCounts) -> bool:
     """Whether a compaction would merge files of a table.
 
-    It merges none if each partition has few files. A table that compaction rejects counts as mergeable, so that it is
-    reported.
+    A compaction merges no files if each partition has few files. A table that compaction rejects counts as mergeable,
+    so that the table is reported.
     """
     try:
         return not operations.plan_compact_tables(lake, [table.name]).is_empty

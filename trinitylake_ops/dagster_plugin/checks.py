@@ -85,7 +85,7 @@ def build_lakehouse_checks(
 
 
 def build_checks_job(checks: Sequence[dg.AssetChecksDefinition], names: LakehouseNames = ONLY) -> Any:
-    """Build a job that runs checks. Its type is that of ``dagster.define_asset_job``."""
+    """Build a job that runs checks. Returns the same type as ``dagster.define_asset_job``."""
     return dg.define_asset_job(
         names.of(CHECK_JOB),
         selection=dg.AssetSelection.checks(*checks),
@@ -150,7 +150,7 @@ def build_server_check(
 ) -> dg.AssetChecksDefinition:
     """Build a check of the lakehouse asset that probes the readiness of a server (``trinitylake serve``).
 
-    The probe needs and sends no token.
+    The probe neither needs nor sends a token.
 
     Args:
         url: The server's URL without a path, for example ``https://lake.example.com``.

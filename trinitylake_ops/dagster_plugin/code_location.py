@@ -86,8 +86,8 @@ class LakehouseSettings:
     reclaimable_seconds: float = RECLAIMABLE_SECONDS
     #: Name of a job to run after commits made outside of this code location.
     on_commit: str | None = None
-    #: Returns the asset to which changes of a table are reported, from its namespace and name. By default, they are
-    #: reported to all assets that contain the table (:class:`TableAssets`).
+    #: Returns the asset to which changes to a table are reported, given the table's namespace and name. By default,
+    #: they are reported to all assets that contain the table (:class:`TableAssets`).
     table_key: TableKey | None = None
     #: Called for each failed run of this lakehouse's jobs.
     alert: Callable[[FailedRun], None] | None = None
@@ -110,8 +110,8 @@ def build_trinitylake_definitions(*lakehouses: LakehouseSettings) -> dg.Definiti
     sensor for failed runs.
 
     Raises:
-        InvalidInputError: Two lakehouses have the same name or root, one of several has no name, or settings are
-            invalid.
+        InvalidInputError: Two lakehouses have the same name or root, one of several lakehouses has no name, or settings
+            are invalid.
     """
     for settings in lakehouses:
         _check_settings(settings)
@@ -155,7 +155,7 @@ def _check_apart(lakehouses: Sequence[LakehouseSettings]) -> None:
 def _root(settings: LakehouseSettings) -> tuple[str, str | None]:
     """Return the normalized root and its server, because each server has separate buckets or tables."""
     root = _resolve_env(settings.lakehouse.root)
-    if root is None or not is_root_uri(root):  # the variable is not set in this process, or opening will reject it
+    if root is None or not is_root_uri(root):  # the variable is not set in this process, or opening rejects it
         return settings.lakehouse.root, None
     root = normalize_root_uri(root)
     options = settings.lakehouse.storage_options

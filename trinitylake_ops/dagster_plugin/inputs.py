@@ -1,4 +1,4 @@
-"""Load inputs of assets: rows of one or several staged or published tables, in the annotated type."""
+"""Load inputs of assets: rows of one or several staged or published tables, as the annotated type."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class InputType:
             parts: At least one part.
 
         Raises:
-            InvalidInputError: The type is not supported, or not for several parts.
+            InvalidInputError: The type is not supported, or cannot combine several parts.
         """
         first = parts[0].table
         if self.kind is Table and len(parts) == 1:
@@ -148,7 +148,7 @@ def check_columns_are_known(
     Args:
         context: The context of the input.
         assets: The assets of the step.
-        stored: How the spec says that the asset is stored.
+        stored: The storage settings in the asset's spec.
         keys: The partitions to read, or None for an asset without partitions.
 
     Raises:
@@ -181,11 +181,11 @@ def partition_values(
 
 
 def are_replaced(table: Table, staged: StagedTable, partitions: Sequence[Mapping[str, str]] | None) -> bool:
-    """Whether staged files replace all rows of some partitions, so that no row of the table's base is read.
+    """Whether staged files replace all rows of the partitions, so that no rows of the table's base are read.
 
     Args:
         table: The staged table.
-        staged: Its description.
+        staged: The description of the staged table.
         partitions: The values of the partition columns, None for all rows.
     """
     records = _records_of(table, partitions) if staged.replaces == Replace.PARTITIONS.value else None
@@ -197,7 +197,7 @@ def are_replaced(table: Table, staged: StagedTable, partitions: Sequence[Mapping
 def encoded_partitions(
     table: Table, partitions: Sequence[Mapping[str, str]] | None
 ) -> tuple[EncodedPartition, ...] | None:
-    """Return partitions of a table in the form of ``StagedTable.replaced_partitions``, None for all rows.
+    """Return partitions of a table in the format of ``StagedTable.replaced_partitions``, None for all rows.
 
     Args:
         table: The table.
@@ -218,7 +218,7 @@ def _records_of(table: Table, partitions: Sequence[Mapping[str, str]] | None) ->
 
 
 def rows_of(table: Table, partitions: Sequence[Mapping[str, str]] | None) -> BooleanExpression:
-    """Return the filter for the rows of partitions, for all rows if they are None.
+    """Return the filter for the rows of partitions, or for all rows if ``partitions`` is None.
 
     Args:
         table: The table.

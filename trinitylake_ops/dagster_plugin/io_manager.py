@@ -16,8 +16,8 @@ class TrinityLakeIOManager(dg.ConfigurableIOManagerFactory[dg.IOManager]):
     Outputs can be Spark DataFrames, pyarrow Tables and RecordBatchReaders, pandas DataFrames, polars frames, or a
     StagedTable that the asset staged itself. An output that replaces the whole table also replaces its columns. Named
     levels of a pandas index become columns. Inputs are loaded into the annotated type: one of these, or a pyiceberg
-    ``Table``, which reads lazily. If both assets have the same Dagster partitions, only the rows of the run's
-    partitions are read. Spark is started only for Spark DataFrames.
+    ``Table``, which reads lazily. If an asset and its input have the same Dagster partitions, only the rows of the
+    run's partitions are read. Spark is started only for Spark DataFrames.
     """
 
     lakehouse: TrinityLakeResource
@@ -33,7 +33,7 @@ class TrinityLakeIOManager(dg.ConfigurableIOManagerFactory[dg.IOManager]):
         super().__init__(**{"spark": SparkResource(), **fields})
 
     def create_io_manager(self, context: dg.InitResourceContext) -> dg.IOManager:
-        """Return the IO manager of a run. Without a run it reads the latest version."""
+        """Return the IO manager of a run. Outside of a run, it reads the latest version."""
         # Imported here because only steps need it, so that code locations and run processes start faster.
         from trinitylake_ops.dagster_plugin.table_io_manager import IOManagerSettings, TableIOManager
 

@@ -53,9 +53,9 @@ class RunningJob(ReportingContext[OptionsT]):
     assets: TableAssets
     page: VersionsPage
     names: LakehouseNames
-    #: Spark that is not started yet, because few operations need a session.
+    #: Spark, which is not started yet because few operations need a session.
     spark: SparkResource
-    #: What the operation reported, for the listeners.
+    #: The reports of the operation, for the listeners.
     reports: list[JobReport] = field(default_factory=list)
 
     @property
@@ -117,7 +117,7 @@ class RunningJob(ReportingContext[OptionsT]):
         self.reports.append(JobReport(committed=committed, metadata=metadata_entries({**self.details, **metadata})))
 
     def own_versions(self) -> Iterator[tuple[Snapshot, Snapshot]]:
-        """Yield each version that this run committed, preceded by its predecessor, among the latest versions."""
+        """Yield each of the latest versions that this run committed, preceded by the version's predecessor."""
         head = self.lake.snapshot()
         versions = range(max(self.begun_on, head.version - _MAX_VERSIONS) + 1, head.version + 1)
         for info in version_infos(self.lake.files, versions, head):

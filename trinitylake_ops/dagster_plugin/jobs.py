@@ -43,8 +43,8 @@ def build_job(
         operation: The operation.
         names: The names of the lakehouse's definitions.
         spark: Spark for operations that use it. Defaults to a local Spark.
-        table_key: Returns the asset to which changes of a table are reported, from its namespace and name. By default,
-            they are reported to all assets that contain the table.
+        table_key: Returns the asset to which changes to a table are reported, given the table's namespace and name. By
+            default, they are reported to all assets that contain the table.
         limits: The limits of runs without approval. Without limits, such runs fail.
     """
     op = _build_op(operation, names, spark or SparkResource(), table_key, limits)
@@ -106,7 +106,7 @@ def _build_op(
                 try:
                     operation.step(running)
                 except Exception:
-                    # What the operation reported before it failed has happened, and needs its events.
+                    # Everything that the operation reported before it failed did happen, and needs events.
                     yield from _events(running)
                     raise
                 yield from _events(running)
@@ -175,8 +175,8 @@ def build_jobs(
         spark: Spark for operations that use it. Defaults to a local Spark.
         operations: Operations to add to the default ones: names of operations, the groups ``"clones"``, ``"tables"``
             and ``"admin"``, or ``"all"``.
-        table_key: Returns the asset to which changes of a table are reported, from its namespace and name. By default,
-            they are reported to all assets that contain the table.
+        table_key: Returns the asset to which changes to a table are reported, given the table's namespace and name. By
+            default, they are reported to all assets that contain the table.
         limits: The limits of runs without approval. Without limits, jobs that require limits are omitted.
 
     Raises:

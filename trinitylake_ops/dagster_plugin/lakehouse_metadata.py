@@ -21,7 +21,8 @@ VERSION = "lakehouse_version"
 GAP = "gap"
 
 _SECONDS_PER_HOUR = 3_600
-#: Number of versions that the materialization of a run reads. It is small because each run that commits has one.
+#: Number of versions that the materialization of a run reads. It is small because each run that commits logs a
+#: materialization.
 LAST_OF_A_RUN = 10
 
 

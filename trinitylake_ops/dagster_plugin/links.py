@@ -22,8 +22,8 @@ REPOSITORY_TAG = ".dagster/repository"
 def code_location_of(run: dg.DagsterRun) -> str | None:
     """Return the code location of a run as ``REPOSITORY@LOCATION``, the form that UI paths use.
 
-    Returns None for a run that was started without a code location, for example in a test. A run in memory has only
-    its origin; Dagster adds the tag when it stores the run.
+    Returns None for a run that was started without a code location, for example in a test. A run that exists only in
+    memory has an origin but no tag; Dagster adds the tag when it stores the run.
     """
     origin = run.remote_job_origin
     return run.tags.get(REPOSITORY_TAG) if origin is None else origin.repository_origin.get_label()
@@ -113,8 +113,8 @@ class Links:
             table: The table to roll back, as ``namespace.table``. By default, everything is rolled back.
 
         Returns:
-            The link, or None if there is none, or if the table name contains more dots, so that its namespace would be
-            ambiguous.
+            The link, or None if no link is possible or the table name contains more than one dot, so that its namespace
+            would be ambiguous.
         """
         if table is not None and table.count(".") != 1:
             return None
@@ -165,6 +165,6 @@ def config_yaml(config: Mapping[str, Any], indent: str = "") -> str:
 
 
 def _yaml(value: Any) -> str:
-    """Return a value as JSON, with the non-printable characters escaped that YAML, unlike JSON, does not allow."""
+    """Return a value as JSON, escaping the non-printable characters that JSON allows but YAML does not."""
     text = json.dumps(value, ensure_ascii=False)
     return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)

@@ -32,14 +32,14 @@ _ASSET_JOB = "__ASSET_JOB"  # Dagster's implicit job of all assets and checks of
 
 
 def sync_exports(run: RunningJob[Any], report: JobReport) -> Iterable[JobEvent]:
-    """Synchronize the exports asset with the exports of the lakehouse, which reports its events without the run."""
+    """Synchronize the exports asset with the lakehouse's exports, which reports events independently of the run."""
     if run.operation.changes_exports and not run.is_plan:
         report_exports(run.context.instance, run.lake, run.names, run.links)
     return ()
 
 
 def table_events(run: RunningJob[Any], report: JobReport) -> Iterator[JobEvent]:
-    """Yield the events of the tables that this run's versions changed, without those of other writers' versions."""
+    """Yield the events of the tables that this run's versions changed, ignoring other writers' versions."""
     if report.committed is None:
         return
     message, bounds = {"operation": report.committed, **metadata_entries(run.details)}, Bounds()
@@ -61,7 +61,7 @@ def lakehouse_events(run: RunningJob[Any], report: JobReport) -> Iterator[JobEve
 
 
 def verify_changes(run: RunningJob[Any], report: JobReport) -> Iterable[JobEvent]:
-    """Compare the tables that a run changed before and after, and run the asset checks of these tables again.
+    """Compare the tables that a run changed with their previous state, and run the tables' asset checks again.
 
     The row counts and the results of the checks become metadata of the run's output.
 
@@ -108,7 +108,7 @@ def verify_changes(run: RunningJob[Any], report: JobReport) -> Iterable[JobEvent
     return ()
 
 
-#: In the order in which they are applied. Checks evaluate the events that earlier listeners recorded.
+#: The listeners, in the order in which they are applied. Checks evaluate the events that earlier listeners recorded.
 LISTENERS: tuple[Listener, ...] = (sync_exports, table_events, lakehouse_events, verify_changes)
 
 
@@ -148,7 +148,7 @@ def _run_asset_checks(
     job = repository.get_maybe_subset_job_def(_ASSET_JOB, asset_check_selection=keys)
     try:
         result = job.execute_in_process(instance=run.context.instance, raise_on_error=False)
-    except dg.DagsterError as error:  # such as checks that need a configuration
+    except dg.DagsterError as error:  # for example, a check needs a configuration
         metadata["checks_not_run"] = str(error).partition("\n")[0]
         run.context.log.warning("cannot run the checks of the changed tables: %s", metadata["checks_not_run"])
         return []

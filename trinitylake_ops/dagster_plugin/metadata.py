@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 #: Metadata key of an asset for the number of rows of its table to preview.
 PREVIEW_ROWS = "trinitylake/preview_rows"
 
-#: Maximum length of Markdown that the UI renders inline. Longer Markdown, and all Markdown in runs, needs a click.
+#: Maximum length of Markdown that the UI renders inline. Longer Markdown, and all Markdown in runs, is opened with a
+#: click.
 INLINE_MARKDOWN_CHARS = 1_000
 
 #: Maximum number of table rows shown inline.
@@ -132,7 +133,7 @@ def inline_tables(
     Args:
         name: The name of the first entry. The names of further entries end with a number.
         header: The names of the columns.
-        rows: The rows. A single row that is too long needs a click.
+        rows: The rows. A single row that is too long is opened with a click.
     """
     parts: list[list[Sequence[object]]] = [[]]
     for row in rows:

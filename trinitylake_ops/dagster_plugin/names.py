@@ -79,9 +79,9 @@ class LakehouseNames:
 
     @property
     def pool(self) -> str:
-        """The pool of all operations that reclaim space in this lakehouse, so that one of them runs at a time."""
+        """The pool of all operations that reclaim space in this lakehouse, so that only one of them runs at a time."""
         return f"trinitylake_deletes_{self.name}" if self.name else "trinitylake_deletes"
 
 
-#: The unprefixed names of the only lakehouse of a code location.
+#: Unprefixed names, for a code location with a single lakehouse.
 ONLY = LakehouseNames()

@@ -22,7 +22,7 @@ _FORMAT = 1
 #: succeed (``neighbor``); or a writer outside of this Dagster instance (``other``).
 RunOrigin: TypeAlias = Literal["own", "running", "neighbor", "other"]
 _RUN_ORIGINS: tuple[RunOrigin, ...] = ("other", "neighbor", "running", "own")
-#: Number of latest versions by runs in progress that are checked again after these runs ended.
+#: Maximum number of versions committed by runs in progress that are checked again after the runs have ended.
 _MAX_RUNNING = 100
 
 
@@ -33,7 +33,7 @@ class Cursor:
     lakehouse_id: str
     #: All versions up to this one were reported.
     version: int
-    #: End of a version range whose changes were too many for one tick, or None.
+    #: End of a version range with too many changes for one tick, or None.
     until: int | None = None
     #: Number of changes between ``version`` and ``until`` that were reported.
     reported: int = 0
@@ -90,10 +90,10 @@ class CommitRange:
     first: int
     #: The last version of the range.
     last: int
-    #: The readable version before the first one, and the last one.
+    #: The readable version before the range, and the last version of the range.
     ends: tuple[Snapshot, Snapshot]
     changes: tuple[Change, ...]
-    #: The records of those versions whose roots exist.
+    #: The records of the versions whose roots exist.
     commits: tuple[VersionInfo, ...]
     #: Whether all versions were committed by runs of this Dagster instance that reported some of their changes.
     by_neighbors: bool = False
@@ -114,7 +114,7 @@ class CommitBatch:
     commit_ranges: tuple[CommitRange, ...] = ()
     #: Descriptions of changes that could not be determined.
     notes: tuple[str, ...] = ()
-    #: Number of versions by runs of this code location.
+    #: Number of versions committed by runs of this code location.
     own: int = 0
     #: Number of versions between the previous cursor and the latest version.
     lag_versions: int = 0
@@ -132,7 +132,7 @@ class CommitBatch:
 def poll_commits(
     lake: Lakehouse, cursor_text: str | None, origin_of: Callable[[str], RunOrigin], limits: Limits
 ) -> CommitBatch:
-    """Return the commits since a cursor that were not made by own runs, within limits.
+    """Return the commits since a cursor that were not made by this code location's runs, within limits.
 
     Each poll covers at least one new version, if there is any. The first poll, without a cursor, reports nothing and
     starts at the latest version. A cursor that is invalid, belongs to another lakehouse or is ahead of the latest
@@ -260,7 +260,7 @@ class _CommitPoll:
             self.commit_ranges.append(commit_range)
 
     def _readable_from(self, version: int) -> Snapshot:
-        """Return a version, or the first readable version after it, or the latest version if that one is unknown."""
+        """Return a version, or else the first readable version after it, or else the latest version."""
         candidates = VersionRanges(((version, self.head.version),)) - expired_versions(self.head.definition)
         try:
             return self.lake.snapshot(next(iter(candidates)), latest=self.head)
@@ -286,7 +286,7 @@ class _CommitPoll:
         return max(0, self.lake.storage.now_ms() - min(created_ms))
 
     def _run_origin(self, info: VersionInfo | None) -> RunOrigin:
-        """Return the origin of a version: the first in ``_RUN_ORIGINS`` of the origins of its transactions."""
+        """Return the origin of a version: the origin of a transaction that comes first in ``_RUN_ORIGINS``."""
         if info is None:
             return "other"
         runs = [transaction.run_id for transaction in info.transactions] or [info.run_id]

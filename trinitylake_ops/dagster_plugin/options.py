@@ -24,7 +24,7 @@ def has_signed_in_users() -> bool:
 
 
 def signed_in_user(run: dg.DagsterRun) -> str | None:
-    """Return the user who launched a run, or None for a run of a schedule or sensor, and without Dagster+.
+    """Return the user who launched a run, or None without Dagster+ or if a schedule or sensor launched the run.
 
     Without Dagster+, the tag is not trusted, because any client can launch a run with arbitrary tags.
     """
@@ -43,7 +43,7 @@ def config_fields(options: type[Options]) -> dict[str, dg.Field]:
     """Convert options to Dagster fields with a type, a default and a description.
 
     An option without a default is required. Mutually exclusive options have no defaults. Numbers and flags may be null,
-    which means their default, because ``dagster job scaffold_config`` prints null.
+    which selects the default, because ``dagster job scaffold_config`` prints null.
     """
     return {spec.name: _config_field(spec, issubclass(options, OneOf)) for spec in option_specs(options)}
 

@@ -99,7 +99,7 @@ def check_keys(
     values: Mapping[str, Sequence[str]],
     keys_of: Mapping[str, Callable[[], Sequence[str]]],
 ) -> None:
-    """Check that no two partition keys are the same value after conversion to the types of the table's columns.
+    """Check that no two partition keys become equal when they are converted to the table's column types.
 
     For example, ``1`` and ``01`` are different keys but the same integer.
 
@@ -110,7 +110,7 @@ def check_keys(
         keys_of: Returns all keys of a partition column. Does not include columns of time partitions.
 
     Raises:
-        InvalidInputError: A key of the run and another key are the same value.
+        InvalidInputError: A key of the run and another key become equal.
     """
     from pyiceberg.types import StringType
 

@@ -50,16 +50,16 @@ def build_publish_asset(
 
     A run publishes exactly once, even if its step is started several times: a repeated step reports the existing
     version, and so does a re-execution of a run that died between its commit and its report to Dagster. If another run
-    has published other partitions of a table, or appended to it, both changes are kept. If it changed rows that this
-    run replaces, the commit fails without retries; a re-execution from failure publishes the staged tables again and
-    replaces the current rows. A serializable commit also fails without retries if a table that the run read through the
-    IO manager has changed. ``retry_policy`` applies to other failures only.
+    has published other partitions of a table, or appended to it, both changes are kept. If the other run changed rows
+    that this run replaces, the commit fails without retries; a re-execution from failure publishes the staged tables
+    again and replaces the current rows. A serializable commit also fails without retries if a table that the run read
+    through the IO manager has changed. ``retry_policy`` applies to other failures only.
 
     Args:
         key: The asset key.
         tables: The assets that stage the tables, or their keys, by input name. They return StagedTables, or a
             :class:`TrinityLakeIOManager` stores them. The storage settings of an asset are validated when definitions
-            load, those of a key when its asset is stored.
+            load. For a key, they are validated when its asset is stored.
         description: The description of the asset.
         partitions_def: The partitions of the asset.
         group_name: The asset group.
@@ -108,7 +108,7 @@ def build_publish_asset(
 
 
 def _check_distinct(assets: Sequence[dg.AssetsDefinition]) -> None:
-    """Raise InvalidInputError if two assets write the same table. Publishing checks assets known by key only."""
+    """Raise InvalidInputError if two assets write the same table. Publishing checks assets known only by key."""
     writers: dict[tuple[str, str], str] = {}
     for asset in assets:
         name, key = table_of(asset.key, asset.metadata_by_key.get(asset.key, {})), asset.key.to_user_string()

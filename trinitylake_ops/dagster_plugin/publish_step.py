@@ -174,7 +174,7 @@ def publish_staged(
         names: The names of the lakehouse.
         asset_key: The publish asset.
         table_keys: The assets that it publishes.
-        staged: The tables that the run staged, by their assets.
+        staged: The tables that the run staged, by asset.
 
     Raises:
         dg.Failure: Nothing is staged, or another writer changed rows that the commit replaces. The step is not retried.

@@ -36,7 +36,7 @@ _ALERT_ATTEMPTS = 3
 
 
 def tick_budget_seconds() -> float:
-    """Return the time limit of a tick: the timeout of Dagster's daemon for a sensor, less a margin."""
+    """Return the time limit of a tick: the timeout of Dagster's daemon for a sensor, minus a margin."""
     value = next((os.environ[name] for name in _GRPC_TIMEOUT_VARIABLES if os.environ.get(name)), None)
     timeout = int(value) if value is not None else _GRPC_TIMEOUT_SECONDS
     return max(_MIN_SECONDS, timeout - _GRPC_MARGIN_SECONDS)
@@ -58,13 +58,13 @@ def build_commit_sensor(
 ) -> dg.SensorDefinition:
     """Build a sensor that reports commits that were not made by runs of this code location.
 
-    A table that such a commit added or changed becomes a materialization of the assets that contain it, for the
-    partitions whose files changed (:class:`TableAssets`). A removed table becomes an observation. A tick that reports
-    commits also materializes the lakehouse asset. For commits by other code locations of the same Dagster instance,
-    only tables are reported, and only to assets that those runs did not report themselves.
+    A table that such a commit added or changed is reported as a materialization of the assets that contain it, for the
+    partitions whose files changed (:class:`TableAssets`). A removed table is reported as an observation. A tick that
+    reports commits also materializes the lakehouse asset. For commits by other code locations of the same Dagster
+    instance, only tables are reported, and only to assets that those runs did not report themselves.
 
-    The first tick only records the latest version. A tick stops at its limits, and the next one continues. Events are
-    delivered at least once, and a run is requested once.
+    The first tick only records the latest version. A tick stops at its limits, and the next tick continues from there.
+    Events are delivered at least once, and a run is requested once.
 
     Args:
         names: The names of the lakehouse's definitions.
@@ -72,12 +72,12 @@ def build_commit_sensor(
         job: The job to run for the newest version, if any.
         job_name: The name of that job, as an alternative to ``job``, for a job of assets.
         run_config: Returns the job's run configuration for a version.
-        table_key: Returns the asset to which changes of a table are reported, from its namespace and name. By default,
-            they are reported to all assets that contain the table.
+        table_key: Returns the asset to which changes to a table are reported, given the table's namespace and name. By
+            default, they are reported to all assets that contain the table.
         minimum_interval_seconds: Minimum time between ticks.
         max_versions_per_tick: Maximum number of versions that a tick reads.
         max_tables_per_tick: Maximum number of changed objects that a tick reports.
-        max_seconds_per_tick: Time after which a tick starts no further work. Defaults to the daemon's timeout less 20
+        max_seconds_per_tick: Time after which a tick starts no further work. Defaults to the daemon's timeout minus 20
             seconds.
         default_status: The initial status of the sensor.
     """
@@ -133,7 +133,7 @@ def _code_location(context: dg.SensorEvaluationContext) -> str | None:
 
 
 def _run_origin(instance: dg.DagsterInstance, run_id: str, code_location: str | None) -> RunOrigin:
-    """Classify a run. A run that names no code location counts as one of this code location.
+    """Classify a run. A run that does not name a code location counts as a run of this one.
 
     A finished run that did not succeed may have been killed between its commit and its events. It reported only a part
     of its changes, like a run of another code location.

@@ -44,7 +44,7 @@ def _is_variable_name(text: str) -> bool:
 class _OptionsConfig(dg.Config):
     """Storage options by name. Dagster's configuration schema contains the names and rejects all others."""
 
-    # Each class builds its validators at its first use.
+    # Each class builds its validators on first use.
     model_config = ConfigDict(hide_input_in_errors=True, defer_build=True)
 
     if TYPE_CHECKING:  # the fields are generated

@@ -128,8 +128,9 @@ class TableChanges:
     ) -> Iterator[TableEvent]:
         """Yield the events of the assets of changed tables.
 
-        A table whose rows changed is a materialization, for the partitions whose files changed, so that automation
-        runs dependent assets. A table that was removed, or rewritten with the same rows, is an observation.
+        A table whose rows changed is reported as a materialization, for the partitions whose files changed, so that
+        automation runs dependent assets. A table that was removed, or rewritten with the same rows, is reported as an
+        observation.
 
         Args:
             changes: The changes.

@@ -91,7 +91,8 @@ class IOManagerSettings:
 
     lakehouse: TrinityLakeResource
     spark: SparkResource
-    #: The version or export at which tables are read. If empty, the latest version at the run's first read.
+    #: The version or export at which tables are read. If empty, tables are read at the version that is the latest at
+    #: the run's first read.
     version: str
     #: The class of the configured IO manager, which identifies the assets that it stores.
     kind: type
@@ -400,7 +401,7 @@ class TableIOManager(dg.IOManager):
 
 
 def _columns_of(frame: Any) -> Evolution:
-    """Return the schema evolution to the columns of a Spark DataFrame."""
+    """Return the schema evolution that makes a table's columns match a Spark DataFrame."""
     from trinitylake_ops.spark.tables.schema import to_iceberg_schema
 
     return evolve_to(

@@ -71,7 +71,8 @@ class Bounds:
         return time.monotonic() <= self._ends_s
 
 
-#: Maximum number of data files of a table with partitions and a preview, because these require listing all files.
+#: Maximum number of data files for which a table gets partitions and a preview, because these require listing all
+#: files.
 MAX_DATA_FILES = 10_000
 #: Maximum size of a data file that is read for a preview.
 MAX_PREVIEWED_BYTES = 64 << 20

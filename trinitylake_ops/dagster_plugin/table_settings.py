@@ -1,6 +1,6 @@
 """Storage settings of an asset in its metadata, and their meaning for the partitions of a run.
 
-Modules with definitions import this module, so that it imports pyiceberg only where a step needs it.
+Modules with definitions import this module, so it imports pyiceberg only where a step needs it.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Stored:
             instance: The Dagster instance, which stores the keys of dynamic partitions.
 
         Raises:
-            InvalidInputError: Two partition keys are the same value of a column.
+            InvalidInputError: Two partition keys become the same value of a column.
         """
         written = {column: list(dict.fromkeys(row[column] for row in values)) for column in self.columns}
         by_column = {self.columns[0]: partitions}
@@ -396,7 +396,7 @@ _UNSTORABLE = (ValueError, TypeError, NotImplementedError, OverflowError)
 
 
 def is_spark(kind: Any) -> bool:
-    """Whether a type is Spark's DataFrame, without importing Spark: unless it is imported, no such type exists."""
+    """Whether a type is Spark's DataFrame, without importing Spark: unless Spark is imported, no such type exists."""
     if not isinstance(kind, type) or "pyspark.sql.dataframe" not in sys.modules:
         return False
     from pyspark.sql import DataFrame

@@ -30,7 +30,7 @@ from trinitylake_ops.versions.history import VersionInfo
 from trinitylake_ops.versions.snapshot import Snapshot
 
 _MAX_CHECKS = 100
-_MAX_EVALUATIONS = 30  # of each check
+_MAX_EVALUATIONS = 30  # per check
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +359,7 @@ class VersionsPage(VersionRows):
 
 
 def _health(status: Status) -> str:
-    """Return the status without the age of the version, which would become outdated, and the findings."""
+    """Return the status and the findings, without the age of the version, which would become outdated."""
     return "; ".join(
         [
             f"{status.tone}: {status.headline.partition(': ')[2]}",
@@ -371,7 +371,7 @@ def _health(status: Status) -> str:
 def operation_metrics(operation: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics of an operation as metadata of the lakehouse asset.
 
-    The names of numbers are prefixed with the operation, so that a plot never mixes numbers of different meanings.
+    The names of numbers are prefixed with the operation, so that a plot never mixes numbers with different meanings.
 
     Args:
         operation: The name of the operation.

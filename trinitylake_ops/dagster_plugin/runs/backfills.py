@@ -27,9 +27,9 @@ _PARTITION_TAG = "dagster/partition"
 _RANGE_TAGS = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
 _ACTIVE = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 _MAX_WAIT_SECONDS = 30
-#: With the waits between them, these attempts take one hour.
+#: Maximum number of retries, which take one hour including the waits between them.
 _MAX_WAITS = 125
-#: Runs that wait for queued runs fail if no run of the instance started or ended in this time.
+#: Runs that wait for queued runs fail if no run of the instance started or ended within this time.
 IDLE_SECONDS = 300
 
 
@@ -40,7 +40,7 @@ def wait_for_sources(
     reads: Iterable[BackfillRead],
     publishing: Collection[StagedTable],
 ) -> None:
-    """Return if all tables from which this publication was computed are published, or are part of it.
+    """Return if all source tables of this publication are published or are part of the publication.
 
     Args:
         context: The context of the publishing step.
@@ -50,8 +50,8 @@ def wait_for_sources(
         publishing: The staged tables of the publication.
 
     Raises:
-        RetryRequested: The other run has not published yet. Dagster starts the step again later.
-        dg.Failure: The other run failed or cannot start, or the wait exceeds an hour.
+        RetryRequested: Another run has not published a source yet. Dagster starts the step again later.
+        dg.Failure: Another run failed or cannot start, or the wait exceeds an hour.
         StorageError: A file of a table cannot be read.
     """
     backfill, latest = backfill_of(context.instance, context.run), lake.snapshot()
@@ -100,10 +100,10 @@ def staged_by_other_runs(
         key: The asset.
         partitions: The partitions to return; None for an asset without partitions.
         can_be_united: Whether the rows of partitions that several runs staged can be read together.
-        takes_over: Whether the run takes the tables over.
+        takes_over: Whether the run takes over the tables.
 
     Raises:
-        dg.Failure: A blocking check of the asset failed where it was staged, or its partitions cannot be united.
+        dg.Failure: A blocking check of the asset failed in the run that staged it, or its partitions cannot be united.
     """
     instance, run = membership.instance, membership.run
     part = membership.backfill_part(key)
@@ -163,7 +163,7 @@ def _check_no_failed_check(instance: dg.DagsterInstance, key: dg.AssetKey, run_i
 def _runs_of(instance: dg.DagsterInstance, backfill: str) -> list[dg.DagsterRun]:
     """Return the re-executions of a backfill's runs, then the runs.
 
-    Re-executions that began after the end of the backfill lack its tag.
+    Re-executions that started after the backfill ended lack the backfill's tag.
     """
     runs = instance.get_runs(dg.RunsFilter(tags={BACKFILL_TAG: backfill}))
     roots = [run.run_id for run in runs]
@@ -180,7 +180,7 @@ def _wait_for(
 ) -> None:
     """Return if the runs that publish a source succeeded; otherwise request a retry, or fail.
 
-    ``runs`` are ordered from the newest.
+    ``runs`` are ordered from newest to oldest.
     """
     newest: dict[str, dg.DagsterRun] = {}
     for run in runs:
@@ -206,7 +206,7 @@ def _wait_for(
 
 
 def is_stuck(context: dg.AssetExecutionContext) -> bool:
-    """Whether all runs in progress wait for others, and no run of the instance started or ended for some minutes."""
+    """Whether all runs in progress wait for other runs, and no run of the instance started or ended for minutes."""
     instance, step_key = context.instance, step_key_of(context)
     active = instance.get_runs(dg.RunsFilter(statuses=_ACTIVE))
     others = [run for run in active if run.run_id != context.run.run_id]

@@ -1,8 +1,8 @@
-"""Find the publish assets of a table, and what the run of a step may do with the table.
+"""Find the publish assets of a table, and determine what a step's run may do with the table.
 
 The definitions decide: the metadata of a publish asset names the assets that it publishes. A table that is not named
-by a publish asset is published by its own step. A table that is named by one is staged by its step, and only in runs
-that include the publish asset, because otherwise it would never become visible.
+by a publish asset is published by its own step. A table that is named by a publish asset is staged by its own step, and
+only in runs that include the publish asset, because otherwise it would never become visible.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _describe_partitions(partitions: dg.PartitionsDefinition[str] | None) -> str
 
 
 def requested_with(tables: Iterable[dg.AssetKey | dg.AssetsDefinition]) -> Any:
-    """Return the ``AutomationCondition`` to run whenever automation requests one of some tables.
+    """Return an ``AutomationCondition`` that requests a run whenever automation requests one of the tables.
 
     Returns None if automation never requests any of them. The asset of a key may have a condition, so a key counts as
     automated. Dagster requests assets with the same partitions in one run.
@@ -117,7 +117,7 @@ def _published_by(assets: StepAssets, publisher: dg.AssetKey) -> set[dg.AssetKey
 
 
 def _publishes(metadata: Mapping[str, Any]) -> set[dg.AssetKey]:
-    """Return the assets that metadata of an asset names as published, which is empty unless it is a publish asset."""
+    """Return the assets that an asset's metadata lists as published. Only publish assets have such metadata."""
     value = metadata.get(_PUBLISHES)
     names = getattr(value, "value", value)
     return {dg.AssetKey.from_user_string(name) for name in names} if isinstance(names, Sequence) else set()
@@ -130,7 +130,7 @@ def selection(keys: Iterable[dg.AssetKey]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BackfillPart:
-    """A backfill that materializes a publish asset in another run than the asset's tables.
+    """A backfill that materializes a publish asset and the asset's tables in different runs.
 
     Dagster splits a backfill into runs by the mappings between partitions, so that a run may omit the publish asset of
     its tables. The backfill materializes it later.
@@ -151,7 +151,7 @@ class Membership:
     run: dg.DagsterRun | None
 
     def backfill_part(self, key: dg.AssetKey) -> BackfillPart | None:
-        """Return the run's backfill, if that also materializes a publish asset of an asset, otherwise None."""
+        """Return the run's backfill if it also materializes a publish asset of an asset, otherwise None."""
         backfill = None if self.run is None or self.instance is None else backfill_of(self.instance, self.run)
         if self.instance is None or backfill is None:
             return None
@@ -209,8 +209,8 @@ class Membership:
     def reads_staged(self, key: dg.AssetKey) -> bool:
         """Whether the step may read staged rows of an asset, because its result is part of the same publication.
 
-        This applies to checks, to the publish assets of the asset, and to all assets that those publish or depend on.
-        Any other step reads only published rows.
+        This applies to checks, to the publish assets of the asset, and to all assets that these publish assets publish
+        or depend on. Any other step reads only published rows.
         """
         own_keys, graph = self.assets.own, self.assets.graph
         publishers = publishers_of(self.assets, key)

@@ -1,7 +1,8 @@
 """Tables staged by an external program, for example with ``spark-submit``, and reported through Dagster Pipes.
 
 The program needs ``dagster-pipes`` and this package, but not Dagster. It writes the files and reports a description of
-the staged table to the run that started it. The publish asset of the run commits that table with the others.
+the staged table to the run that started it. The publish asset of the run commits that table together with the other
+tables.
 """
 
 from __future__ import annotations

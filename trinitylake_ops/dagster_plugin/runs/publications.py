@@ -2,7 +2,7 @@
 
 The id of a publication is derived from the publishing asset, its partitions and the staged tables. Therefore, a
 re-execution that takes over the same tables finds the commit of the earlier run, and a re-execution that stages tables
-again publishes again. The commit of an earlier run is considered only for tables that are taken over from it.
+again publishes again. The commit of an earlier run is considered only for tables that are taken over from that run.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RunPublisher:
             staged: The staged tables by their assets.
 
         Raises:
-            CommitConflictError: A table that is taken over was published, and a later version undid that.
+            CommitConflictError: A table that is taken over was published, and a later version undid the publication.
             StorageError: The history or a table cannot be read.
         """
         self._context, self._lake, self._asset_key, self._staged = context, lake, asset_key, staged

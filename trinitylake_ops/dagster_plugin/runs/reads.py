@@ -1,7 +1,7 @@
 """Records of a run's reads, its publications, and the tables that it took over from other runs.
 
 They are recorded in the event log of the run and collected when the run publishes. Steps run in separate processes and
-are retried, so that the event log is the only place that keeps their reads. Engine events are used because, unlike
+are retried, so the event log is the only place in which their reads persist. Engine events are used because, unlike
 observations, they have no effect on assets.
 """
 
@@ -45,7 +45,7 @@ class Attempt:
     partition: str
     #: The locations of the staged metadata.
     tables: tuple[str, ...]
-    #: The commit, if it exists, has a later version than this one.
+    #: If the commit exists, its version is later than this one.
     since: int
     #: The staged tables that append rows, as JSON.
     appended: tuple[str, ...] = ()

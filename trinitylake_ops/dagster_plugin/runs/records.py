@@ -12,13 +12,13 @@ from trinitylake_ops.versions.time_travel import CLOCK_SKEW
 _PAGE = 100
 BACKFILL_TAG = "dagster/backfill"
 ROOT_TAG = "dagster/root_run_id"
-_MAX_RUN_ID_CHARS = 255  # characters of the column in Dagster's databases
+_MAX_RUN_ID_CHARS = 255  # length of the column in Dagster's databases
 
 
 def known_run(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun | None:
     """Return the run with the id that a commit names, or None if this instance does not have it.
 
-    The id is untrusted: commits of other programs can contain any text, and some databases reject some texts.
+    The id is untrusted: commits of other programs can contain any text, and some databases reject certain texts.
     """
     is_valid = run_id.isascii() and run_id.isprintable() and len(run_id) <= _MAX_RUN_ID_CHARS
     return instance.get_run_by_id(run_id) if is_valid else None
@@ -38,8 +38,8 @@ def run_chain(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.Dagst
 def all_executions(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
     """Return a run, followed by all other executions of the same root run, newest first.
 
-    A user may re-execute any of them, not only the latest one. Runs that Dagster's Python API re-executed have no root
-    tag, so that only the parents of this run are found among them.
+    A user may re-execute any of them, not only the latest one. Runs that were re-executed through Dagster's Python API
+    have no root tag, so only the parents of this run are found among them.
     """
     root_id = run.root_run_id
     tagged = [] if root_id is None else instance.get_runs(dg.RunsFilter(tags={ROOT_TAG: root_id}))
@@ -69,7 +69,7 @@ def created_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> datetime | N
 def newest_materialization(
     instance: dg.DagsterInstance, runs: Sequence[dg.DagsterRun], asset_key: dg.AssetKey
 ) -> dg.EventLogRecord | None:
-    """Return the newest materialization of an asset by the first run that has one, or None.
+    """Return the newest materialization of an asset by the first run that logged one, or None.
 
     Args:
         instance: The Dagster instance.
@@ -163,7 +163,8 @@ def _records(instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEvent
 def has_succeeded(instance: dg.DagsterInstance, run_id: str, asset_key: dg.AssetKey) -> bool:
     """Whether a step of a run reported an asset and succeeded.
 
-    A step that publishes its table reports it before it ends, so that it can still fail or be killed afterwards.
+    A step that publishes its own table reports the table before the step ends, so it can still fail or be killed
+    afterwards.
 
     Args:
         instance: The Dagster instance.

@@ -77,7 +77,7 @@ def notes_of(
         context: The context of the output that is being stored.
         staged: The staged table.
         keys: The partitions that the run writes, empty for an asset without partitions.
-        described: The metadata of the asset about its table.
+        described: The asset's metadata that describes its table.
         values: The values of the partition columns, by Dagster partition.
     """
     document = dg.MetadataValue.json(json.loads(staged.to_json()))
@@ -144,7 +144,7 @@ def staged_by_backfill(
 ) -> Note | None:
     """Return the newest note that runs of a backfill logged for a partition of an asset, or None.
 
-    The note is also returned after the publication.
+    The note is returned even after the publication.
 
     Args:
         instance: The Dagster instance.
@@ -259,7 +259,7 @@ def published_events(
         tables: The tables as published, by asset.
         version: The version that published them.
         extra_metadata: Returns further metadata of an asset.
-        earlier: The versions of those tables that an earlier version published.
+        earlier: The versions of the tables that an earlier version published.
     """
     notes = {key: newest_notes(instance, runs, key) for key in tables}
     reported: dict[dg.AssetKey, tuple[str | None, int | None]] = {}
@@ -282,7 +282,7 @@ def undone_events(
     version: int,
     undone_by: int,
 ) -> Iterator[dg.AssetObservation]:
-    """Yield observations of assets whose tables a version published and a later one undid.
+    """Yield observations of assets whose tables were published by a version that a later version undid.
 
     They are not materializations, because the latest version does not contain these rows.
 
