@@ -22,10 +22,10 @@ _POLL_SECONDS = 30.0
 class CommitTrigger(BaseEventTrigger):
     """Fires for new versions of a lakehouse, or only for those that change ``table`` (``namespace.table``).
 
-    With ``after``, it fires for versions after that one. Without ``after``, as an asset watcher does, it first reports
-    the latest version, and again whenever a triggerer starts, so that no commit is missed while no triggerer runs. If
-    there are several commits between two polls, it reports only the last one. The payload has ``version``, ``table``
-    and ``root``.
+    With ``after``, it fires for versions after that version. Without ``after``, as an asset watcher does, it first
+    reports the latest version, and again whenever a triggerer starts, so that no commit is missed while no triggerer
+    runs. If there are several commits between two polls, it reports only the last one. The payload has ``version``,
+    ``table`` and ``root``.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class CommitTrigger(BaseEventTrigger):
 
 
 class CommitSensor(BaseSensorOperator):
-    """Waits for a version after ``after``, or for one that changes ``table``. It returns the version.
+    """Waits for a version after ``after``, or only for such a version that changes ``table``, and returns it.
 
-    By default ``after`` is the version that was the latest when the run of the DAG was due. With ``deferrable``,
-    it occupies no worker while it waits.
+    By default ``after`` is the version that was the latest when the DAG run was due. With ``deferrable``, it occupies
+    no worker while it waits.
     """
 
     template_fields: Sequence[str] = ("after", "table")

@@ -1,4 +1,4 @@
-"""Operators for operations of a lakehouse, and approval of plans by a person."""
+"""Operators for lakehouse operations, and for human approval of plans."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TrinityLakeOperator(BaseOperator):
         except StorageError:
             raise
         except (TrinityLakeError, OperationFailedError) as error:
-            raise AirflowFailException(str(error)) from None  # the log shows one line, and not twice
+            raise AirflowFailException(str(error)) from None  # so that the log shows the error once
 
 
 def run_name(context: Any) -> str:
@@ -95,7 +95,7 @@ def _operation_named(name: str) -> Operation[Any]:
     return BY_NAME[name]
 
 
-#: How long a task waits for a person by default.
+#: How long a task waits for human approval by default.
 MAX_WAIT = timedelta(days=7)
 
 

@@ -91,7 +91,7 @@ class PublishOperator(BaseOperator):
             staged = self._staged()
             publication = self._publish(context, staged)
         except _FINAL as error:
-            raise AirflowFailException(str(error)) from None  # the log shows one line, and not twice
+            raise AirflowFailException(str(error)) from None  # so that the log shows the error once
         names = ", ".join(f"{table.namespace}.{table.table}" for table in staged)
         phrase = "had already been published" if publication.was_published else "published"
         self.log.info("%s: %s as version %s", names, phrase, publication.version)

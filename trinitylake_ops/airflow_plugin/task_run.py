@@ -42,7 +42,7 @@ class RunningTask(ReportingContext[OptionsT]):
 
     @property
     def run_id(self) -> str:
-        """The id of the run of the DAG."""
+        """The id of the DAG run."""
         return self.task_run_id
 
     @property
@@ -85,7 +85,7 @@ class RunningTask(ReportingContext[OptionsT]):
 
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
-        """Provide a session of the connection's Spark."""
+        """Provide a Spark session with the settings of the connection."""
         with spark_session(self.settings) as session:
             yield session
 
@@ -102,7 +102,7 @@ def spark_session(settings: LakehouseSettings) -> Iterator[SparkSession]:
 
 @contextmanager
 def executors(settings: LakehouseSettings) -> Iterator[Callable[[], Executor]]:
-    """Provide a function that returns the executor of a connection's engine. A session ends with this block."""
+    """Provide a function that returns the executor of a connection's engine. A session stops when the context exits."""
     with ExitStack() as scope:
 
         @cache

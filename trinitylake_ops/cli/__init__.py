@@ -1,4 +1,4 @@
-"""The command line: `trinitylake`. Importing this package loads only what the start of the process needs."""
+"""The command line: `trinitylake`. Importing this package loads only what process startup needs."""
 
 from trinitylake_ops.cli.entry import main
 

@@ -1,4 +1,4 @@
-"""The root command, its global options, and the exit of every command."""
+"""The root command, its global options, and the exit handling of all commands."""
 
 from __future__ import annotations
 

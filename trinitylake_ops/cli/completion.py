@@ -8,7 +8,7 @@ import click
 from click.shell_completion import get_completion_class, shell_complete
 
 PROGRAM = "trinitylake"
-#: The variable by which a shell requests completions, as click names it.
+#: The environment variable with which a shell requests completions, in the form that click expects.
 VARIABLE = "_TRINITYLAKE_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 

@@ -279,7 +279,7 @@ def print_line(text: str) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table in the width of the terminal. Without a terminal, nothing is cut."""
+    """Print a table that fits the width of the terminal. Without a terminal, nothing is truncated."""
     from rich.console import Console
 
     console = Console()
@@ -315,7 +315,7 @@ def print_outcome(plan: Plan, report: Shown, as_json: bool, *, is_complete: bool
         plan: The plan.
         report: The report of its execution.
         as_json: Whether to print JSON.
-        is_complete: Whether the execution left nothing to do.
+        is_complete: Whether nothing is left to do after the execution.
     """
     if plan.is_empty and is_complete and not as_json:
         print_plan(plan, as_json)

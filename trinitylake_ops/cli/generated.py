@@ -90,7 +90,7 @@ def generated_command(job: str) -> click.Command:
 
 
 def command_specs(operation: Operation[Any]) -> Iterator[OptionSpec]:
-    """Yield the options that a command has: all except the approval, and those for jobs only."""
+    """Yield the options that a command has: all except the approval and the options that only jobs have."""
     for spec in option_specs(operation.options):
         if not (operation.plan_declaration is not None and spec.name in MODES) and JOBS_ONLY not in spec.marks:
             yield spec
@@ -257,7 +257,7 @@ def _argument(spec: OptionSpec) -> str:
 
 
 def _selected_member(spec: OptionSpec, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the selected member of a one-of option. An argument of digits is a version, any other an export."""
+    """Return the selected member of a one-of option. A numeric argument is a version, any other an export."""
     argument = fields.pop(spec.name)
     members = _flags_of(spec)
     selected = {member.name: value for member in members if (value := fields.pop(member.name)) is not None}

@@ -45,7 +45,8 @@ _BAR_CHARS = 20
 _MAX_SHOWN = 20  # tables of a namespace
 _FORECAST_OBJECTS = [10**exponent for exponent in range(3, 10)]
 _SIZE = WholeNumber(1, MAX_NODE_FILE_BYTES)
-# A writer may wait 20 s for its slot, and at most a quarter of this time. No space is reclaimed during this time.
+# Limits of the lifetime of a transaction. A writer may wait for its slot for 20 s, but at most for a quarter of the
+# lifetime. No space is reclaimed during the lifetime.
 _MIN_LIFE_MS, _MAX_LIFE_MS = 60_000, 10 * 365 * 86_400_000
 _SETTINGS = (
     ("order", WholeNumber(MIN_ORDER, MAX_ORDER), "Maximum children of a node."),
@@ -184,7 +185,7 @@ def _definition_table(snapshot: Snapshot) -> Any:
 
 
 def _setting(value: Any) -> object:
-    """Format a setting of a lakehouse for display. Long lists are cut, and the omitted items counted."""
+    """Format a setting of a lakehouse for display. Long lists are cut, and the omitted items are counted."""
     if isinstance(value, IntEnum):
         return value.name.lower()
     if isinstance(value, RetentionRules):

@@ -135,7 +135,7 @@ def _reading(
 
 
 def _to_python(scalar: pa.Scalar[Any]) -> object:
-    """Convert a value to Python, or to its raw number or bytes if Python has no such value (a date after year 9999)."""
+    """Convert a value to Python, or to its raw number or bytes if Python has no such value (a year after 9999)."""
     try:
         return scalar.as_py()
     except (ValueError, ArithmeticError):  # an OverflowError is an ArithmeticError
@@ -189,7 +189,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _print_aligned(names: Sequence[str], columns: Sequence[Sequence[str]], is_number: Sequence[bool]) -> None:
-    """Print columns of escaped text, cut to the width of the terminal. Without a terminal, nothing is cut."""
+    """Print columns of escaped text, cut to the width of a terminal. In other outputs, nothing is cut."""
     from rich.cells import cell_len
     from rich.console import Console
 

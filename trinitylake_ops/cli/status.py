@@ -104,7 +104,7 @@ def status(session: Session, /, watch: float | None, html: Path | None, as_json:
 
 
 def _ages(lake: Lakehouse, settings: Mapping[str, Any]) -> operations.DueAges | None:
-    """Return the intervals of the policy with those of the command line; None if the command line has none."""
+    """Return the policy's intervals, overridden by those on the command line; None if the command line sets none."""
     names = {"verify_ms": "verify_every", "orphans_ms": "orphans_every", "export_ms": "export_every"}
     intervals = {name: settings[option] for name, option in names.items() if settings[option] is not None}
     if not intervals:
@@ -131,7 +131,7 @@ def _watch(
 
 
 def _print(console: Console, status: Status) -> None:
-    """Print the screen in the width of the terminal, in colors if it supports them."""
+    """Print the screen at the width of the terminal, in color if the terminal supports it."""
     screen = Group(*_parts(status))
     if console.is_terminal:
         console.print(screen)

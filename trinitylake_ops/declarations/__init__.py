@@ -1,1 +1,1 @@
-"""Operations as data, from which commands, jobs of Dagster and tasks of Airflow are generated."""
+"""Declarations of operations, from which commands, Dagster jobs and Airflow tasks are generated."""

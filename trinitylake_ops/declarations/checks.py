@@ -30,7 +30,7 @@ _COLUMNS = ("severity", "code", "path", "version", "what you can do")
 
 
 class VerifyOptions(Options):
-    """How much to read, and when to stop."""
+    """Options of verify: how much to read, and when to stop."""
 
     deep: bool = Field(
         default=False,
@@ -47,7 +47,7 @@ class VerifyOptions(Options):
 
 
 class RepairOptions(UnattendedOptions):
-    """How far to repair."""
+    """Options of repair: how far to repair."""
 
     to_last_good: bool = Field(
         default=False,
@@ -139,7 +139,7 @@ def _repair_metadata(repair: RepairPlan | RepairReport) -> dict[str, Any]:
 
 
 def _remaining_errors(plan: RepairPlan) -> str:
-    """Return a description of the errors that the repair would not fix; empty if there are none."""
+    """Return a description of the errors that the repair would not fix, or an empty string."""
     errors = sum(finding.severity == "error" for finding in plan.remaining)
     if not errors:
         return ""
@@ -148,7 +148,7 @@ def _remaining_errors(plan: RepairPlan) -> str:
 
 
 def _to_last_good(run: ReportingContext[RepairOptions], plan: RepairPlan) -> dict[str, Any]:
-    """Return a link to a plan that goes back to the last undamaged state, if this plan leaves errors."""
+    """Return a link to a plan that rolls back to the last undamaged state, if this plan leaves errors unrepaired."""
     if run.options.to_last_good or not _remaining_errors(plan):
         return {}
     return run.entry("repair", {"to_last_good": True}, "plan to return to the last undamaged version")

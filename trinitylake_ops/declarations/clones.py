@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class CloneOptions(Options):
-    """The version to clone, the target, and how long to keep the clone."""
+    """Options of clone: the version to clone, the target, and how long to keep the clone."""
 
     target: Annotated[TargetText, CommandLine(metavar="TARGET", is_argument=True)] = Field(
         description="The root of the clone, which must not contain a lakehouse."
@@ -84,7 +84,7 @@ class CloneOptions(Options):
 
 
 class CloneNameOptions(Options):
-    """The name of a clone."""
+    """An option with the name of a clone."""
 
     name: Annotated[ExportText, CommandLine(metavar="CLONE", is_argument=True)] = Field(
         description="Name of the clone."
@@ -92,7 +92,7 @@ class CloneNameOptions(Options):
 
 
 class RefreshOptions(CloneNameOptions, PlannedOptions):
-    """The clone, and the sides chosen for conflicts."""
+    """Options of refresh: the clone, and the sides chosen for conflicts."""
 
     ours: Annotated[list[str], CommandLine(metavar="NAMESPACE[.TABLE]", flag="--ours")] = Field(
         default=[],
@@ -104,7 +104,7 @@ class RefreshOptions(CloneNameOptions, PlannedOptions):
 
 
 class PromoteOptions(RefreshOptions):
-    """The clone, the namespaces and tables to promote, and the sides chosen for conflicts."""
+    """Options of promote: the clone, what to promote, and the sides chosen for conflicts."""
 
     namespaces: NamespaceTexts = Field(
         default=[], description="Only these namespaces with their tables. Default: everything."
@@ -115,7 +115,7 @@ class PromoteOptions(RefreshOptions):
 
 
 class DropCloneOptions(CloneNameOptions, PlannedOptions):
-    """The clone to drop, and whether to delete its files."""
+    """Options of dropping a clone: the clone, and whether to delete its files."""
 
     delete_files: bool = Field(
         default=False, description="Also delete the clone's own files. Stop all writers of the clone first."
@@ -168,7 +168,7 @@ def _merge_metadata(plan: PromotionPlan | RefreshPlan) -> dict[str, Any]:
 
 
 def _undecided_conflicts(plan: PromotionPlan | RefreshPlan, prefix: str = "") -> str:
-    """Return a text about undecided conflicts; empty without conflicts."""
+    """Return a description of undecided conflicts, or an empty string if there are none."""
     if not plan.conflicts:
         return ""
     from trinitylake_ops.operations.clones.merge import count_of
@@ -274,7 +274,7 @@ def end_drop(run: ReportingContext[Any], report: DropCloneReport) -> None:
         report: The report of the drop.
 
     Raises:
-        Exception: The failure of the run, if the storage refused to delete files. The clone is kept then.
+        Exception: The failure of the run, if the storage refused to delete files. In that case, the clone is kept.
     """
     metadata = {
         **report_entries(report.to_dict()),

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class CompactOptions(UnattendedOptions):
-    """The message of the commit."""
+    """An option with the commit message."""
 
     message: str | None = Field(default=None, description="The commit message, for the log of the lakehouse.")
 
 
 def _compaction_metrics(report: CompactionReport) -> dict[str, Any]:
-    """Return the figures of the tree before and after a compaction."""
+    """Return the metrics of the tree before and after a compaction."""
     shapes = {
         f"{figure}_{when}": getattr(shape, figure)
         for when, shape in (("before", report.before), ("after", report.after))
@@ -59,7 +59,7 @@ COMPACT: PlanDeclaration[CompactOptions, CompactionPlan, CompactionReport] = Pla
 
 
 class CompactTablesOptions(UnattendedOptions):
-    """The tables, and which files to merge."""
+    """Options that select the tables to compact and the files to merge."""
 
     tables: Annotated[TableTexts, ARGUMENT] = Field(
         default=[], description="Only these tables, each as namespace.table. Default: all managed tables."

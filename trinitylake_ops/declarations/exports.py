@@ -48,7 +48,7 @@ _MAX_NAMED = 10
 
 
 class PartOptions(Options):
-    """The namespaces and tables to include."""
+    """Options that select namespaces and tables."""
 
     namespaces: NamespaceTexts = Field(
         default=[], description="Only these namespaces with their tables. Default: everything."
@@ -59,7 +59,7 @@ class PartOptions(Options):
 
 
 class ExportOptions(Options):
-    """The version to export, what to copy, the target, and how long to keep the export."""
+    """Options of export: the version, what to copy, the target, and how long to keep the export."""
 
     name: Annotated[NewExportText, ARGUMENT] = Field(
         description="Name of the export, without spaces and not digits only. The name of an interrupted export"
@@ -107,7 +107,7 @@ class ExportOptions(Options):
 
 
 class ExportNameOptions(Options):
-    """The name of an export."""
+    """An option with the name of an export."""
 
     name: Annotated[ExportText, ARGUMENT] = Field(description="Name of the export.")
 
@@ -155,7 +155,7 @@ EXPORT = direct(
 
 
 class HintOptions(Options):
-    """Whether to write the hint."""
+    """An option that selects whether to write the hint."""
 
     check_only: bool = Field(default=False, description="Only check the hint; write nothing.")
 
@@ -180,7 +180,7 @@ REPAIR_HINT = direct(
 
 
 class DropExportOptions(ExportNameOptions, PlannedOptions):
-    """The export to drop."""
+    """Options of dropping an export."""
 
 
 def _drop_metadata(plan: DropExportPlan) -> dict[str, Any]:
@@ -230,7 +230,7 @@ DROP_EXPORT: PlanDeclaration[DropExportOptions, DropExportPlan, CommitReport] = 
 
 
 class ReconcileOptions(UnattendedOptions):
-    """The versions that an operator has inspected."""
+    """An option with the versions that an operator has inspected."""
 
     acknowledge: VersionsText | None = Field(
         default=None,

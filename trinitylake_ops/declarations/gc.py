@@ -59,13 +59,13 @@ def _age(text: str | None) -> timedelta:
 
 
 class PurgeOptions(BudgetOptions, LimitedOptions):
-    """The minimum age of the versions to purge."""
+    """Options of purge: the minimum age of the versions to purge."""
 
     grace: DurationText | None = age_field("Only versions that expired")
 
 
 class OrphansOptions(BudgetOptions, LimitedOptions):
-    """Which files count as orphans."""
+    """Options of orphan removal: which files count as orphans."""
 
     older_than: DurationText | None = age_field("Only files last written")
     inventory: InventoryText | None = Field(
@@ -155,11 +155,11 @@ ORPHANS: PlanDeclaration[OrphansOptions, OrphanPlan, OrphanReport] = PlanDeclara
 
 
 class ExpireOptions(RulesOptions, LimitedOptions):
-    """The retention rules."""
+    """Options of expire: the retention rules."""
 
 
 class TrimOptions(RulesOptions, LimitedOptions):
-    """The tables to trim, and the retention rules of the versions whose snapshots are kept."""
+    """Options of trim: the tables, and the retention rules for versions whose snapshots are kept."""
 
     tables: Annotated[TableTexts, ARGUMENT] = Field(
         default=[], description="Only these tables, each as namespace.table. Default: all managed tables."
@@ -167,7 +167,7 @@ class TrimOptions(RulesOptions, LimitedOptions):
 
 
 class RelocateOptions(PlannedOptions):
-    """The new location of the files under the table root."""
+    """Options of relocate: the new location of the files under the table root."""
 
     table_root: TableRootText | None = Field(
         default=None,
@@ -178,7 +178,7 @@ class RelocateOptions(PlannedOptions):
 
 
 class UndeleteOptions(Options):
-    """The versions to restore."""
+    """Options of undelete: the versions to restore."""
 
     versions: Annotated[VersionsText, ARGUMENT] = Field(description="The expired versions to restore, such as 3-90,95.")
 

@@ -16,19 +16,19 @@ _MAX_SECONDS = 120.0
 
 
 class LogOptions(Options):
-    """How many versions to read."""
+    """An option that limits how many versions are read."""
 
     limit: int = Field(default=50, ge=1, le=_MAX_VERSIONS, description="How many versions to read, newest first.")
 
 
 class HistoryOptions(LogOptions):
-    """The table, and how many versions to search."""
+    """Options that select a table and limit how many versions are searched."""
 
     table: TableText = Field(description="The table, as namespace.table.")
 
 
 class DiffOptions(Options):
-    """The two versions."""
+    """Options that select the two versions to compare."""
 
     before: VersionSource = Field(description="The earlier version.")
     after: VersionSource = Field(description="The later version.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Entry:
     """The texts of an operation, which help and completion show without importing its declaration."""
 
-    #: The module of this package that declares the operation. The constant is the name of the job in capitals.
+    #: The module of this package that declares the operation. The constant's name is the job name in capitals.
     module: str
     #: The name of the generated command; None if there is none.
     command: str | None = None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class CreateNamespaceOptions(Options):
-    """The namespace, and its properties."""
+    """Options for creating a namespace: its name and its properties."""
 
     namespace: Annotated[NamespaceText, ARGUMENT] = Field(description="Name of the namespace.")
     properties: PropertyTexts = Field(default=[], description="Properties of the namespace, each as NAME=VALUE.")
@@ -83,7 +83,7 @@ CREATE_NAMESPACE = direct(
 
 
 class DropNamespaceOptions(PlannedOptions):
-    """The namespace to drop, and whether to drop its tables."""
+    """Options for dropping a namespace: its name, and whether to drop its tables."""
 
     namespace: Annotated[NamespaceText, ARGUMENT] = Field(description="Name of the namespace.")
     cascade: bool = Field(default=False, description="Also drop its tables.")
@@ -117,7 +117,7 @@ DROP_NAMESPACE: PlanDeclaration[DropNamespaceOptions, DropNamespacePlan, CommitR
 
 
 class ResolveCommitOptions(Options):
-    """The commit, and whether to force a final outcome."""
+    """Options for resolving a commit: the commit, and whether to force a final outcome."""
 
     version: Annotated[VersionNumber, CommandLine(metavar="VERSION", is_argument=True)] = Field(
         description="The version that the commit's error names."

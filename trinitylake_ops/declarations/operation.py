@@ -37,7 +37,7 @@ class OperationContext(ABC, Generic[OptionsT]):
     options: OptionsT
     #: Formats versions as table rows, and knows which versions passed checks.
     page: VersionRows
-    #: Returns the executor for the requests per file.
+    #: Returns the executor that sends the requests for individual files.
     executor: Callable[[], Executor]
     #: The budget that planning and execution share.
     spending: Spending = field(default_factory=Spending)
@@ -108,8 +108,8 @@ class ReportingContext(OperationContext[OptionsT]):
 
         Args:
             message: What was done, in one line.
-            metadata: Figures, tables and links to show.
-            to_do: What the reader may do next.
+            metadata: Metrics, tables and links to show.
+            to_do: What the user can do next.
             committed: The name of the operation if it committed a version.
             logged: Metadata to log as text; by default ``metadata``.
         """
@@ -124,14 +124,14 @@ class ReportingContext(OperationContext[OptionsT]):
 
     @contextmanager
     def group_writer(self) -> Iterator[GroupWriter]:
-        """Provide a writer that uses Spark. The session starts with the block, because that takes seconds."""
+        """Provide a writer that uses Spark. The session starts when the context is entered."""
         with self.session() as spark:
             from trinitylake_ops.spark import write_groups_on
 
             yield write_groups_on(spark)
 
     def log_metrics(self, metadata: Mapping[str, Any]) -> None:
-        """Log the figures and tables in metadata."""
+        """Log the metrics and tables in metadata."""
         if text := log_text(metadata):
             self.log.info("%s", text)
 
@@ -196,13 +196,13 @@ def _whole_report(_run: OperationContext[Any], _plan: Any, report: Any) -> Comma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec:
-    """The parts of a generated command that do not follow from the options of its operation."""
+    """The parts of a generated command that are not derived from the options of its operation."""
 
-    #: Whether it has ``--engine`` and the options of engines.
+    #: Whether the command has ``--engine`` and the related options.
     uses_engine: bool = False
-    #: Whether it has ``--target-option`` for the storage of another root.
+    #: Whether the command has ``--target-option`` for the storage of another root.
     has_target: bool = False
-    #: What the progress bar shows while nothing is counted.
+    #: The text of the progress bar while nothing is counted.
     working: str | None = None
     #: Returns an HTML report of the plan (None without one) and the report (None if the plan was not executed).
     page: Callable[[OperationContext[Any], Any, Any], str] | None = None
@@ -214,9 +214,9 @@ class CommandSpec:
 class Operation(Generic[OptionsT]):
     """One operation on a lakehouse, from which a job, a task and a command are generated."""
 
-    #: The name of the operation, which jobs and tasks have.
+    #: The name of the operation, which is also the name of its job and its task.
     job: str
-    #: One or two sentences for the job and the reference.
+    #: A description of one or two sentences, for the job and the reference.
     description: str
     #: Runs the operation as a job or a task, and reports the result.
     step: Callable[[ReportingContext[OptionsT]], None]
@@ -255,7 +255,7 @@ def direct(
 
 
 def report_entries(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a report and its cost, one entry each."""
+    """Return the metrics of a report and its cost as one entry each."""
     cost = report.get("cost", {})
     plain = {name: value for name, value in report.items() if isinstance(value, str | int | float | None)}
     return {

@@ -69,7 +69,7 @@ def is_root_uri(uri: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """How a command takes an option: a marker among the annotations of a field or of its type."""
+    """How a command accepts an option. It is a marker among the annotations of a field or of its type."""
 
     metavar: str | None = None
     #: The flag that adds one value to a list. By default a flag is derived from the option's name.
@@ -79,7 +79,7 @@ class CommandLine:
 
 #: Marks an option that is an argument of its command.
 ARGUMENT = CommandLine(is_argument=True)
-#: Marks an option that only jobs have, because it is about what runs record.
+#: Marks an option that only jobs have, because it concerns what runs record.
 JOBS_ONLY = "jobs_only"
 
 MAX_SECONDS = 1_000_000
@@ -324,7 +324,7 @@ class ApplyLimits:
     max_files: int
     max_bytes: int
     #: The minimum time since versions were superseded, or since they expired (purge), or since orphans were written.
-    #: If the lakehouse's own settings require more, they apply.
+    #: If the lakehouse's own settings require a higher age, that age applies.
     min_age: timedelta
 
     def __post_init__(self) -> None:

@@ -51,7 +51,7 @@ class ExecutablePlan(Protocol):
 
     @property
     def base_version(self) -> int:
-        """The version that the plan was made on."""
+        """The version that the plan is based on."""
 
     @property
     def digest(self) -> str:
@@ -102,7 +102,7 @@ class PlannedOptions(Options):
             user: The user who launched the run; None if unknown.
 
         Raises:
-            InvalidInputError: The approval names another person than the user, or no person.
+            InvalidInputError: The approval names a person other than the user, or no person.
         """
         if self.approval is None:
             return None
@@ -117,7 +117,7 @@ class PlannedOptions(Options):
 
 
 class UnattendedOptions(PlannedOptions):
-    """Options of an operation that may also run without approval, because readers do not see its changes."""
+    """Options of an operation that may also run without approval, because its changes are invisible to readers."""
 
     unattended: bool = Field(default=False, description="Whether to plan and apply in one run, without approval.")
 
@@ -164,7 +164,7 @@ def rules_of(noun: str, aged: str, otherwise: str) -> dict[str, Any]:
 
     Args:
         noun: The name of the retained object, such as ``version``.
-        aged: The event that starts its age, such as ``superseded``.
+        aged: The event from which its age is measured, such as ``superseded``.
         otherwise: The default of a rule, in words.
     """
     texts = {
@@ -189,7 +189,7 @@ _RULES = rules_of("version", "superseded", "the lakehouse's setting")
 
 
 class RulesOptions(Options):
-    """Retention rules that replace single settings of the lakehouse for one run."""
+    """Retention rules that replace individual settings of the lakehouse for one run."""
 
     max_age: DurationText | None = _RULES["max_age"]
     min_versions: int | None = _RULES["min_versions"]
@@ -251,7 +251,7 @@ class PlanDeclaration(Generic[PlannedT, PlanT, ReportT]):
     report: Callable[[ReportingContext[Any], PlanT | None, ReportT], None]
     #: Makes the plan of an unattended run within limits. Required for options that are LimitedOptions.
     plan_within_limits: Callable[[ReportingContext[PlannedT], ApplyLimits], PlanT] | None = None
-    #: Plans and executes at once, with fewer requests. If set, the command needs no approval.
+    #: Plans and executes in one step, with fewer requests. If set, the command needs no approval.
     direct: Callable[[OperationContext[PlannedT]], ReportT] | None = None
     #: What the operation does with files, as a verb, for messages.
     verb: str = "reclaims"
@@ -263,7 +263,8 @@ class PlanDeclaration(Generic[PlannedT, PlanT, ReportT]):
     blocked: Callable[[PlanT], str] = lambda _plan: ""
     #: Returns the steps of a plan, which a command prints with ``--dry-run``.
     steps: Callable[[PlanT], Table] | None = None
-    #: Returns the options to approve a plan with; by default those of the run that are not defaults.
+    #: Returns the options with which a plan is approved; by default the options of the run that differ from their
+    #: defaults.
     approved_options: Callable[[PlannedT, PlanT], Mapping[str, Any]] = lambda options, _plan: options_of_plan(options)
     #: Returns metadata that only the planning run shows.
     extra_metadata: Callable[[ReportingContext[PlannedT], PlanT], Mapping[str, Any]] = lambda _run, _plan: {}
@@ -336,7 +337,7 @@ class PlanDeclaration(Generic[PlannedT, PlanT, ReportT]):
     def _apply_within_limits(self, run: ReportingContext[PlannedT]) -> None:
         """Apply the plan if it is within the limits.
 
-        Raises InvalidInputError if the code sets no limits, and the failure of the run for a plan beyond them.
+        Raises InvalidInputError if the code sets no limits, and the failure of the run if the plan exceeds them.
         """
         assert self.plan_within_limits is not None
         limits = limits_of(run)

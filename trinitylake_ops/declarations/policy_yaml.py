@@ -1,7 +1,7 @@
 """The maintenance policy as YAML, which operators write and read.
 
-Scalars have the types of YAML 1.2: ``22:00``, ``no`` and ``on`` are texts. Aliases, tags and duplicate keys are
-rejected, so that a document means what it shows.
+Scalars have the types of YAML 1.2: ``22:00``, ``no`` and ``on`` are strings. Aliases, tags and duplicate keys are
+rejected, so that the text of a document is unambiguous.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SCALARS = {
 
 
 class _RejectedError(yaml.YAMLError):  # type: ignore[misc] # PyYAML has no types
-    """The document contains something that a policy may not contain."""
+    """The document contains something that is not allowed in a policy."""
 
     def __init__(self, problem: str, mark: Any):
         super().__init__(problem)
@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
             self._depth -= 1
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping. Raises _RejectedError for keys that occur twice or are no texts."""
+        """Return a mapping. Raises _RejectedError for keys that occur twice or are not strings."""
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
@@ -94,6 +94,6 @@ def policy_of_yaml(text: str) -> MaintenancePolicy:
 
 
 def policy_yaml(policy: MaintenancePolicy) -> str:
-    """Return a policy as YAML, all fields included."""
+    """Return a policy as YAML, including all fields."""
     text: str = yaml.safe_dump(policy.to_document(), sort_keys=False, allow_unicode=True, width=120)
     return text

@@ -1,4 +1,4 @@
-"""All operations, and the groups in which a code location selects them."""
+"""All operations, and the groups by which a code location selects them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def chosen_operations(chosen: str | Sequence[str] = ()) -> tuple[Operation[Any],
         chosen: Names of operations or groups, or ``"all"``; one name or several.
 
     Raises:
-        InvalidInputError: No operation and no group has one of the names.
+        InvalidInputError: One of the names is neither an operation nor a group.
     """
     names = {chosen} if isinstance(chosen, str) else {*chosen}
     if unknown := sorted(names - {EVERYTHING, *GROUPS, *BY_NAME}):

@@ -14,7 +14,7 @@ MAX_DETAIL_ROWS = 200
 MAX_CELL_CHARS = 2000
 _MAX_LOGGED_ROWS = 100
 
-# Characters with a meaning in Markdown, which excludes underscores within a word and ampersands before a space.
+# Characters with a special meaning in Markdown, excluding underscores within a word and ampersands before a space.
 _MARKDOWN = re.compile(r"[\\|`<\[*~]|(?<![^\W_])_|_(?![^\W_])|&(?=[#\w])")
 
 # Text that GitHub's Markdown links automatically: URLs, "www." and mail addresses. Renderers detect them after removing
@@ -109,7 +109,7 @@ def shortened(text: str) -> str:
 
 
 def log_text(values: Mapping[str, object]) -> str:
-    """Return figures and tables as text for a log. Long tables are truncated."""
+    """Return metrics and tables as text for a log. Long tables are truncated."""
     plain = {name: value for name, value in values.items() if isinstance(value, str | int | float) and value != ""}
     lines = [f"{name}: {visible(str(value))}" for name, value in plain.items()]
     tables = {name: value for name, value in values.items() if isinstance(value, Table) and value.rows}

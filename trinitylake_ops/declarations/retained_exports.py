@@ -74,7 +74,7 @@ EXPORTS = direct(
 
 
 class VerifyExportOptions(ExportNameOptions):
-    """The export, and how much of it to read."""
+    """Options that select an export and how much of it to read."""
 
     deep: bool = Field(default=False, description="Read all copies and compare checksums, not only sizes.")
 
@@ -110,7 +110,7 @@ _RULES = rules_of("export", "created", "no such rule")
 
 
 class PruneExportsOptions(PlannedOptions):
-    """The name pattern of the exports, and the retention rules."""
+    """Options of pruning: the name pattern of the exports, and the retention rules."""
 
     pattern: Annotated[str, ARGUMENT] = Field(description="The name pattern of the exports, such as nightly-*.")
     max_age: DurationText | None = _RULES["max_age"]

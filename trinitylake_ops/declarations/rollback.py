@@ -42,7 +42,7 @@ _MAX_DETAILED = 2_000  # objects
 
 
 class RollbackTarget(VersionSource):
-    """The version to return to."""
+    """Options that select the version to roll back to."""
 
     timestamp: TimeText | None = Field(
         default=None,
@@ -64,7 +64,7 @@ class RollbackTarget(VersionSource):
 
 
 class SampleOptions(Options):
-    """Whether a plan shows rows."""
+    """An option that selects whether a plan shows sample rows."""
 
     sample_rows: Annotated[int, JOBS_ONLY] = Field(
         default=0,
@@ -76,14 +76,14 @@ class SampleOptions(Options):
 
 
 class RollbackOptions(PartOptions, SampleOptions, PlannedOptions):
-    """The target of a rollback, and the namespaces and tables to roll back."""
+    """Options of rollback: the target version, and the namespaces and tables to roll back."""
 
     to: Annotated[RollbackTarget, ARGUMENT] = Field(description="The version to return to, selected by one of these.")
     reapply: bool = Field(default=False, description="Also roll back commits that happen after the plan was made.")
 
 
 class RestoreOptions(ExportNameOptions, PartOptions, SampleOptions, PlannedOptions):
-    """The export to restore, and the namespaces and tables to restore from it."""
+    """Options of restore: the export, and the namespaces and tables to restore from it."""
 
 
 def _plan_rollback(run: OperationContext[RollbackOptions]) -> RollbackPlan:
@@ -193,7 +193,7 @@ def _details(plan: RollbackPlan | RestorePlan, diff: VersionDiff) -> Json:
 
 
 def _diff_metadata(diff: VersionDiff, partitions: Mapping[str, str]) -> dict[str, Any]:
-    """Return the figures of a diff, then one row for each object."""
+    """Return the metrics of a diff, then one row for each object."""
     sums = diff.sums
     rows = [
         (

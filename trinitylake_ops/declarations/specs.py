@@ -1,4 +1,4 @@
-"""Options of operations as data, from which commands, jobs and the reference are generated."""
+"""Specifications of the options of operations, from which commands, jobs and the reference are generated."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class VersionRows:
             lake: The lakehouse.
             latest: The latest version.
             infos: The versions.
-            max_seconds: The time in which changes are counted. Versions after that have no figures.
+            max_seconds: The time limit for counting changes. Versions after that have no metrics.
             is_wanted: Whether to return a row for a version with these changes.
         """
         from trinitylake_ops.operations.diff.versions import diffs_of
@@ -80,7 +80,7 @@ class VersionRows:
             latest: The latest version.
             infos: The versions.
             changes: What each version changed.
-            marks: For each version, ``undone by 3`` if a later rollback undid it, otherwise an empty text.
+            marks: For each version, ``undone by 3`` if a later rollback undid it, otherwise an empty string.
             only: The table that links roll back; by default the whole lakehouse.
         """
         exports = _exports(latest)

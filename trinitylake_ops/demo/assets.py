@@ -123,7 +123,8 @@ def _staging_asset(table: FlightsTable) -> dg.AssetsDefinition:
             lake = lakehouse.open() if table.is_monthly else lakehouse.open_or_create()
         session, month = spark.session(), _month(context)
         frames = {name: _read_month(session, lake, staged, month) for name, staged in inputs.items()}
-        # All derived tables of a run read the reference tables at the version on which the run's facts were staged.
+        # All derived tables of a run read the reference tables at the version on which the run's staged facts are
+        # based.
         version = min((staged.base_version for staged in inputs.values()), default=None)
         frames |= {name: read_table(session, lake, f"{NAMESPACES[name]}.{name}", version) for name in published_inputs}
         frame = table.build(session, config.source(), frames, None if month is None else month.month)

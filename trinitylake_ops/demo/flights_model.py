@@ -3,8 +3,8 @@
 Rules of the model:
 
 - No row is dropped silently. A row with the wrong number of columns stops every job. A value of the wrong type stops
-  each job that reads its column or writes the table. ``spark_failures`` raises both as typed errors. A duplicate key is
-  stopped by the checks (:mod:`~trinitylake_ops.demo.flights_tables`).
+  each job that reads its column or writes the table. ``spark_failures`` raises both as typed errors. Duplicate keys are
+  caught by the checks (:mod:`~trinitylake_ops.demo.flights_tables`).
 - ``month`` selects by local month, 1 to 12; None means all. A flight and the weather of its hour are in the same local
   month, so month m of every table depends on month m of its inputs only.
 - Results do not depend on the order of rows, because sums are computed over integers and decimals.
@@ -24,7 +24,7 @@ DELAYED_OVER_MIN = 15
 #: Bad weather: any precipitation, wind of at least this speed, or visibility below the limit of visual flight rules.
 STRONG_WIND_MPH = 25
 POOR_VISIBILITY_MI = 3
-#: The tolerance between a reported distance and the great circle: the larger of these two.
+#: The tolerance between a reported distance and the great-circle distance: the larger of these two values.
 DISTANCE_TOLERANCE_MI = 10
 DISTANCE_TOLERANCE_SHARE = 0.005
 
@@ -55,7 +55,7 @@ def airports(spark: SparkSession, source: FlightsSource) -> DataFrame:
         spark: The session.
         source: The source files.
     """
-    # The source escapes apostrophes in the way of some database dumps.
+    # The source escapes apostrophes in the same way as some database dumps.
     cleaned = _read(spark, source, "airports").withColumn("name", F.regexp_replace("name", r"\\+", ""))
     return schema.conform(cleaned, schema.AIRPORTS)
 
@@ -75,7 +75,7 @@ def planes(spark: SparkSession, source: FlightsSource) -> DataFrame:
 def weather(spark: SparkSession, source: FlightsSource, month: int | None = None) -> DataFrame:
     """Return hourly weather at the origins (schema ``WEATHER``).
 
-    Raises FileMissingError, CorruptFileError, or InvalidInputError for a month that is not in 1 to 12.
+    Raises FileMissingError, CorruptFileError, or InvalidInputError for a month outside 1 to 12.
 
     Args:
         spark: The session.
@@ -91,7 +91,7 @@ def weather(spark: SparkSession, source: FlightsSource, month: int | None = None
 def flights(spark: SparkSession, source: FlightsSource, month: int | None = None) -> DataFrame:
     """Return the flights, one row per row of the source (schema ``FLIGHTS``).
 
-    Raises FileMissingError, CorruptFileError, or InvalidInputError for a month that is not in 1 to 12.
+    Raises FileMissingError, CorruptFileError, or InvalidInputError for a month outside 1 to 12.
 
     Args:
         spark: The session.
@@ -101,7 +101,7 @@ def flights(spark: SparkSession, source: FlightsSource, month: int | None = None
     typed = of_month(_read(spark, source, "flights"), month)
     flight_date = F.make_date("year", "month", "day")
     sched_dep_at = F.timestamp_add("MINUTE", F.col("minute"), F.col("time_hour"))
-    flight_id = F.concat(  # null if any part is null, which the key's check stops
+    flight_id = F.concat(  # null if any part is null, which the key check rejects
         F.date_format(flight_date, "yyyyMMdd"), *_join_with_dashes(F.col("carrier"), F.col("flight"), F.col("origin"))
     )
     cleaned = typed.withColumns(
@@ -229,7 +229,7 @@ def aircraft_utilisation(flights: DataFrame, planes: DataFrame) -> DataFrame:
 
 
 def of_month(frame: DataFrame, month: int | None) -> DataFrame:
-    """Return the rows of one local month, None for all. Raises InvalidInputError for a month that is not in 1 to 12.
+    """Return the rows of one local month, None for all. Raises InvalidInputError for a month outside 1 to 12.
 
     Args:
         frame: The rows.

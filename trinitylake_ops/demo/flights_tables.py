@@ -29,10 +29,10 @@ BY_MONTH = ("year", "month")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightsTable:
-    """One table. ``inputs`` are the tables it is derived from, none for a table of the source.
+    """One table. ``inputs`` are the tables from which it is derived; empty for a source table.
 
     ``primary_key`` columns are never null and together unique. ``partition_by`` is ``("year", "month")`` or, for a
-    table that is written as a whole, empty. ``schema`` is that of every frame :meth:`build` returns.
+    table that is written as a whole, empty. ``schema`` is the schema of every frame that :meth:`build` returns.
     """
 
     name: str
@@ -65,7 +65,7 @@ class FlightsTable:
             month: The month, 1 to 12, or None for all.
 
         Raises:
-            InvalidInputError: If an input is missing or the month is invalid. Errors of FlightsSource are raised too.
+            InvalidInputError: If an input is missing or the month is invalid. Errors of FlightsSource are also raised.
         """
         if self.read is not None:
             return self.read(spark, source, month)
@@ -340,8 +340,8 @@ def corrupt(flights: DataFrame, kind: FaultKind) -> DataFrame:
     Args:
         frame: The flights.
         kind: ``"blocked"`` removes the carrier and makes distances negative, which the checks ``known_carriers`` and
-            ``positive_distance`` stop. ``"subtle"`` makes delays one hour too long: all checks pass, the derived tables
-            are wrong, and a rollback is needed.
+            ``positive_distance`` catch. ``"subtle"`` makes delays one hour too long: all checks pass, the derived
+            tables are wrong, and a rollback is needed.
 
     Raises:
         InvalidInputError: If the kind is unknown.

