@@ -186,7 +186,7 @@ def are_replaced(table: Table, staged: StagedTable, partitions: Sequence[Mapping
     Args:
         table: The staged table.
         staged: The description of the staged table.
-        partitions: The values of the partition columns, None for all rows.
+        partitions: The values of the partition columns, or None for all rows.
     """
     records = _records_of(table, partitions) if staged.replaces == Replace.PARTITIONS.value else None
     if records is None:
@@ -197,18 +197,18 @@ def are_replaced(table: Table, staged: StagedTable, partitions: Sequence[Mapping
 def encoded_partitions(
     table: Table, partitions: Sequence[Mapping[str, str]] | None
 ) -> tuple[EncodedPartition, ...] | None:
-    """Return partitions of a table in the format of ``StagedTable.replaced_partitions``, None for all rows.
+    """Return partitions of a table in the format of ``StagedTable.replaced_partitions``, or None for all rows.
 
     Args:
         table: The table.
-        partitions: The values of the partition columns, None for all rows.
+        partitions: The values of the partition columns, or None for all rows.
     """
     records = _records_of(table, partitions)
     return None if records is None else encode_partitions(records, table.spec(), table.schema())
 
 
 def _records_of(table: Table, partitions: Sequence[Mapping[str, str]] | None) -> set[Record] | None:
-    """Return the partitions of a table that contain all rows with these values, None if they cannot be determined."""
+    """Return the partitions of a table that contain all rows with these values, or None if that is unknown."""
     if partitions is None:
         return None
     try:

@@ -268,7 +268,7 @@ class _CommitPoll:
             return self.head
 
     def _infos(self, base: Snapshot) -> dict[int, VersionInfo | None]:
-        """Return the records of the versions after ``base`` within the limits, None for a version without a root."""
+        """Return the records of the versions after ``base`` within the limits, or None for a version without a root."""
         first = base.version + 1
         last = min(self.head.version, base.version + self.limits.versions)
         infos: dict[int, VersionInfo | None] = {}

@@ -191,5 +191,5 @@ def _read_month(session: SparkSession, lake: Lakehouse, staged: StagedTable, mon
 
 
 def _month(context: dg.AssetExecutionContext) -> date | None:
-    """Return the first day of the run's month, None for an unpartitioned run."""
+    """Return the first day of the run's month, or None for an unpartitioned run."""
     return date.fromisoformat(context.partition_key) if context.has_partition_key else None

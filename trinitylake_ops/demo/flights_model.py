@@ -80,7 +80,7 @@ def weather(spark: SparkSession, source: FlightsSource, month: int | None = None
     Args:
         spark: The session.
         source: The source files.
-        month: The month, 1 to 12, None for all.
+        month: The month, 1 to 12, or None for all.
     """
     cleaned = of_month(_read(spark, source, "weather"), month).withColumns(
         {name: F.when(F.col(name) < _IMPOSSIBLE_WIND_MPH, F.col(name)) for name in ("wind_speed", "wind_gust")}
@@ -96,7 +96,7 @@ def flights(spark: SparkSession, source: FlightsSource, month: int | None = None
     Args:
         spark: The session.
         source: The source files.
-        month: The month, 1 to 12, None for all.
+        month: The month, 1 to 12, or None for all.
     """
     typed = of_month(_read(spark, source, "flights"), month)
     flight_date = F.make_date("year", "month", "day")
@@ -229,11 +229,11 @@ def aircraft_utilisation(flights: DataFrame, planes: DataFrame) -> DataFrame:
 
 
 def of_month(frame: DataFrame, month: int | None) -> DataFrame:
-    """Return the rows of one local month, None for all. Raises InvalidInputError for a month outside 1 to 12.
+    """Return the rows of one local month, or None for all. Raises InvalidInputError for a month outside 1 to 12.
 
     Args:
         frame: The rows.
-        month: The month, 1 to 12, None for all.
+        month: The month, 1 to 12, or None for all.
     """
     if month is None:
         return frame

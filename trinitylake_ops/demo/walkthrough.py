@@ -100,7 +100,7 @@ class Demo:
             title: The title of the step.
             job: The name of the job.
             config: The run configuration.
-            partition_key: The partition to run, None for an unpartitioned job.
+            partition_key: The partition to run, or None for an unpartitioned job.
             must_fail: Whether the run is expected to fail.
             outcome: Returns a description of the result.
 

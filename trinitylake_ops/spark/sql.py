@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.udtf import UserDefinedTableFunction
 
-#: Metadata tables that are read at a version. The others describe the whole lakehouse.
+#: Metadata tables that are read at a version. The other metadata tables describe the whole lakehouse.
 _AT_A_VERSION = ("files", "objects")
 
 

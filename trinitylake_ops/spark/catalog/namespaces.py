@@ -64,7 +64,7 @@ def in_terms_of_the_catalog() -> Iterator[None]:
     except CommitFailedException as error:
         raise errors.CommitConflictError(str(error)) from error
     except CommitStateUnknownException as error:
-        # It wraps the error with the commit id, which is the useful one.
+        # The exception wraps this package's error, which is more useful because it has the commit id.
         if isinstance(error.__cause__, errors.CommitOutcomeUnknownError):
             raise error.__cause__ from None
         raise
@@ -72,7 +72,8 @@ def in_terms_of_the_catalog() -> Iterator[None]:
         raise errors.InvalidDefinitionError(str(error).partition("\n")[0]) from error
 
 
-#: Spark adds the owner of its process. A lakehouse records the user of each commit already.
+#: A property that Spark sets to the owner of its process. It is ignored, because a lakehouse already records the user
+#: of each commit.
 OWNER = "owner"
 LOCATION = "location"
 

@@ -1,6 +1,7 @@
 """Register the catalog in a session: the jar, the data source, and a catalog name for each lakehouse.
 
-``scripts/build_catalog_jar.py`` builds the jar from the Java sources in this folder. Its manifest has their digest.
+``scripts/build_catalog_jar.py`` builds the jar from the Java sources in this folder. The manifest of the jar contains
+the digest of the sources.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def catalog_settings(name: str, root: str, storage: Mapping[str, str] | None = N
     """Return the Spark settings that define a lakehouse as a catalog of the session's SQL.
 
     Args:
-        name: The name of the catalog, an identifier that SQL does not have to quote.
+        name: The name of the catalog, an identifier that need not be quoted in SQL.
         root: The root URI of the lakehouse.
         storage: Options of the storage without credentials, for example ``{"endpoint": "http://..."}``.
 
@@ -95,7 +96,8 @@ def register_catalog(spark: SparkSession, name: str, root: str, storage: Mapping
         storage: Options of the storage, without credentials.
 
     Raises:
-        InvalidInputError: As :func:`catalog_settings`, or if the session has a different catalog of this name.
+        InvalidInputError: If :func:`catalog_settings` raises it, or if the session has a different catalog of this
+            name.
     """
     settings = catalog_settings(name, root, storage)
     # Spark caches a catalog at its first use, and ignores later changes of its settings.
@@ -118,7 +120,7 @@ def register_catalog_source(spark: SparkSession) -> None:
 
 
 def _add_jar(spark: SparkSession) -> None:
-    """Add the jar to the session, unless its JVM has the catalog class already."""
+    """Add the jar to the session, unless its JVM already has the catalog class."""
     if is_remote(spark):
         spark.addArtifacts(str(jar_file()))  # does nothing if the session has the same file
         return

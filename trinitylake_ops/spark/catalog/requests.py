@@ -1,4 +1,4 @@
-"""Handlers for requests of the catalog's jar: tables in Spark's SQL, changes of tables, and partition transforms."""
+"""Handlers for requests from the catalog's jar: tables in Spark's SQL, changes to tables, and partition transforms."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def change_table(table: Table, changes: Sequence[Change]) -> Table:
 
     Args:
         table: The table.
-        changes: Changes of properties and columns, as the jar sends them.
+        changes: Changes to properties and columns, as sent by the jar.
 
     Returns:
         The table after the commit.
@@ -356,7 +356,7 @@ def drop_table(lake: Lakehouse, request: Request) -> CatalogResponse:
 
 
 def rename_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Rename a table, possibly into another namespace. A target without a namespace means the same namespace.
+    """Rename a table, possibly into another namespace. If the target has no namespace, the namespace stays the same.
 
     Args:
         lake: The lakehouse.
@@ -390,7 +390,7 @@ def _columns(columns: Sequence[Mapping[str, Any]]) -> StructType:
 
 
 def _properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties to store from those of CREATE TABLE. Raises InvalidInputError for unsupported ones."""
+    """Return the properties of CREATE TABLE that are stored. Raises InvalidInputError for unsupported ones."""
     check_no_location(properties)
     if properties.get(_PROVIDER, _FORMATS[0]).lower() not in _FORMATS:
         raise InvalidInputError(
@@ -419,7 +419,7 @@ _RESPONSE_SOURCE: Mapping[str, Callable[[Lakehouse, Request], CatalogResponse]] 
 
 
 def handle_request(request: Request, options: Mapping[str, str]) -> CatalogResponse:
-    """Handle a request of the catalog's jar.
+    """Handle a request from the catalog's jar.
 
     Args:
         request: The request, decoded from JSON.

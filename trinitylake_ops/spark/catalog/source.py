@@ -24,7 +24,7 @@ REQUEST = "request"
 
 
 class CatalogSource(DataSource):
-    """A request of the catalog. The schema is the response."""
+    """A request from the catalog. The schema is the response."""
 
     @classmethod
     def name(cls) -> str:

@@ -131,7 +131,10 @@ class Condition:
 
 
 class MetadataTable(Protocol):
-    """A metadata table at one time. It is planned in a helper process of the driver, pickled, and read in tasks."""
+    """A metadata table at one point in time.
+
+    It is planned in a helper process of the driver, pickled, and read in tasks.
+    """
 
     def limited(self, conditions: Sequence[Condition]) -> MetadataTable:
         """Return the table without parts in which no row can satisfy all conditions."""
@@ -153,7 +156,7 @@ _MAX_TABLE_KEYS = 1_000
 class Wanted:
     """The values of a column that conditions allow."""
 
-    #: The allowed values, None for any.
+    #: The allowed values, or None for any.
     values: frozenset[object] | None = None
     #: Whether NULL is allowed.
     has_null: bool = True
@@ -163,7 +166,7 @@ class Wanted:
         """Return the values of a column that satisfy all conditions.
 
         Args:
-            conditions: The conditions, also of other columns.
+            conditions: The conditions, which may also concern other columns.
             column: The column.
         """
         combined = cls()
@@ -205,7 +208,7 @@ class WantedNames:
 
         Args:
             namespace: The name of the namespace.
-            table: The name of the table, None for the namespace itself.
+            table: The name of the table, or None for the namespace itself.
         """
         return namespace in self.namespaces and table in self.tables
 
@@ -244,7 +247,7 @@ def wanted_versions(conditions: Sequence[Condition], first: int, last: int) -> S
     """Return the versions that conditions on ``version`` allow.
 
     Args:
-        conditions: The conditions, also of other columns.
+        conditions: The conditions, which may also concern other columns.
         first: The first version, inclusive.
         last: The last version, inclusive.
     """

@@ -36,11 +36,11 @@ class OpenedMetadata:
 
     #: The name of the metadata table.
     name: str
-    #: Its data at one time.
+    #: The table's data at one point in time.
     table: MetadataTable
     #: The columns to read, in this order.
     columns: tuple[str, ...]
-    #: The rows to read, None for all.
+    #: The rows to read, or None for all.
     row_filter: MetadataFilter | None = None
 
     def of(self, table: MetadataTable) -> OpenedMetadata:
@@ -108,7 +108,7 @@ class PinnedSnapshot:
 
     #: The storage of the lakehouse.
     storage: Storage
-    #: The options of the storage, including those of the driver's environment.
+    #: The options of the storage, including those from the driver's environment.
     storage_options: StorageOptions
     #: How the lakehouse names its roots.
     naming: RootNaming
@@ -126,7 +126,7 @@ class PinnedSnapshot:
         Args:
             lake: The lakehouse.
             snapshot: The snapshot.
-            export: The export by which the snapshot was selected, None for a version.
+            export: The export by which the snapshot was selected, or None for a version.
         """
         is_external = snapshot.files.storage.root != lake.root
         return cls(

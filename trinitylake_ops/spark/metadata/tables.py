@@ -86,7 +86,7 @@ def _version_row(info: VersionInfo) -> Row:
 class Changes:
     """The changes of each live version since the previous live version: a row for each object.
 
-    If versions between the two have expired, their changes are included in those of the later one.
+    If versions between the two have expired, their changes are included in the changes of the later version.
     """
 
     #: The latest version.
@@ -129,7 +129,7 @@ def _snapshot_at(latest: Snapshot, version: int) -> Snapshot:
 
 
 def _live_before(latest: Snapshot, version: int) -> Snapshot | None:
-    """Return the last live version before a version, None if there is none."""
+    """Return the last live version before a version, or None if there is none."""
     for end in range(version - 1, -1, -_SEARCH_BACK):
         infos = version_infos(latest.files, range(end, max(-1, end - _SEARCH_BACK), -1), latest)
         live_version = next((info.version for info in infos if info.state == "live"), None)
@@ -193,7 +193,7 @@ _WITHOUT_DEFINITIONS = frozenset({"kind", "namespace", "table", "definition_loca
 
 
 def shared_ranges(snapshot: Snapshot, ranges: Sequence[KeyRange]) -> list[tuple[KeyRange, ...]]:
-    """Divide key ranges into shares of tasks, by splitting large ranges and grouping small ones.
+    """Divide key ranges into one share per task, by splitting large ranges and grouping small ones.
 
     Args:
         snapshot: The version.
@@ -376,7 +376,7 @@ def _node_rows(snapshot: Snapshot, visited: VisitedNode, io: StorageFileIO) -> I
 
 
 def _table_definition(data: bytes, location: str) -> TableDef:
-    """Return a definition as it must be read by the lakehouse that refers to it."""
+    """Return a table definition, with its locations rebased to the root that contains it."""
     definition = TableDef.from_bytes(data, location)
     root = root_of(location) if is_uri(location) else None
     return definition if root is None else definition.rebased(root)

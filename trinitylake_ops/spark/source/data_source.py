@@ -68,7 +68,7 @@ def read_metadata(
         table: The name of the metadata table.
         version: A version number, the name of an export, or None for the latest version.
         row_filter: An Iceberg filter. Versions, namespaces and tables that it excludes are not read.
-        columns: The columns to read, None for all.
+        columns: The columns to read, or None for all.
         first_version: For ``changes``, the first version, inclusive.
         last_version: For ``changes``, the last version, inclusive.
 

@@ -1,4 +1,4 @@
-"""Tables that the data source has opened at one version, with their schema, ready to be planned."""
+"""Tables that the data source has opened at one version, with their schema, ready to be scanned."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OpenedData:
 
     #: The columns.
     schema: StructType
-    #: The pickled DataPlan, which contains all that readers need.
+    #: The pickled DataPlan, which contains everything that readers need.
     pickled_plan: bytes
 
     def reader(self, schema: StructType) -> DataSourceReader:

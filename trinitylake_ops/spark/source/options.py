@@ -53,9 +53,9 @@ class TableRequest:
     timestamp: Time | None = None
     #: The name of the export to read.
     export: str | None = None
-    #: The rows to read, None for all.
+    #: The rows to read, or None for all.
     row_filter: str | None = None
-    #: The columns to read, None for all.
+    #: The columns to read, or None for all.
     columns: tuple[str, ...] | None = None
     #: For changes, the first version, inclusive.
     first_version: int | None = None
@@ -74,7 +74,7 @@ class TableRequest:
 
     @property
     def time(self) -> str | None:
-        """The option that selects the version, None for the latest version."""
+        """The option that selects the version, or None for the latest version."""
         times = {"version": self.version, "timestamp": self.timestamp, "export": self.export}
         return next((name for name, value in times.items() if value is not None), None)
 
@@ -85,7 +85,7 @@ class SourceOptions:
 
     #: The root URI of the lakehouse.
     root: str
-    #: The options of its storage, including those of the driver's environment.
+    #: The options of its storage, including those from the driver's environment.
     storage_options: StorageOptions
     #: What to read.
     request: TableRequest
@@ -133,9 +133,9 @@ class SourceOptions:
 
 
 def _with_environment(root: str, explicit: Mapping[str, str]) -> StorageOptions:
-    """Return storage options, completed by those of this process's environment.
+    """Return storage options, supplemented by this process's environment.
 
-    They include credentials, so that tasks on other machines use those of the driver.
+    The options include credentials, so that tasks on other machines use the driver's credentials.
     """
     options = {**StorageOptions.parse(os.environ.get(OPTIONS_VARIABLE, "")), **StorageOptions(explicit)}
     return with_environment(root, options)
@@ -205,9 +205,9 @@ _MAX_ID_CHARS = 200
 class StreamOptions:
     """The read options of a stream."""
 
-    #: The first version of a new stream, None to read everything.
+    #: The first version of a new stream, or None to read everything.
     starting_version: int | Literal["latest"] | None = None
-    #: The maximum number of versions in a batch, None for no limit.
+    #: The maximum number of versions in a batch, or None for no limit.
     max_versions: int | None = None
     #: What to do if versions expired before the stream read them.
     on_gap: OnProblem = "fail"
@@ -234,7 +234,7 @@ class WriteOptions:
     stream_id: str | None = None
     #: The id of a batch write.
     run_id: str | None = None
-    #: The partition columns of a new table, None for the table's own.
+    #: The partition columns of a new table, or None for the table's own.
     partition_by: tuple[str, ...] | None = None
     #: The primary key columns of a new table.
     primary_key: tuple[str, ...] = ()

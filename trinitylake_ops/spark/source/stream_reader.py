@@ -1,6 +1,6 @@
 """``spark.readStream.format("trinitylake")``: streams of ``changes``, ``versions``, and appended rows of a table.
 
-A helper process of the driver lives as long as the query. It decides how far each batch goes, and plans the tasks. An
+A helper process of the driver lives as long as the query. It decides where each batch ends, and plans the tasks. An
 offset contains a version of the lakehouse and, for a table, the table's Iceberg snapshot in that version. A restarted
 query therefore resumes exactly at its checkpoint. An offset also contains the lakehouse and the target of the stream,
 so that a checkpoint of another stream is rejected.

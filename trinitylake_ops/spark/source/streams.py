@@ -52,7 +52,7 @@ _TRIMMED = -1  # no snapshot has this id
 
 @dataclass(frozen=True)
 class FollowedTable:
-    """A table whose appended rows a stream reads. Its state is that at ``version``, when the stream was loaded."""
+    """A table whose appended rows a stream reads. Its state is the one at ``version``, when the stream was loaded."""
 
     #: The namespace of the table.
     namespace: str
@@ -247,7 +247,7 @@ class _Batch:
         return chain
 
     def _parent(self, snapshot: TableSnapshot) -> int | None:
-        """Return the parent of a snapshot, None for a table's first one, or _TRIMMED if no version has it any more."""
+        """Return the parent of a snapshot, None for the first snapshot, or _TRIMMED if no version contains the parent."""
         parent, number = snapshot.parent_snapshot_id, snapshot.sequence_number or 0
         if parent is not None or number == 1:
             return parent
@@ -302,7 +302,7 @@ class _Batch:
         )
 
     def _readable_versions(self) -> Iterator[TableMetadata]:
-        """Yield the table's metadata at the end of the batch, and then each distinct one of other versions."""
+        """Yield the table's metadata at the end of the batch, and then each distinct metadata of other versions."""
         latest = self._lake.snapshot()
         first, last = max(self._start["version"], 0), self._end["version"]
         expired = set(expired_between(latest, first - 1, last))

@@ -1,10 +1,10 @@
 """Selects tables that Spark's own Parquet reader can read, which is far faster than a reader in Python.
 
-Spark's reader matches columns by name and ignores delete files. It can read local files only, because Spark comes
-without clients for object storages. It is used only if every data file, by its footer, has exactly the table's columns:
-the same names, field ids and types. All other tables need the reader that supports Iceberg: those with a column that
-was renamed, added, dropped or promoted, with partition columns that files omit, with another writer's files of other
-types, or with a file that is listed twice.
+Spark's reader matches columns by name and ignores delete files. It can read local files only, because Spark ships
+without object storage clients. It is used only if every data file has, according to its footer, exactly the table's
+columns: the same names, field ids and types. All other tables need the reader that supports Iceberg: those with a
+column that was renamed, added, dropped or promoted, with partition columns that files omit, with files of other types
+from another writer, or with a file that is listed twice.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _PRIMITIVES: dict[type[iceberg.IcebergType], tuple[pa.DataType, ...]] = {
 
 
 def frame_of(spark: SparkSession, schema: Schema, tasks: Sequence[FileScanTask], io: StorageFileIO) -> DataFrame | None:
-    """Return the rows of a table's files through Spark's own reader, None if it would not read them correctly.
+    """Return the rows of a table's files through Spark's own reader, or None if it would not read them correctly.
 
     Args:
         spark: The session.

@@ -56,7 +56,7 @@ class PipelineRun:
         spark: The session.
         lake: The lakehouse.
         run_id: The id of the run, chosen by the caller.
-        version: The version to pin at the first start, None for the latest one.
+        version: The version to pin at the first start, or None for the latest one.
         since: A repetition searches the versions above this one for its commit; -1 for all.
 
     Raises:
@@ -104,7 +104,7 @@ class PipelineRun:
         Args:
             table: The table, as ``namespace.table``.
             row_filter: An Iceberg filter, see :func:`~trinitylake_ops.spark.tables.reader.read_table`.
-            columns: The columns to read, None for all.
+            columns: The columns to read, or None for all.
 
         Raises:
             InvalidInputError: If the name, the filter or a column is invalid. Errors of ``read_table`` are passed on.
@@ -158,7 +158,7 @@ class PipelineRun:
         return self.add(staged)
 
     def add(self, staged: StagedTable) -> StagedTable:
-        """Add a table that was staged otherwise, for example by pyiceberg in a ``StagingCatalog``."""
+        """Add a table that was staged in another way, for example by pyiceberg in a ``StagingCatalog``."""
         self._staged[staged.namespace, staged.table] = staged
         return staged
 
@@ -177,7 +177,7 @@ class PipelineRun:
         Args:
             message: The commit message.
             properties: The commit properties.
-            isolation: The isolation level, None for the lakehouse's default.
+            isolation: The isolation level, or None for the lakehouse's default.
 
         Returns:
             The version that this run committed.

@@ -98,8 +98,8 @@ def read_staged(
         spark: The session.
         lake: The lakehouse.
         staged: The staged table.
-        row_filter: An Iceberg filter, None for all rows.
-        columns: The columns to read, None for all.
+        row_filter: An Iceberg filter, or None for all rows.
+        columns: The columns to read, or None for all.
     """
     return read_files(spark, lake, staged.metadata_location, row_filter=row_filter, columns=columns)
 
@@ -114,8 +114,8 @@ def read_files(
 ) -> DataFrame:
     """Return the current rows of an Iceberg table. Delete files are applied.
 
-    The files are fixed at the time of the call, however late and often the DataFrame is used. If one of them is missing
-    or broken then, the query fails with Spark's PythonException.
+    The files are fixed at the time of the call, however late and often the DataFrame is used. If a file is missing or
+    broken when a query runs, the query fails with Spark's PythonException.
 
     Args:
         spark: The session.
@@ -159,12 +159,12 @@ class OpenIcebergTable:
     def native_frame(
         self, spark: SparkSession, tasks: Sequence[FileScanTask], columns: Sequence[str] | None = None
     ) -> DataFrame | None:
-        """Return the rows of files through Spark's own Parquet reader, None if it is not applicable.
+        """Return the rows of files through Spark's own Parquet reader, or None if it is not applicable.
 
         Args:
             spark: The session.
             tasks: The files.
-            columns: The columns to read, None for all.
+            columns: The columns to read, or None for all.
         """
         schema = projected(self.metadata.schema(), columns)
         frame = native_parquet.frame_of(spark, self.metadata.schema(), tasks, self.io)
@@ -183,7 +183,7 @@ class OpenIcebergTable:
             spark: The session.
             tasks: The files.
             row_filter: The rows to read.
-            columns: The columns to read, None for all.
+            columns: The columns to read, or None for all.
         """
         schema = projected(self.metadata.schema(), columns)
         groups = list(map(pickle.dumps, group_files(tasks, default_parallelism(spark))))
@@ -311,7 +311,7 @@ def projected(schema: Schema, columns: Sequence[str] | None) -> Schema:
 
     Args:
         schema: The schema.
-        columns: The names of the columns, None for all.
+        columns: The names of the columns, or None for all.
 
     Raises:
         InvalidInputError: If a column is unknown or occurs twice.

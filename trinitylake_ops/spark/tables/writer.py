@@ -2,8 +2,8 @@
 
 The driver plans the write. Each task writes its rows as Parquet files under the table's location and returns their
 descriptions, from which the driver creates one Iceberg snapshot. No rows pass through the driver, and no shared disk is
-needed. A task that fails deletes its files, and the driver deletes those of tasks that succeeded. Files of a process
-that was killed, or that Spark stopped because another task failed, are orphans: no version refers to them.
+needed. A task that fails deletes its files, and the driver deletes the files of tasks that succeeded. Files of a
+process that was killed, or that Spark stopped because another task failed, are orphans: no version refers to them.
 
 ::
 
@@ -58,8 +58,8 @@ def stage_dataframe(
 ) -> StagedTable:
     """Write the rows of a DataFrame as data files of a managed table, and return the table staged but not published.
 
-    A missing table is created. An existing table keeps its field ids, required columns, partitions and key. Columns of
-    the frame that the table lacks are added as optional columns, and columns that the frame lacks are null.
+    A missing table is created. An existing table keeps its field ids, required columns, partitions and key. Columns
+    that only the frame has are added as optional columns, and columns that only the table has are null.
 
     Rows are clustered by partition, so that each partition gets one file, or a few if Spark splits a large one. An
     unpartitioned table gets one file for each non-empty partition of the frame.
@@ -118,7 +118,7 @@ def plan_rows(
         rows: The columns of the rows.
         namespace: The namespace of the table.
         table: The name of the table.
-        partition_by: Identity partition columns of a new table, None for the table's own.
+        partition_by: Identity partition columns of a new table, or None for the table's own.
         primary_key: The identifier columns of a new table.
         properties: The properties of a new table.
         evolve: Changes an existing table in the same commit.
