@@ -247,7 +247,7 @@ class _Batch:
         return chain
 
     def _parent(self, snapshot: TableSnapshot) -> int | None:
-        """Return the parent of a snapshot, None for the first snapshot, or _TRIMMED if no version contains the parent."""
+        """Return the parent of a snapshot, None for the first one, or _TRIMMED if no version contains the parent."""
         parent, number = snapshot.parent_snapshot_id, snapshot.sequence_number or 0
         if parent is not None or number == 1:
             return parent
