@@ -28,7 +28,7 @@ class TrinityLakeOperator(BaseOperator):
     with one slot for operations that reclaim space.
 
     Args:
-        operation: The name of the operation.
+        operation: The operation name.
         options: The options of the operation, as for Dagster's job of the same name. An operation with a plan only
             plans, unless the options contain ``approval`` or ``unattended``.
         trinitylake_conn_id: The connection that names the lakehouse.

@@ -12,7 +12,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class TableObservation:
-    """A version, and the state of a table in it: None if the table does not exist, empty if no table was requested."""
+    """A version and the state of a table in it: None if the table does not exist, empty if no table was requested."""
 
     version: int
     state: str | None

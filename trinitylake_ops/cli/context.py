@@ -1,4 +1,4 @@
-"""Shared code of commands: the lakehouse, options, and printing of results."""
+"""Code shared by commands: opening the lakehouse, parsing options, and printing results."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ pass_session = click.make_pass_decorator(Session)
 
 
 def properties_of(texts: tuple[str, ...], option: str) -> dict[str, str]:
-    """Parse the ``NAME=VALUE`` texts of an option.
+    """Parse the ``NAME=VALUE`` strings of an option.
 
     Args:
-        texts: The texts.
+        texts: The strings.
         option: The flag of the option.
 
     Raises:
-        click.UsageError: A text is not ``NAME=VALUE``, or a name occurs twice.
+        click.UsageError: A string is not ``NAME=VALUE``, or a name occurs twice.
     """
     try:
         return parse_properties(texts, option)

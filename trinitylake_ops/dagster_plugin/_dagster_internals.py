@@ -68,7 +68,7 @@ def materializations_of(
     or ``MaterializeResult``. Must be called within ``IOManager.handle_output``.
 
     Args:
-        context: The context of the output.
+        context: The output context.
         keys: The partitions that the run writes, empty for an asset without partitions.
         metadata: The metadata of each materialization.
 
@@ -122,7 +122,7 @@ def record_in_run(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str
     Args:
         instance: The Dagster instance.
         run: The run.
-        message: The message of the event.
+        message: The event message.
         data: The values by metadata key.
     """
     values = {name: dg.MetadataValue.text(text) for name, text in data.items()}
@@ -279,7 +279,7 @@ def last_of_backfill(
 
     Args:
         instance: The Dagster instance.
-        backfill: The id of the backfill.
+        backfill: The backfill id.
         key: The asset.
         partitions: The partitions of the asset, which determine the order.
     """
@@ -294,7 +294,7 @@ def last_of_backfill(
 
 
 def reset_input_versions(context: dg.AssetExecutionContext, keys: Iterable[dg.AssetKey]) -> None:
-    """Make the asset's next event refer to the newest events of its inputs instead of those before the step started."""
+    """Make the asset's next event refer to its inputs' newest events, not to their events before the step started."""
     step = context.get_step_execution_context()
     for key in keys:
         step.wipe_input_asset_version_info(key)
@@ -388,12 +388,12 @@ def execute_as_launched(
 
     Args:
         definitions: The definitions, which must use an in-process executor.
-        job: The name of the job.
+        job: The job name.
         instance: The Dagster instance.
         file: The Python file from which the code location loads the definitions.
         location_name: The name of the code location.
         run_config: The run configuration.
-        tags: The tags of the run.
+        tags: The run tags.
     """
     repository = definitions.get_repository_def()
     location = ManagedGrpcPythonEnvCodeLocationOrigin(

@@ -53,7 +53,7 @@ class _Writer:
             return None
 
     def replaces_or_is_replaced(self, other: "_Writer") -> bool:
-        """Whether one writer replaces rows that the other one writes in the same run."""
+        """Whether one writer replaces rows that the other writes in the same run."""
         modes = {self.stored.mode, other.stored.mode}
         if self.stored.name != other.stored.name:
             return False

@@ -146,7 +146,7 @@ def check_columns_are_known(
     rows of all partitions would be read.
 
     Args:
-        context: The context of the input.
+        context: The input context.
         assets: The assets of the step.
         stored: The storage settings in the asset's spec.
         keys: The partitions to read, or None for an asset without partitions.
@@ -173,7 +173,7 @@ def partition_values(
     """Return the values of the partition columns, or None if the table is not partitioned like its asset.
 
     Args:
-        context: The context of the input.
+        context: The input context.
         stored: The storage settings of the input's asset.
         keys: The partitions, or None for an asset without partitions.
     """

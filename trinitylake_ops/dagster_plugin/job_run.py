@@ -70,7 +70,7 @@ class RunningJob(ReportingContext[OptionsT]):
 
     @property
     def run_id(self) -> str:
-        """The id of the run."""
+        """The run id."""
         return self.context.run.run_id
 
     @property

@@ -34,7 +34,7 @@ def launchpad_path(code_location: str, job: str, config: str) -> str:
 
     Args:
         code_location: The code location as ``REPOSITORY@LOCATION``.
-        job: The name of the job.
+        job: The job name.
         config: The configuration.
     """
     return (
@@ -64,7 +64,7 @@ class Links:
         """Create the links of a run.
 
         Args:
-            context: The context of the run.
+            context: The run context.
             names: The names of the lakehouse's definitions.
             base: The URL of the webserver, or an empty string.
         """
@@ -92,7 +92,7 @@ class Links:
         Args:
             job: The unprefixed name of the job.
             config: The configuration to prefill. A value of None is left empty for the user.
-            text: The text of the link. Defaults to ``open JOB``.
+            text: The link text. Defaults to ``open JOB``.
 
         Returns:
             The link, or None if the code location does not have the job or the configuration is too long for a link.
@@ -109,7 +109,7 @@ class Links:
 
         Args:
             version: The version.
-            text: The text of the link.
+            text: The link text.
             table: The table to roll back, as ``namespace.table``. By default, everything is rolled back.
 
         Returns:
@@ -131,7 +131,7 @@ class Links:
         Args:
             job: The unprefixed name of the job.
             config: The configuration to prefill.
-            text: The text of the link.
+            text: The link text.
         """
         link = self.launchpad(job, config, text)
         return {} if link is None else {f"open {self.names.of(job)}": link_metadata(link)}
@@ -142,7 +142,7 @@ def rollback_link_text(version: int, warnings: Sequence[str]) -> str:
 
     Args:
         version: The version.
-        warnings: Reasons not to roll back to it, for example ``undone by 3``. Empty strings are ignored.
+        warnings: Reasons not to roll back to the version, for example ``undone by 3``. Empty strings are ignored.
     """
     reasons = ", ".join(filter(None, warnings))
     return f"roll back to {version}" + (f" ({reasons})" if reasons else "")

@@ -61,7 +61,7 @@ def build_publish_asset(
             :class:`TrinityLakeIOManager` stores them. The storage settings of an asset are validated when definitions
             load. For a key, they are validated when its asset is stored.
         description: The description of the asset.
-        partitions_def: The partitions of the asset.
+        partitions_def: The asset's partitions.
         group_name: The asset group.
         retry_policy: The retry policy of the step.
         pool: The pool of the step.

@@ -170,7 +170,7 @@ def publish_staged(
     """Commit the staged tables of a run, and yield the events of the tables, of the lakehouse and of the publish asset.
 
     Args:
-        context: The context of the step.
+        context: The step context.
         names: The names of the lakehouse.
         asset_key: The publish asset.
         table_keys: The assets that it publishes.

@@ -171,7 +171,7 @@ class TrinityLakeResource(dg.ConfigurableResource["TrinityLakeResource"]):
         Args:
             root: The root of the production lakehouse. May be an EnvVar.
             clones_root: The root below which clones are created. May be an EnvVar, which is read when definitions load.
-                Production may read below it, to compare and promote branches.
+                Production may read below this root, to compare and promote branches.
             retain_for: Time after which a clone is overdue.
             allowed_roots: Further roots that may be read and written.
             settings: Values of the other fields.

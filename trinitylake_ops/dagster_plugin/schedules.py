@@ -187,8 +187,8 @@ def _export_config(prefix: str, target: str, retain: timedelta) -> _RunConfigFun
 def published() -> Any:
     """Return an ``AutomationCondition`` that requests an asset after a table that it depends on was published.
 
-    It works like ``AutomationCondition.eager()``, except that the asset never joins the run that stages the table. In
-    that run, the asset would read a table that is not published yet.
+    The condition works like ``AutomationCondition.eager()``, except that the asset never joins the run that stages the
+    table. In that run, the asset would read a table that is not published yet.
     """
     condition = dg.AutomationCondition
     is_new = condition.newly_updated() & ~condition.executed_with_root_target()

@@ -260,7 +260,7 @@ class FailedRun:
     """A failed run, as passed to an alert."""
 
     run_id: str
-    #: The name of the job.
+    #: The job name.
     job: str
     #: The error message of the run.
     message: str

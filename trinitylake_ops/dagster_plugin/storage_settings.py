@@ -32,7 +32,7 @@ def is_plain_text(value: Any) -> TypeGuard[str]:
 
 
 def _is_variable_name(text: str) -> bool:
-    """Whether a text is the name of a variable, and neither an AWS credential nor the value of a variable."""
+    """Whether a string is the name of a variable, and neither an AWS credential nor the value of a variable."""
     is_like_secret_key = len(text) == _SECRET_KEY_LENGTH and text not in (text.lower(), text.upper())
     # A template such as "{{ env.NAME }}" inserts the value.
     is_value = text not in os.environ and text in os.environ.values()
@@ -64,7 +64,7 @@ class _OptionsConfig(dg.Config):
                 " process, or name its environment variable in secret_options_from_env"
             )
         if names:
-            # Rejects a text that is not a well-formed name, without repeating it.
+            # Rejects a string that is not a well-formed name, without repeating it.
             StorageOptions(dict.fromkeys(names, ""))
             plain = ", ".join(name for name in cls.model_fields if _DOT not in name)
             raise InvalidInputError(f"unknown option {names[0]!r}; the options are {plain}, and each as SCHEME.NAME")
@@ -138,7 +138,7 @@ class _CheckedSettings(_OptionsConfig):
 
 
 def _check(options: list[Option], value: str) -> None:
-    """Raise InvalidInputError for a value that none of the options of one name accepts."""
+    """Raise InvalidInputError for a value that none of the options with this name accepts."""
     for option in options:
         try:
             option.parse(value)

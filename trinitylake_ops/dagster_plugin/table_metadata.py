@@ -203,8 +203,8 @@ class TablePages:
         If a file of the history or of the data is damaged, the page reports the error and contains everything else.
 
         Args:
-            namespace: The namespace of the table.
-            table: The name of the table.
+            namespace: The table's namespace.
+            table: The table name.
             preview_rows: The number of rows to preview.
 
         Raises:
@@ -298,9 +298,9 @@ def table_metadata(
     Args:
         lake: The lakehouse.
         version: The version.
-        namespace: The namespace of the table.
-        table: The name of the table.
-        definition: The definition of the table.
+        namespace: The table's namespace.
+        table: The table name.
+        definition: The table definition.
     """
     metadata: dict[str, Any] = {
         "dagster/table_name": f"{namespace}.{table}",

@@ -260,7 +260,7 @@ class Stored:
 
         Args:
             asset_key: The asset.
-            schema: The schema of the rows.
+            schema: The row schema.
             partitions: The partitions of the asset, or None.
 
         Raises:
@@ -283,7 +283,7 @@ class Stored:
 
         Args:
             keys: The partition keys.
-            partitions: The partitions of the asset.
+            partitions: The asset's partitions.
         """
         return [self._values_of(key, partitions) for key in keys]
 
@@ -391,7 +391,7 @@ def _plain(value: Any) -> Any:
     return value.value if isinstance(value, dg.MetadataValue) else value
 
 
-# Errors of pandas, polars and Arrow for values that cannot be converted to Arrow types.
+# Errors that pandas, polars and Arrow raise for values that cannot be converted to Arrow types.
 _UNSTORABLE = (ValueError, TypeError, NotImplementedError, OverflowError)
 
 

@@ -374,7 +374,7 @@ def operation_metrics(operation: str, metrics: Mapping[str, Any]) -> dict[str, A
     The names of numbers are prefixed with the operation, so that a plot never mixes numbers with different meanings.
 
     Args:
-        operation: The name of the operation.
+        operation: The operation name.
         metrics: Its metrics and tables.
     """
     prefix = operation.replace("-", "_")

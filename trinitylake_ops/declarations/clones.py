@@ -270,7 +270,7 @@ def end_drop(run: ReportingContext[Any], report: DropCloneReport) -> None:
     """Report a dropped clone.
 
     Args:
-        run: The context of the run.
+        run: The run context.
         report: The report of the drop.
 
     Raises:

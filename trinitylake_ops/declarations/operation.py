@@ -41,7 +41,7 @@ class OperationContext(ABC, Generic[OptionsT]):
     executor: Callable[[], Executor]
     #: The budget that planning and execution share.
     spending: Spending = field(default_factory=Spending)
-    #: Storage options of another root; None to use those of this lakehouse.
+    #: Storage options for another root; None to use the options of this lakehouse.
     target_options: Mapping[str, str] | None = None
 
     @property
@@ -79,16 +79,16 @@ class ReportingContext(OperationContext[OptionsT]):
 
     @abstractmethod
     def job(self, name: str) -> str:
-        """Return the name that users of this orchestrator know another operation by."""
+        """Return the name by which users of this orchestrator know another operation."""
 
     @abstractmethod
     def link(self, job: str, config: Mapping[str, Any], text: str = "") -> Link | None:
         """Return a link that opens another operation with an initial configuration.
 
         Args:
-            job: The name of the operation.
-            config: Its options. The user fills in those that are None.
-            text: The text of the link; by default the orchestrator chooses one.
+            job: The operation name.
+            config: The operation's options. The user fills in options that are None.
+            text: The link text; by default the orchestrator chooses one.
 
         Returns:
             The link, or None if the orchestrator has no such page.
@@ -139,9 +139,9 @@ class ReportingContext(OperationContext[OptionsT]):
         """Return a metadata entry that links to another operation, or nothing if there is no link.
 
         Args:
-            job: The name of the operation.
-            config: Its options. The user fills in those that are None.
-            text: The text of the link; by default the orchestrator chooses one.
+            job: The operation name.
+            config: The operation's options. The user fills in options that are None.
+            text: The link text; by default the orchestrator chooses one.
         """
         link = self.link(job, config, text)
         return {} if link is None else {f"open {self.job(job)}": Markdown(link.markdown)}
@@ -221,11 +221,11 @@ class Operation(Generic[OptionsT]):
     #: Runs the operation as a job or a task, and reports the result.
     step: Callable[[ReportingContext[OptionsT]], None]
     options: type[OptionsT] | None = None
-    #: Whether only one such operation runs at a time in a lakehouse, because it reclaims space.
+    #: Whether the operation reclaims space, so that only one such operation runs at a time in a lakehouse.
     is_pooled: bool = False
     #: Whether the operation changes the exports of the lakehouse.
     changes_exports: bool = False
-    #: The approver that commits record, unless the options name one.
+    #: The approver recorded in commits, unless the options name another one.
     approved_by: str | None = None
     #: Whether the run checks its result, as far as the orchestrator supports this, for example by asset checks.
     is_proved: bool = False

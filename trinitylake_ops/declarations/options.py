@@ -34,7 +34,7 @@ from trinitylake_ops.versions.commit_info import MAX_USER_CHARS
 #: An upper bound for all names. A lakehouse has smaller limits, which it checks itself.
 MAX_NAME_BYTES = 4096
 
-#: The prefix of the names of branch clones. Other clones should not have it.
+#: The prefix of the names of branch clones. The names of other clones should not have this prefix.
 BRANCH_PREFIX = "branch-"
 
 
@@ -126,7 +126,7 @@ class Options(BaseModel):
 
 
 def _checked(check: Callable[[str], object]) -> AfterValidator:
-    """Return a validator for a text that calls ``check``, which may raise."""
+    """Return a validator for a string that calls ``check``, which may raise."""
 
     def checked(text: str) -> str:
         check(text)
@@ -136,7 +136,7 @@ def _checked(check: Callable[[str], object]) -> AfterValidator:
 
 
 def _checked_list(check: Callable[[list[str]], object]) -> AfterValidator:
-    """Return a validator for a list of texts that calls ``check``, which may raise."""
+    """Return a validator for a list of strings that calls ``check``, which may raise."""
 
     def checked(texts: list[str]) -> list[str]:
         check(texts)
@@ -146,7 +146,7 @@ def _checked_list(check: Callable[[list[str]], object]) -> AfterValidator:
 
 
 def _each(check: Callable[[str], object]) -> AfterValidator:
-    """Return a validator that calls ``check`` for each text of a list."""
+    """Return a validator that calls ``check`` for each string in a list."""
 
     def check_all(texts: list[str]) -> None:
         for text in texts:
@@ -156,7 +156,7 @@ def _each(check: Callable[[str], object]) -> AfterValidator:
 
 
 def _parsed_by(parse: Callable[[str], object]) -> AfterValidator:
-    """Return a validator for a text that calls ``parse``, and prefixes its errors with the name of the option."""
+    """Return a validator for a string that calls ``parse``, and prefixes its errors with the name of the option."""
 
     def checked(text: str, info: ValidationInfo) -> str:
         try:
@@ -212,7 +212,7 @@ def _check_approver(text: str, info: ValidationInfo) -> str:
 
 
 def check_person(text: str) -> None:
-    """Raise InvalidInputError for a text that cannot be recorded as a person's name."""
+    """Raise InvalidInputError for a string that cannot be recorded as a person's name."""
     if len(text) > MAX_USER_CHARS or not text.isprintable():
         quoted = repr(text[:MAX_USER_CHARS]) + ("..." if len(text) > MAX_USER_CHARS else "")
         raise InvalidInputError(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 #: The text of the link that opens the job with the approval of a plan.
 APPLY_THIS_PLAN = "apply this plan"
 
-#: Ends the report of a plan without effects.
+#: The end of the report on a plan without effects.
 NOTHING_TO_DO = "there is nothing to do"
 #: The options that choose between planning and applying. A command has ``--apply`` and ``--yes`` instead.
 MODES = ("approval", "unattended")
@@ -249,11 +249,11 @@ class PlanDeclaration(Generic[PlannedT, PlanT, ReportT]):
     plan_metadata: Callable[[PlanT], Mapping[str, Any]]
     #: Reports an execution in a job or a task. The plan is None if ``direct`` was used.
     report: Callable[[ReportingContext[Any], PlanT | None, ReportT], None]
-    #: Makes the plan of an unattended run within limits. Required for options that are LimitedOptions.
+    #: Makes the plan for an unattended run within limits. Required for options that are LimitedOptions.
     plan_within_limits: Callable[[ReportingContext[PlannedT], ApplyLimits], PlanT] | None = None
     #: Plans and executes in one step, with fewer requests. If set, the command needs no approval.
     direct: Callable[[OperationContext[PlannedT]], ReportT] | None = None
-    #: What the operation does with files, as a verb, for messages.
+    #: The verb for what the operation does with files, for messages.
     verb: str = "reclaims"
     is_pooled: bool = False
     changes_exports: bool = False
@@ -374,8 +374,8 @@ def end_deletion(run: ReportingContext[Any], operation: str, report: PurgeReport
     """Report a deletion, and log a warning if a limit ended it early.
 
     Args:
-        run: The context of the run.
-        operation: The name of the operation.
+        run: The run context.
+        operation: The operation name.
         report: The report of the deletion.
 
     Raises:

@@ -54,13 +54,13 @@ class InlineChart(Markdown):
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A JSON value that the page offers to copy."""
+    """A JSON value that the page shows with a copy button."""
 
     value: Any
 
 
 def listing(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Return rows to report; they are logged, and shown as a table."""
+    """Return rows for a report, which are logged and displayed as a table."""
     return new_table("", *header, rows=rows)
 
 

@@ -1,4 +1,4 @@
-"""Rollback and restore: plans, which show the regained and the lost changes, and their execution."""
+"""Rollback and restore: plans, which show the restored and the lost changes, and their execution."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _damaged(plan: RollbackPlan | RestorePlan) -> dict[str, Any]:
 
 
 def _details(plan: RollbackPlan | RestorePlan, diff: VersionDiff) -> Json:
-    """Return a plan as JSON to copy. It contains more objects than the tables, but not all objects of a large plan."""
+    """Return a plan as JSON to copy. It lists more objects than the tables do, but not all objects of a large plan."""
     content = {name: value for name, value in plan.to_dict().items() if name != "changes"}
     objects: Sequence[object] = diff.objects or plan.changes
     more = max(0, len(objects) - _MAX_DETAILED)

@@ -43,16 +43,16 @@ def duration_of(text: str) -> timedelta:
 
 
 def parse_properties(texts: Iterable[str], option: str) -> dict[str, str]:
-    """Parse ``NAME=VALUE`` texts.
+    """Parse ``NAME=VALUE`` strings.
 
-    Messages do not repeat the texts, because a value may be a credential.
+    Messages do not repeat the strings, because a value may be a credential.
 
     Args:
-        texts: The texts.
+        texts: The strings.
         option: The option's name, for messages.
 
     Raises:
-        InvalidInputError: A text has no name or no equals sign, or two texts have the same name.
+        InvalidInputError: A string has no name or no equals sign, or two strings have the same name.
     """
     properties: dict[str, str] = {}
     for text in texts:

@@ -195,7 +195,7 @@ def checks_for(table: str, month: int | None = None) -> tuple[Check, ...]:
     """Return the checks of a table. Their names do not depend on the month.
 
     Args:
-        table: The name of the table.
+        table: The table name.
         month: The month, 1 to 12, that all rows must have; None for any.
 
     Raises:
@@ -218,7 +218,7 @@ def run_checks(
     """Run the checks of a table on a frame in one pass, in the order of :func:`checks_for`.
 
     Args:
-        table: The name of the table.
+        table: The table name.
         frame: The rows.
         month: The month, 1 to 12, that all rows must have; None for any.
         airlines: The table ``airlines``, required for the checks of ``flights``.

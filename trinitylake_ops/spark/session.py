@@ -51,11 +51,11 @@ def build_session(
 ) -> SparkSession:
     """Return a running Spark session with this package's settings, data source and catalog.
 
-    If this process already has a session, that one is returned, and the SQL settings are applied to it. The same
+    If this process already has a session, that session is returned, and the SQL settings are applied to it. The same
     applies to a Spark Connect session, whichever server it is connected to.
 
     Args:
-        app_name: The name of the application.
+        app_name: The application name.
         master: The Spark master. None leaves the choice to ``spark-submit``.
         remote: ``sc://host:port`` of a Spark Connect server, which takes precedence over ``master``.
         **conf: Spark settings by name (``**{"spark.sql.shuffle.partitions": 8}``). They override this package's
@@ -108,11 +108,11 @@ def session_scope(
 
     A Spark Connect session ends with all work that is still running in it; the server keeps running.
 
-    If there is an existing session, the block gets that one, with this package's SQL settings and those of ``conf``
-    until the end of the block. It is not stopped. Arguments and errors as in :func:`build_session`.
+    If there is an existing session, the block uses it, with this package's SQL settings and those of ``conf`` until the
+    end of the block. The existing session is not stopped. Arguments and errors as in :func:`build_session`.
 
     Args:
-        app_name: The name of the application.
+        app_name: The application name.
         master: The Spark master.
         remote: ``sc://host:port`` of a Spark Connect server.
         **conf: Spark settings by name.

@@ -41,8 +41,9 @@ def create_views(
 ) -> dict[str, str]:
     """Create or replace a temporary view for each table of a version. If an error is raised, no view is created.
 
-    The view of ``NAMESPACE.TABLE`` has the name ``<prefix>NAMESPACE_TABLE``, and those of metadata tables
-    ``<prefix>trinitylake_versions`` and so on. ``versions``, ``changes`` and ``exports`` describe the whole lakehouse.
+    The view of ``NAMESPACE.TABLE`` has the name ``<prefix>NAMESPACE_TABLE``. The views of metadata tables have the
+    names ``<prefix>trinitylake_versions`` and so on. ``versions``, ``changes`` and ``exports`` describe the whole
+    lakehouse.
 
     Args:
         spark: The session.
@@ -138,7 +139,7 @@ class TableFunction(_LakehouseFunction):
         columns: AnalyzeArgument | None = None,
         row_filter: AnalyzeArgument | None = None,
     ) -> AnalyzeResult:
-        """Open the table. Raises InvalidInputError if an argument is not constant, and the errors of opening it."""
+        """Open the table. Raises InvalidInputError if an argument is not constant, and errors of opening the table."""
         options = {
             "version": version, "timestamp": timestamp, "export": export, "columns": columns, "row_filter": row_filter,
         }  # fmt: skip

@@ -136,7 +136,7 @@ class BackfillPart:
     its tables. The backfill materializes it later.
     """
 
-    #: The id of the backfill.
+    #: The backfill id.
     backfill: str
     publisher: dg.AssetKey
 

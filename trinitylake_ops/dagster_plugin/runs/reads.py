@@ -37,7 +37,7 @@ RESUMED_TAG = "dagster/is_resume_retry"
 class Attempt:
     """A publication that a run started, recorded before the commit so that a later run can search for the commit."""
 
-    #: The id of the publication.
+    #: The publication id.
     publication: str
     #: The publishing asset.
     asset: str
@@ -55,7 +55,7 @@ class Attempt:
         """Create the attempt to publish staged tables.
 
         Args:
-            publication: The id of the publication.
+            publication: The publication id.
             asset: The publishing asset.
             partition: Its partition, or an empty string.
             staged: The staged tables.

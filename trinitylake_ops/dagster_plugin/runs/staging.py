@@ -122,7 +122,7 @@ def log_staged_by_backfill(
     Args:
         context: The context of the output that is being stored.
         notes: The notes.
-        backfill: The id of the backfill.
+        backfill: The backfill id.
         publisher: The publish asset, which the backfill also materializes.
     """
     description = f"Staged by backfill {backfill}, not visible until {publisher.to_user_string()} publishes it."
@@ -148,7 +148,7 @@ def staged_by_backfill(
 
     Args:
         instance: The Dagster instance.
-        backfill: The id of the backfill.
+        backfill: The backfill id.
         asset_key: The asset.
         partition: The partition, or None for an asset without partitions.
     """
@@ -170,7 +170,7 @@ def is_unpublished(instance: dg.DagsterInstance, backfill: str, asset_key: dg.As
 
     Args:
         instance: The Dagster instance.
-        backfill: The id of the backfill.
+        backfill: The backfill id.
         asset_key: The asset.
         partition: The partition, or None for an asset without partitions.
     """

@@ -66,9 +66,9 @@ def catalog_settings(name: str, root: str, storage: Mapping[str, str] | None = N
     """Return the Spark settings that define a lakehouse as a catalog of the session's SQL.
 
     Args:
-        name: The name of the catalog, an identifier that need not be quoted in SQL.
+        name: The catalog name, an identifier that need not be quoted in SQL.
         root: The root URI of the lakehouse.
-        storage: Options of the storage without credentials, for example ``{"endpoint": "http://..."}``.
+        storage: Storage options without credentials, for example ``{"endpoint": "http://..."}``.
 
     Raises:
         InvalidInputError: If the name is not an identifier or is reserved, or an option is a credential.
@@ -91,16 +91,16 @@ def register_catalog(spark: SparkSession, name: str, root: str, storage: Mapping
 
     Args:
         spark: The session.
-        name: The name of the catalog.
+        name: The catalog name.
         root: The root URI of the lakehouse.
-        storage: Options of the storage, without credentials.
+        storage: Storage options, without credentials.
 
     Raises:
         InvalidInputError: If :func:`catalog_settings` raises it, or if the session has a different catalog of this
             name.
     """
     settings = catalog_settings(name, root, storage)
-    # Spark caches a catalog at its first use, and ignores later changes of its settings.
+    # Spark caches a catalog at its first use, and ignores later changes to its settings.
     existing = {key: spark.conf.get(key, None) for key in settings}
     if existing[f"spark.sql.catalog.{name}"] is not None and existing != settings:
         raise InvalidInputError(f"this session already has a different catalog {name!r}; choose another name")
@@ -114,7 +114,7 @@ def register_catalog(spark: SparkSession, name: str, root: str, storage: Mapping
 
 
 def register_catalog_source(spark: SparkSession) -> None:
-    """Register the data source for rows, and the one that the catalog sends its requests to."""
+    """Register the data source for rows, and the data source to which the catalog sends requests."""
     register_data_source(spark)
     spark.dataSource.register(CatalogSource)
 

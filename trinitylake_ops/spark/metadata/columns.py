@@ -207,7 +207,7 @@ class WantedNames:
         """Whether an object is allowed.
 
         Args:
-            namespace: The name of the namespace.
+            namespace: The namespace name.
             table: The name of the table, or None for the namespace itself.
         """
         return namespace in self.namespaces and table in self.tables

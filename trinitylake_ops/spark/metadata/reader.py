@@ -108,7 +108,7 @@ class PinnedSnapshot:
 
     #: The storage of the lakehouse.
     storage: Storage
-    #: The options of the storage, including those from the driver's environment.
+    #: The storage options, including those from the driver's environment.
     storage_options: StorageOptions
     #: How the lakehouse names its roots.
     naming: RootNaming

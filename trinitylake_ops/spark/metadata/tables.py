@@ -323,7 +323,8 @@ class Files:
         names = snapshot.files.nodes.external_storages.names
         io = StorageFileIO.on(snapshot.files.storage, self.snapshot.storage_options, read_only=True, names=names)
         for keys in partition:
-            # All definitions of an object are processed together, because shadowed ones share files with the others.
+            # All definitions of an object are processed together, because shadowed definitions share files with newer
+            # ones.
             locations: dict[ObjectName, list[str]] = {}
             nodes = NodesInRange(snapshot.files.nodes, keys)
             with snapshot.reading():
@@ -363,7 +364,7 @@ class Files:
 
 
 def _is_of(visited: VisitedNode, keys: KeyRange) -> bool:
-    """Whether a node belongs to this range, which is the one with the smallest key that can be below the node."""
+    """Whether a node belongs to a range, namely to the range with the smallest key that can be below the node."""
     return visited.lower is not None or keys.lower is None
 
 

@@ -5,7 +5,7 @@ server need this package, for the same version of Python.
 
 A server continues the work of a client that disappeared, for minutes or until the work is done, because the client may
 reconnect. Each client of this package therefore starts a small keeper process, which waits until the client's end of a
-pipe closes. It then releases the session, which interrupts all work in it. The keeper imports nothing until then.
+pipe closes. It then releases the session, which interrupts all work in it. The keeper imports nothing before that.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def start_keeper(url: str, session_id: str, user_id: str | None) -> subprocess.P
     """Start the keeper process of a session. Signals from a terminal do not reach it.
 
     Args:
-        url: The URL of the server.
-        session_id: The id of the session.
+        url: The server URL.
+        session_id: The session id.
         user_id: The user of the session, or None for the default.
     """
     return subprocess.Popen(
@@ -68,8 +68,8 @@ def release(url: str, session_id: str, user_id: str) -> None:
     """Release a session that another process opened.
 
     Args:
-        url: The URL of the server.
-        session_id: The id of the session.
+        url: The server URL.
+        session_id: The session id.
         user_id: The user of the session, empty for the default.
     """
     from pyspark.sql.connect.client import DefaultChannelBuilder
@@ -103,7 +103,7 @@ def open_remote(url: str, app_name: str, settings: Mapping[str, str], requested:
 
     Args:
         url: The URL of the server, ``sc://host:port``.
-        app_name: The name of the application.
+        app_name: The application name.
         settings: Settings to apply where sessions are allowed to choose them.
         requested: Settings that must be applied.
 

@@ -18,7 +18,7 @@ _frozen = {"modules": 0}
 
 
 def freeze_modules() -> None:
-    """Exclude objects that survive a full collection from later ones. Does nothing outside of Spark's workers."""
+    """Exclude objects that survive a full collection from later collections. Does nothing outside Spark's workers."""
     if _REUSED in os.environ and _freeze not in gc.callbacks:
         gc.callbacks.append(_freeze)
 

@@ -1,9 +1,9 @@
 """Spark's ``format("trinitylake")``: metadata tables of a lakehouse, the data of its tables, streams and writes.
 
 Spark creates the source in a helper process of the driver, which reads the lakehouse once. The DataFrame keeps that
-version and schema for as long as it lives. Another helper plans the tasks when the first query needs them. The tasks
-get their input in pickled objects. The options, which Spark shows, contain no credentials. The readers accept no
-filters from Spark; :mod:`~trinitylake_ops.spark.tables.schema` explains the reason.
+version and schema for its entire lifetime. Another helper plans the tasks when they are first needed by a query. The
+tasks get their input in pickled objects. The options, which Spark shows, contain no credentials. The readers do not
+accept filters from Spark; :mod:`~trinitylake_ops.spark.tables.schema` explains the reason.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class SourceOptions:
 
     #: The root URI of the lakehouse.
     root: str
-    #: The options of its storage, including those from the driver's environment.
+    #: The storage options, including those from the driver's environment.
     storage_options: StorageOptions
     #: What to read.
     request: TableRequest

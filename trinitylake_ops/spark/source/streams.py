@@ -54,9 +54,9 @@ _TRIMMED = -1  # no snapshot has this id
 class FollowedTable:
     """A table whose appended rows a stream reads. Its state is the one at ``version``, when the stream was loaded."""
 
-    #: The namespace of the table.
+    #: The table's namespace.
     namespace: str
-    #: The name of the table.
+    #: The table name.
     table: str
     #: The version of the lakehouse at which the stream was loaded.
     version: int
@@ -115,8 +115,8 @@ class FollowedTable:
     def _check_fits(self, metadata: TableMetadata, start: Offset, end: Offset) -> None:
         """Check that the columns of the stream can represent the rows of a batch.
 
-        A stream that lags was loaded after the batch was committed. Its columns may then be wider than those of the
-        batch, and required where those are optional: the rows must be read as the stream's columns.
+        A stream that lags was loaded after the batch was committed. Its columns may then be wider than the columns of
+        the batch, and required where the latter are optional. The rows must be readable as the stream's columns.
 
         Args:
             metadata: The table's metadata at the end of the batch.

@@ -262,11 +262,11 @@ def publish_written(
         lake: The lakehouse.
         stage: Stages the written files.
         publish: Publishes the staged table once, under ``publication``.
-        publication: The id of the publication.
+        publication: The publication id.
         since: The publication can only be in versions above this one.
 
     Returns:
-        Whether this call has published, rather than an earlier attempt.
+        Whether this call, rather than an earlier attempt, has published.
 
     Raises:
         CommitConflictError: If the files no longer match the table.
@@ -377,7 +377,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             epoch.publication,
             since=search.searched_to,
         )
-        if not is_ours:  # check that the commit is of the same query
+        if not is_ours:  # check that the commit was made by the same query
             find_epoch(lake, epoch)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name

@@ -144,7 +144,7 @@ class OpenIcebergTable:
 
     #: The FileIO of the table.
     io: StorageFileIO
-    #: The metadata of the table.
+    #: The table metadata.
     metadata: TableMetadata
     #: The version that is read, for error messages. None for a table that belongs to no version, or to an export at
     #: another root.
@@ -216,8 +216,8 @@ def name_option(namespace: str, table: str) -> str:
     """Return the text of a table name that :func:`table_name` parses.
 
     Args:
-        namespace: The name of the namespace.
-        table: The name of the table.
+        namespace: The namespace name.
+        table: The table name.
     """
     is_plain = "." not in namespace + table and not namespace.startswith("[")
     return f"{namespace}.{table}" if is_plain else json.dumps([namespace, table])
@@ -256,8 +256,8 @@ def open_iceberg_table(lake: Lakehouse, snapshot: Snapshot, namespace: str, tabl
     Args:
         lake: The lakehouse.
         snapshot: The version.
-        namespace: The namespace of the table.
-        table: The name of the table.
+        namespace: The table's namespace.
+        table: The table name.
 
     Raises:
         NotFoundError: If the table or the namespace does not exist.
@@ -371,7 +371,7 @@ class DataPlan:
 
 
 class TableDataReader(DataSourceReader):
-    """Plans the files of a DataFrame in a helper process of the driver. Tasks get it as a TableScanReader."""
+    """Plans the files of a DataFrame in a helper process of the driver. Tasks receive it as a TableScanReader."""
 
     def __init__(self, plan: DataPlan, schema: StructType):
         self._plan = plan

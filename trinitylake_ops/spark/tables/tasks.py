@@ -52,7 +52,7 @@ class WriteJob:
 
 
 class TableSink(DataSource):
-    """A data source that writes data files of a managed table. Gets a pickled WriteJob, returns a list of DataFiles."""
+    """A data source that writes data files of a managed table. Receives a pickled WriteJob, and returns DataFiles."""
 
     @classmethod
     def name(cls) -> str:
@@ -111,7 +111,7 @@ class ReadJob:
 
     #: The FileIO of the table.
     io: StorageFileIO
-    #: The metadata of the table.
+    #: The table metadata.
     metadata: TableMetadata
     #: The columns to read.
     schema: Schema
@@ -134,7 +134,7 @@ class Scan:
 
 
 class TableScan(DataSource):
-    """A data source that reads data files of a table. Gets a Scan, which lives as long as the DataFrame."""
+    """A data source that reads data files of a table. Receives a Scan, which lives as long as the DataFrame."""
 
     def __init__(self, options: dict[str, str]):
         super().__init__(options)

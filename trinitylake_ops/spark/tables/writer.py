@@ -67,8 +67,8 @@ def stage_dataframe(
     Args:
         lake: The lakehouse.
         frame: The rows.
-        namespace: The namespace of the table.
-        table: The name of the table.
+        namespace: The table's namespace.
+        table: The table name.
         partition_by: Identity partition columns of a new table. None means the table's own partitions.
         primary_key: The identifier columns of a new table.
         mode: Which existing files the new files replace, decided by metadata alone: ``replace_table`` replaces all,
@@ -116,8 +116,8 @@ def plan_rows(
     Args:
         lake: The lakehouse.
         rows: The columns of the rows.
-        namespace: The namespace of the table.
-        table: The name of the table.
+        namespace: The table's namespace.
+        table: The table name.
         partition_by: Identity partition columns of a new table, or None for the table's own.
         primary_key: The identifier columns of a new table.
         properties: The properties of a new table.
