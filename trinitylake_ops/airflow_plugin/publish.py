@@ -62,7 +62,7 @@ class PublishOperator(BaseOperator):
     reports the existing version, whether or not its tasks staged the tables again. With ``on_clear="replace"`` it
     publishes the tables that were staged again; tables with appended rows are then rejected. If another writer changed
     the replaced rows, the task fails and is not retried: clear the run from the tasks that stage. Events of the task's
-    outlets name the version. Raises InvalidInputError.
+    outlets contain the version. Raises InvalidInputError.
     """
 
     template_fields: Sequence[str] = ("tables", "message")

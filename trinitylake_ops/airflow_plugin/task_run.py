@@ -132,7 +132,7 @@ def carry_out(
         settings: The lakehouse.
         run_id: The run id that commits record.
         log: The log of the task.
-        limits: The limits of runs without approval.
+        limits: The limits for runs without approval.
 
     Raises:
         InvalidInputError: An option is invalid.

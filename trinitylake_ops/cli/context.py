@@ -354,7 +354,7 @@ def print_committed(version: int, as_json: bool, text: str, *, has_changed: bool
     Args:
         version: The committed version.
         as_json: Whether to print JSON.
-        text: What was done.
+        text: A description of what was done.
         has_changed: Whether a version was committed.
         **details: Additional fields of the JSON document.
     """

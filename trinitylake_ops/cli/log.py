@@ -106,7 +106,7 @@ def _by(committer: str, approved_by: str | None) -> str:
 
 
 def _diffs(lake: Lakehouse, history: Sequence[VersionInfo], latest: Snapshot) -> dict[int, VersionDiff | None]:
-    """Return what each version changed."""
+    """Return the changes of each version."""
     from trinitylake_ops.operations.diff.versions import diffs_of  # imports Iceberg
 
     return dict(diffs_of(lake, [info.version for info in history], latest))

@@ -1,7 +1,7 @@
 """All uses of Dagster's private modules.
 
 An incompatible release of Dagster is rejected with an error, because running without these functions would give wrong
-results: staged assets would be shown as materialized, or the reads of a run would not be validated when it publishes.
+results: staged assets would be shown as materialized, or a run's reads would not be validated when the run publishes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KEY = "_asset_key"
 
 
 class InvalidOptionError(dg.DagsterInvalidConfigError, DagsterUserCodeProcessError):
-    """A run configuration that matches its schema but is rejected by the operation, shown as one line.
+    """Raised for a run configuration that matches its schema but is rejected by the operation. Shown as one line.
 
     The webserver validates only the schema, and the code location validates the values. For any other error, Dagster
     displays the traceback of that process. The message does not contain the value, because it may be a credential.
@@ -64,7 +64,7 @@ def materializations_of(
 ) -> list[dg.AssetMaterialization]:
     """Return the materializations that Dagster would log for an output.
 
-    They have the tags for the code version, the input versions and the data version, including those of the ``Output``
+    They have the tags for the code version, the input versions and the data version, including tags of the ``Output``
     or ``MaterializeResult``. Must be called within ``IOManager.handle_output``.
 
     Args:

@@ -157,7 +157,7 @@ def build_head_asset(
 ) -> dg.AssetsDefinition:
     """Build the observable asset of the lakehouse. Its data version is the latest version of the lakehouse.
 
-    An observation reports the metadata of :func:`head_metadata` and updates the partitions of the exports asset.
+    An observation reports the metadata from :func:`head_metadata` and updates the partitions of the exports asset.
 
     Args:
         names: The names of the lakehouse's definitions.
@@ -252,7 +252,7 @@ def build_table_asset(
 ) -> dg.AssetsDefinition:
     """Build an observable asset for a table that no asset of the project writes.
 
-    An observation reports the metadata of :class:`TablePages`. The data version is the location of the table's
+    An observation reports the metadata from :class:`TablePages`. The data version is the location of the table's
     metadata.
 
     Args:
@@ -262,7 +262,7 @@ def build_table_asset(
         io_manager_key: The key of the TrinityLakeIOManager with which other assets read the table. Defaults to
             Dagster's default IO manager key.
         preview_rows: Number of rows to show in the metadata. Dagster stores these rows.
-        spec: Further arguments of ``dagster.AssetSpec``, for example ``owners``, ``description``, ``group_name``,
+        spec: Further arguments for ``dagster.AssetSpec``, for example ``owners``, ``description``, ``group_name``,
             ``tags`` and ``freshness_policy``.
 
     Raises:

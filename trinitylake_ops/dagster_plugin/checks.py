@@ -40,7 +40,7 @@ def chosen_checks(chosen: str | Sequence[str] = DEFAULT_CHECKS) -> tuple[str, ..
     """Return the names of the selected checks, in declaration order.
 
     Args:
-        chosen: A name of a check or ``"all"``, or a sequence of these.
+        chosen: The name of a check, ``"all"``, or a sequence of these.
 
     Raises:
         InvalidInputError: A name is unknown.

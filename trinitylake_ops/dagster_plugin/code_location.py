@@ -93,7 +93,7 @@ class LakehouseSettings:
     alert: Callable[[FailedRun], None] | None = None
     #: Whether schedules and sensors are initially on. Otherwise, they are off until they are turned on in the UI.
     is_on: bool = False
-    #: Spark for the IO manager and for operations that use it.
+    #: Spark for the IO manager and for operations that use Spark.
     spark: SparkResource = field(default_factory=SparkResource)
 
     @property

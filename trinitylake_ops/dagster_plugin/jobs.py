@@ -42,10 +42,10 @@ def build_job(
     Args:
         operation: The operation.
         names: The names of the lakehouse's definitions.
-        spark: Spark for operations that use it. Defaults to a local Spark.
+        spark: Spark for operations that need it. Defaults to a local Spark.
         table_key: Returns the asset to which changes to a table are reported, given the table's namespace and name. By
             default, they are reported to all assets that contain the table.
-        limits: The limits of runs without approval. Without limits, such runs fail.
+        limits: The limits for runs without approval. Without limits, such runs fail.
     """
     op = _build_op(operation, names, spark or SparkResource(), table_key, limits)
     job, options = names.of(operation.job), operation.options
@@ -172,12 +172,12 @@ def build_jobs(
 
     Args:
         names: The names of the lakehouse's definitions.
-        spark: Spark for operations that use it. Defaults to a local Spark.
+        spark: Spark for operations that need it. Defaults to a local Spark.
         operations: Operations to add to the default ones: names of operations, the groups ``"clones"``, ``"tables"``
             and ``"admin"``, or ``"all"``.
         table_key: Returns the asset to which changes to a table are reported, given the table's namespace and name. By
             default, they are reported to all assets that contain the table.
-        limits: The limits of runs without approval. Without limits, jobs that require limits are omitted.
+        limits: The limits for runs without approval. Without limits, jobs that require limits are omitted.
 
     Raises:
         InvalidInputError: An operation or group is unknown.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trinitylake_ops.format.definitions import TableDef
     from trinitylake_ops.iceberg.write.staged_table import StagedTable
 
-#: Metadata key of an asset for the number of rows of its table to preview.
+#: Asset metadata key for the number of rows to preview from the asset's table.
 PREVIEW_ROWS = "trinitylake/preview_rows"
 
 #: Maximum length of Markdown that the UI renders inline. Longer Markdown, and all Markdown in runs, is opened with a
@@ -28,7 +28,7 @@ MAX_INLINE_ROWS = 50
 #: Tag of partition columns.
 _PARTITION_TAG = "trinitylake/partition"
 
-#: Tag of an asset event with its data version.
+#: Tag of an asset event that contains the data version.
 DATA_VERSION_TAG = "dagster/data_version"
 
 
@@ -177,7 +177,8 @@ def link_metadata(link: Link) -> dg.MarkdownMetadataValue:
 def metadata_entries(values: Mapping[str, object]) -> dict[str, Any]:
     """Convert values to metadata entries that Dagster can display.
 
-    None becomes text. A table with links, or with many rows, gets an additional Markdown entry that opens on click.
+    None is converted to text. A table with links, or with many rows, gets an additional Markdown entry that opens on
+    click.
     """
     entries: dict[str, Any] = {}
     for name, value in values.items():

@@ -45,8 +45,8 @@ def build_publish_asset(
     """Build an asset that commits staged tables atomically.
 
     If a blocking check of any table fails, this asset does not run and nothing is published. The commit has the
-    operation ``publish`` and the run id of the Dagster run. Its properties name this asset, the partition, and the code
-    and data version of each table.
+    operation ``publish`` and the run id of the Dagster run. Its properties record this asset, the partition, and the
+    code and data version of each table.
 
     A run publishes exactly once, even if its step is started several times: a repeated step reports the existing
     version, and so does a re-execution of a run that died between its commit and its report to Dagster. If another run

@@ -76,7 +76,7 @@ def findings_by_version(
     by_version: dict[int, Findings] = {}
 
     def priority(key: dg.AssetCheckKey) -> tuple[bool, bool, str, str]:
-        """Sort key: checks of the lakehouse asset, then of assets with the lakehouse's prefix, then all others."""
+        """Sort checks of the lakehouse asset first, then checks of assets with the lakehouse's prefix, then others."""
         is_ours = not names.name or key.asset_key.path[0] == names.name
         return key.asset_key != names.lakehouse_key, not is_ours, key.asset_key.to_string(), key.name
 
@@ -108,7 +108,7 @@ def _evaluations(
 
 
 class _Runs:
-    """Cached lookups of what the runs of an instance staged and committed."""
+    """Cached lookups of the tables that an instance's runs staged and of the versions that they committed."""
 
     def __init__(self, instance: dg.DagsterInstance, by_run: Mapping[str, int]):
         self.instance = instance

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CloneList:
-    """The clones of a lakehouse, and the current time of its storage."""
+    """The clones of a lakehouse, and the current time according to its storage."""
 
     clones: Sequence[CloneInfo]
     now: datetime
@@ -105,9 +105,9 @@ def _problem(clone: CloneInfo, now: datetime) -> str:
 
 
 def _drop_overdue(run: ReportingContext[None]) -> None:
-    """Drop all overdue clones with their files, if they are within the limits together.
+    """Drop all overdue clones with their files, if their total is within the limits.
 
-    The retention of each clone replaces the minimum age of the limits.
+    The retention of each clone replaces the minimum age in the limits.
     """
     limits = limits_of(run)
     plans, failures = _drop_plans(run.lake)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """The texts of an operation, which help and completion show without importing its declaration."""
+    """The texts about an operation, which help and completion show without importing its declaration."""
 
     #: The module of this package that declares the operation. The constant's name is the job name in capitals.
     module: str

@@ -64,7 +64,7 @@ class ReportingContext(OperationContext[OptionsT]):
 
     #: Metadata that is added to everything the operation reports.
     details: Mapping[str, Any] = field(default_factory=dict)
-    #: The limits of runs without approval; None if the code sets none.
+    #: The limits for runs without approval; None if the code sets none.
     limits: ApplyLimits | None = None
 
     @property
@@ -107,7 +107,7 @@ class ReportingContext(OperationContext[OptionsT]):
         """Log what was done, and record its metadata.
 
         Args:
-            message: What was done, in one line.
+            message: A one-line description of what was done.
             metadata: Metrics, tables and links to show.
             to_do: What the user can do next.
             committed: The name of the operation if it committed a version.
@@ -181,7 +181,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """What a command prints after the execution of its operation."""
+    """The output of a command after the execution of its operation."""
 
     shown: Printable | Committed
     #: Whether the command exits with 0 instead of 1.

@@ -91,7 +91,7 @@ def _as_text(value: Any) -> Any:
     return str(value) if type(value) is int else value
 
 
-#: The key in a validation context for whether the orchestrator knows the user.
+#: The key in a validation context that states whether the orchestrator knows the user.
 USER_IS_KNOWN = "user_is_known"
 
 # YAML reads ``versions: 21`` as a number.

@@ -243,7 +243,7 @@ class PlanDeclaration(Generic[PlannedT, PlanT, ReportT]):
     options: type[PlannedT]
     #: Makes the plan.
     plan: Callable[[OperationContext[PlannedT]], PlanT]
-    #: Executes the plan, with the approved digest, or None in a run without approval.
+    #: Executes the plan, with the approved digest, or with None in a run without approval.
     execute: Callable[[OperationContext[PlannedT], PlanT, str | None], ReportT]
     #: Returns the metadata of a plan.
     plan_metadata: Callable[[PlanT], Mapping[str, Any]]

@@ -17,8 +17,8 @@ _MAX_LOGGED_ROWS = 100
 # Characters with a special meaning in Markdown, excluding underscores within a word and ampersands before a space.
 _MARKDOWN = re.compile(r"[\\|`<\[*~]|(?<![^\W_])_|_(?![^\W_])|&(?=[#\w])")
 
-# Text that GitHub's Markdown links automatically: URLs, "www." and mail addresses. Renderers detect them after removing
-# backslashes, but never in code.
+# Text that GitHub's Markdown turns into links automatically: URLs, "www." and email addresses. Renderers detect them
+# after removing backslashes, but never in code.
 _ADDRESS = re.compile(r"([^\s|\\`]*(?:://|www\.|@)[^\s|\\`]*)", re.IGNORECASE)
 
 

@@ -23,7 +23,7 @@ COLUMNS = (
 #: The last column, if any: links to actions on a version.
 ACTIONS = "what to do"
 
-#: What a version changed: the tables, and the rows, files and bytes added and removed.
+#: The changes of a version: the tables, and the rows, files and bytes added and removed.
 Changes: TypeAlias = tuple[str, str, str, str]
 
 
@@ -79,7 +79,7 @@ class VersionRows:
         Args:
             latest: The latest version.
             infos: The versions.
-            changes: What each version changed.
+            changes: The changes of each version.
             marks: For each version, ``undone by 3`` if a later rollback undid it, otherwise an empty string.
             only: The table that links roll back; by default the whole lakehouse.
         """

@@ -1,7 +1,7 @@
 """Code for the Spark tasks of the executor: work on batches, and fenced deletes.
 
 Tasks take and return pickled bytes. Storages with their credentials are inside the pickled work, which is part of a
-task's code. Spark shows it neither in plans nor in its UI nor in event logs.
+task's code. Spark does not show that code in plans, in its UI or in event logs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DeletesDone:
 
     #: The errors, by path.
     failures: dict[str, StorageError]
-    #: The files that were not deleted, because the fence no longer holds or the task is a repetition.
+    #: The files that were not deleted, because the fence is no longer valid or the task is a repeated attempt.
     held_back: tuple[str, ...]
     #: Whether an earlier attempt of the task may have deleted some files, or may still be deleting them.
     is_repeated: bool
@@ -59,7 +59,7 @@ class DeletesDone:
 class FencedDeletes:
     """The condition for deletes: they may be sent until ``until_ms``, while the fence holds.
 
-    Times are by the clock of the fence's storage, or of ``storage`` if there is no fence.
+    Times are measured by the clock of the fence's storage, or of ``storage`` if there is no fence.
     """
 
     #: The storage of the files.

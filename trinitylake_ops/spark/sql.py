@@ -89,7 +89,7 @@ def _iceberg_tables(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 
 def _frame(spark: SparkSession, lake: Lakehouse, snapshot: Snapshot, namespace: str, table: str) -> DataFrame:
-    """Return the rows of a table through Spark's own reader if possible, otherwise through this package's."""
+    """Return the rows of a table through Spark's own reader if possible, otherwise through this package's reader."""
     opened = open_iceberg_table(lake, snapshot, namespace, table)
     tasks = opened.tasks()
     native = opened.native_frame(spark, tasks)

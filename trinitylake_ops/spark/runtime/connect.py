@@ -1,7 +1,7 @@
 """Sessions of Spark Connect, processes that release them, and the active session of a thread.
 
-The client is an extra of this package, and is imported only if a remote session is requested. The machines of the
-server need this package, for the same version of Python.
+The client is an extra of this package, and is imported only if a remote session is requested. The server's machines
+need this package and the same version of Python.
 
 A server continues the work of a client that disappeared, for minutes or until the work is done, because the client may
 reconnect. Each client of this package therefore starts a small keeper process, which waits until the client's end of a

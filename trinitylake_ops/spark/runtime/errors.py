@@ -1,4 +1,4 @@
-"""Translation of Spark failures to errors of this package, and requirements on Spark's version."""
+"""Translation of Spark failures to errors of this package, and Spark version requirements."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _OWN_ERRORS = "trinitylake_ops.errors"
 def spark_failures(description: str) -> Iterator[None]:
     """Raise the cause of a failed Spark job as a typed error.
 
-    An error of this package that a task raised keeps its class. A file that Spark cannot read becomes a
-    CorruptFileError with its path. Any other failure becomes a JobFailedError.
+    An error of this package that a task raised keeps its class. A file that Spark cannot read is reported as a
+    CorruptFileError with its path. Any other failure is reported as a JobFailedError.
 
     Args:
         description: The operation, for messages of the form ``cannot <description>: ...``.

@@ -87,7 +87,7 @@ class SourceOptions:
     root: str
     #: The storage options, including those from the driver's environment.
     storage_options: StorageOptions
-    #: What to read.
+    #: The target of the read.
     request: TableRequest
 
     @classmethod

@@ -55,7 +55,7 @@ class WriteTarget:
 
     #: The lakehouse.
     source: SourceOptions
-    #: How to write.
+    #: The write options.
     options: WriteOptions
     #: The namespace and the name of the table.
     name: tuple[str, str]
@@ -263,7 +263,7 @@ def publish_written(
         stage: Stages the written files.
         publish: Publishes the staged table once, under ``publication``.
         publication: The publication id.
-        since: The publication can only be in versions above this one.
+        since: The publication can only be in versions after this one.
 
     Returns:
         Whether this call, rather than an earlier attempt, has published.

@@ -49,7 +49,7 @@ class PipelineRun:
     """One run of a pipeline, identified by its ``run_id``. Use the same id when the run is repeated.
 
     The version to read is pinned at the first start of the run. The pin does not protect the version from expiration;
-    an expired version cannot be read. The pin itself lasts at least for the lakehouse's ``txn_ttl_millis``, until
+    an expired version cannot be read. The pin itself is kept for at least the lakehouse's ``txn_ttl_millis``, until
     orphans are removed.
 
     Args:
@@ -57,7 +57,7 @@ class PipelineRun:
         lake: The lakehouse.
         run_id: The id of the run, chosen by the caller.
         version: The version to pin at the first start, or None for the latest one.
-        since: A repetition searches the versions above this one for its commit; -1 for all.
+        since: A repeated run searches the versions after this one for its commit; -1 searches all versions.
 
     Raises:
         InvalidInputError: If the run id is empty.

@@ -114,8 +114,8 @@ def read_files(
 ) -> DataFrame:
     """Return the current rows of an Iceberg table. Delete files are applied.
 
-    The files are fixed at the time of the call, however late and often the DataFrame is used. If a file is missing or
-    broken when a query runs, the query fails with Spark's PythonException.
+    The files are fixed at the time of the call, no matter when and how often the DataFrame is used. If a file is
+    missing or broken when a query runs, the query fails with Spark's PythonException.
 
     Args:
         spark: The session.

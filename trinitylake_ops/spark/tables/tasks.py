@@ -1,7 +1,7 @@
 """Code for the Python processes that Spark starts: helpers of the driver, and tasks.
 
 Spark starts a separate helper for planning, committing and reading back. Helpers only pass pickled bytes, so this
-module imports nothing heavy and they start fast. The tasks unpickle the bytes and do the work.
+module imports nothing heavy and helpers start fast. The tasks unpickle the bytes and do the work.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class TableSinkWriter(DataSourceArrowWriter):
         send_output(self._folder, [message.pickled_data_files for message in _written(messages)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        # Delete the files of tasks that succeeded. A failed task has deleted its own files. A task that is still
-        # running, or that Spark kills, leaves orphans.
+        # Delete the files of tasks that succeeded. A failed task deletes its own files. A task that is still running,
+        # or that Spark kills, leaves orphans.
         from trinitylake_ops.iceberg.write.data_files import delete_data_files
 
         job: WriteJob = pickle.loads(self._pickled_job)
