@@ -1,4 +1,4 @@
-"""Storage systems with a common interface, and wrappers."""
+"""Storage systems with a common interface, and storage wrappers."""
 
 from __future__ import annotations
 

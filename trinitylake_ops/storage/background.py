@@ -64,7 +64,7 @@ class ThreadRunner:
 
     def after_fork_in_child(self) -> None:
         """Reset all state: the thread does not exist in a forked child."""
-        self._changed = threading.Condition()  # with a reentrant lock, because a signal handler may fork
+        self._changed = threading.Condition()  # has a reentrant lock, because a signal handler may fork
         self._pending: dict[Work, int] = {}
         self._n_submitted = 0
         self._running: int | None = None

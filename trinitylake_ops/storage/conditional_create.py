@@ -43,11 +43,11 @@ def create_settled(
         is_ours: Whether the content of an existing file was sent by this call.
         before_send: Called before each send of the file, including resends.
         trusts_refusals: Whether to raise a rejection unchanged if the path cannot be read.
-        read_back: Reads the path, for a caller that reads more files in the same round trip.
+        read_back: Reads the path. Allows a caller to read more files in the same round trip.
         also: Calls to make in the round trip of the first send.
 
     Returns:
-        True if this call created the file, False if there is another writer's file.
+        True if this call created the file, or False if the path contains another writer's file.
 
     Raises:
         AmbiguousWriteError: The outcome is unknown: a request may have taken effect, or may still do so.
@@ -127,7 +127,7 @@ def create_fresh_file(storage: Storage, path: str, data: bytes) -> None:
 def _send(
     storage: Storage, path: str, data: bytes, before_send: Callable[[], None], also: Sequence[Callable[[], None]]
 ) -> tuple[TrinityLakeError | None, bool]:
-    """Send a create, with retries after failures without effect. Return the error, if any, and whether it was sent."""
+    """Send a create, with retries after failures without effect. Return the error, if any, and whether a request was sent."""
     rejection: TrinityLakeError | None = None
     is_sent = False
 
@@ -154,7 +154,7 @@ def _send(
 
 
 def _in_one_round_trip(storage: Storage, calls: Sequence[Callable[[], None]]) -> None:
-    """Make calls in parallel. Raise the first failure after all have ended."""
+    """Make calls in parallel. Raise the first failure after all calls have ended."""
 
     def call(work: Callable[[], None]) -> None:
         work()

@@ -26,17 +26,17 @@ class DelegationSettings:
     other.
     """
 
-    #: S3: ARN of the role whose sessions are vended. Empty: none.
+    #: S3: ARN of the role whose sessions are vended. If empty, no sessions are vended.
     role: str = ""
-    #: S3: Duration of a session, in seconds. Tokens of Google Cloud Storage last as long as those of the server.
+    #: S3: Duration of a session, in seconds. Google Cloud Storage tokens last as long as the server's own tokens.
     seconds: int = USUAL_SESSION_SECONDS
-    #: Endpoint that issues sessions and tokens. Empty: the storage's endpoint on S3, that of AWS, or that of Google.
+    #: Endpoint that issues sessions and tokens. If empty, the S3 storage's own endpoint, or that of AWS or Google.
     sts_endpoint: str = ""
-    #: S3: Whether single requests of clients are signed.
+    #: S3: Whether the server signs individual client requests.
     sign: bool = False
     #: Google Cloud Storage: Whether downscoped tokens are vended.
     downscope: bool = False
-    #: S3: Whether a session can only create objects, and not overwrite any. The storage must support the condition
+    #: S3: Whether a session can only create objects and not overwrite existing ones. The storage must support the condition
     #: ``s3:if-none-match``, and clients must send this header.
     create_only: bool = False
 
@@ -85,10 +85,10 @@ class Delegate(Protocol):
 
     @property
     def scheme(self) -> str:
-        """Scheme of the roots for which it vends credentials."""
+        """Scheme of the roots for which this delegate vends credentials."""
 
     def credentials(self, folder: str, *, writes: bool, name: str) -> FolderCredentials:
-        """Return credentials for a folder and nothing else. They are reused for half of their lifetime.
+        """Return credentials that are restricted to one folder. They are reused for half of their lifetime.
 
         Args:
             folder: URI of the folder, with a trailing ``/``.

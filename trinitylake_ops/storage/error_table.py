@@ -9,7 +9,7 @@ from typing import Any
 
 from trinitylake_ops.errors import TrinityLakeError
 
-#: Messages of several tables.
+#: Messages that several tables share.
 MISSING = "there is no file {path!r} under {root}"
 EXISTS = "{path!r} already exists under {root}; choose another name"
 FULL = "{what}; free space or raise the quota, then retry"
@@ -36,9 +36,9 @@ class ErrorRow:
     statuses: Collection[int] = ()
     #: Statuses of responses without a code, for example from a proxy.
     bare_statuses: Collection[int] = ()
-    #: Operations for which the row applies. Empty: all.
+    #: Operations to which the row applies. If empty, it applies to all operations.
     operations: Collection[Any] = ()
-    #: Expression that must occur in the message of the response.
+    #: Regular expression that must match a part of the response's message.
     text: re.Pattern[str] | None = None
 
     def applies(self, operation: object, status: int | None, code: str | None, message: str) -> bool:

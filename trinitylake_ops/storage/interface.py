@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from trinitylake_ops.errors import CorruptFileError, FileMissingError, StorageError
 from trinitylake_ops.storage.parallel import run_round_trip
 
-#: Maximum difference between the clocks of a storage and of its users (S8).
+#: Maximum difference between the clocks of a storage and its users (S8).
 CLOCK_MARGIN_MS = 5 * 60 * 1000
 #: Default size limit of a file that is read as a whole.
 WHOLE_FILE_LIMIT_BYTES = 256 << 20
@@ -55,7 +55,7 @@ class Storage(ABC):
 
     #: Normalized root URI, with a trailing ``/`` and without credentials.
     root: str
-    #: Maximum number of parallel requests of the ``*_many`` methods.
+    #: Maximum number of requests that the ``*_many`` methods send in parallel.
     concurrency: int = 16
     #: Up to this many reads are sent serially, because starting threads would take longer than the reads.
     serial_read_limit: int = 1
@@ -65,7 +65,7 @@ class Storage(ABC):
     supports_staging: bool = False
     #: Whether ``list`` reads only names with the given prefix. Otherwise it reads the whole folder.
     lists_by_prefix: bool = False
-    #: Maximum number of files of one ``delete_batch`` request.
+    #: Maximum number of files in one ``delete_batch`` request.
     delete_batch_size: int = 1
     #: Size limit of ``read`` if the caller passes neither a length nor a limit.
     whole_file_limit_bytes: int = WHOLE_FILE_LIMIT_BYTES
@@ -87,7 +87,7 @@ class Storage(ABC):
         Args:
             path: Path relative to the root.
             offset: First byte of the range. The result is empty if it is at or past the end of the file.
-            length: Number of bytes of the range, which is cut at the end of the file. None: all bytes from ``offset``.
+            length: Number of bytes in the range, which is cut off at the end of the file. None reads all bytes from ``offset``.
             limit_bytes: Size limit of a read without a length. None: ``whole_file_limit_bytes``.
 
         Raises:
@@ -124,7 +124,7 @@ class Storage(ABC):
         send()
 
     def stage(self, path: str, data: bytes) -> None:
-        """Prepare the slow part of a create, without sending a request.
+        """Do the slow part of a create in advance, without sending a request.
 
         The caller must call ``discard_staged`` afterwards, whether or not it calls ``create``. Staging is best effort:
         ``create`` does whatever was not staged.
@@ -177,7 +177,7 @@ class Storage(ABC):
         """Return the time of the storage's clock (S8), in milliseconds since the epoch."""
 
     def expect_clock(self) -> None:  # noqa: B027 - most storages get the time from any response
-        """Announce a call of ``now_ms``. If it needs a request, this is sent in parallel to the next request."""
+        """Announce a call to ``now_ms``. If that call needs a request, it is sent in parallel with the next request."""
 
     def exists(self, path: str) -> bool:
         """Whether there is a file at the path."""
@@ -188,7 +188,7 @@ class Storage(ABC):
         return True
 
     def is_linked(self, path: str) -> bool:
-        """Whether a path has a symbolic link in it, so that listings omit the file. Sends no request to a server."""
+        """Whether a path contains a symbolic link, in which case listings omit the file. Sends no request to a server."""
         del path  # most storages have no links
         return False
 

@@ -13,7 +13,7 @@ from trinitylake_ops.storage.paths import check_path, check_prefix, check_range,
 
 
 class _Files:
-    """All files under one ``memory://name``."""
+    """All files under one ``memory://name`` root."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -33,7 +33,7 @@ class MemoryStorage(Storage):
 
     Args:
         root: Normalized root URI.
-        whole_file_limit_bytes: Size limit of reads without a length and a limit.
+        whole_file_limit_bytes: Size limit of reads without a length or a limit.
 
     Raises:
         InvalidLocationError: The root has no name.

@@ -48,7 +48,7 @@ def with_environment(root_uri: str, options: Mapping[str, str]) -> StorageOption
         options: Options of the lakehouse, which take precedence.
 
     Returns:
-        The options. Those for roots of other schemes have names of the form ``SCHEME.NAME``.
+        The options. Options for roots of other schemes have names of the form ``SCHEME.NAME``.
     """
     storage_options, own_scheme = StorageOptions(options), root_uri.partition("://")[0]
     values: dict[str, str] = {}
@@ -67,7 +67,7 @@ def _check_names(scheme: Scheme, names: Iterable[str]) -> None:
 
 
 def _check_name_of_other_scheme(name: str) -> None:
-    """Reject an option of an unknown scheme. Options of other packages are checked when such a root is opened."""
+    """Reject an option of an unknown scheme. Options from other packages are checked when a root with their scheme is opened."""
     scheme, dot, plain = name.partition(".")
     if dot and scheme in OWN_SCHEMES:
         _check_names(OWN_SCHEMES[scheme], [plain])

@@ -22,7 +22,7 @@ OPTIONS_VARIABLE = "TRINITYLAKE_STORAGE_OPTIONS"
 _HIDDEN = "***"
 # Names are short and consist of these characters, so that a credential is rarely mistaken for a name.
 _NAME = re.compile(r"(?:[a-z][a-z0-9+-]{0,15}\.)?[a-z][a-z0-9_]{0,39}")
-#: Names of options with credentials, including options of other packages.
+#: Names of options with credentials, including options from other packages.
 _SECRET_NAME = re.compile(r"(?s)(?:.*_)?(?:connection_string|credentials?|key|password|secret|token)(?:_.*)?")
 _SECRET_ASSIGNMENT = re.compile(
     r"((?:connection_string|credentials?|password|secret_\w{1,40}|_secret|_key_id|(?:access|account|api|private)_key"
@@ -47,7 +47,7 @@ ANY_TEXT = re.compile(r"(?s).*")
 
 
 class Kind(Enum):
-    """The kind of the values of an option."""
+    """The type of an option's values."""
 
     TEXT = auto()
     #: Text without white space, for headers and URLs.
@@ -73,15 +73,15 @@ class Option:
     #: What the option does: lower-case text without a final period.
     help: str
     kind: Kind = Kind.TEXT
-    #: Typed default value. None: determined by the storage or by environment variables.
+    #: Typed default value. None if the storage or environment variables determine the value.
     default: str | float | None = None
-    #: Values of a CHOICE.
+    #: Allowed values of a CHOICE.
     choices: tuple[str, ...] = ()
     #: Minimum of a NUMBER or INTEGER.
     minimum: float = 0
     #: Maximum of a NUMBER or INTEGER.
     maximum: float = sys.float_info.max
-    #: Expression that the whole TEXT, TOKEN or URL must match.
+    #: Regular expression that the whole TEXT, TOKEN or URL must match.
     pattern: re.Pattern[str] | None = None
     #: Description of valid values, after "must be" in messages and documentation.
     form: str = ""
@@ -162,8 +162,8 @@ def read_settings(kind: type[T], specs: Iterable[Option], options: Mapping[str, 
     Args:
         kind: A dataclass, each field of which has the name of an option or of a computed value.
         specs: Options of the storage. All of them are validated, including options without a field.
-        options: Texts by plain names of options.
-        computed: Values that replace those of options.
+        options: Option values as text, by plain option name.
+        computed: Values that replace option values.
 
     Raises:
         InvalidInputError: A value is invalid.
@@ -206,7 +206,7 @@ def _number(text: str, kind: Kind) -> float | None:
         return None
 
 
-#: Name of the option with further roots that may be read and written: URIs, separated by white space.
+#: Name of the option with additional roots that may be read and written: URIs, separated by white space.
 ALLOWED_ROOTS = "allowed_roots"
 
 #: Size limit of files that are read as a whole, unless their kind has a separate limit.
@@ -233,7 +233,7 @@ CACHE_FOLDER_BYTES = Option(
 )
 #: Options that configure caches. They do not affect how a root is accessed.
 CACHE_OPTIONS = (CACHE_BYTES, CACHE_FOLDER, CACHE_FOLDER_BYTES)
-#: Options of all roots.
+#: Options that apply to all roots.
 COMMON_OPTIONS = (
     Option(
         ALLOWED_ROOTS,
@@ -250,7 +250,7 @@ class StorageOptions(Mapping[str, str]):
     """An immutable mapping of option names to strings. Its text form hides credentials.
 
     ``SCHEME.NAME`` is an option for all roots of a scheme, and ``NAME`` an option for roots of the lakehouse's scheme.
-    So a catalog and the files of its tables can be on different storages. Pickles contain the credentials, because
+    A catalog and the files of its tables can therefore be on different storages. Pickles contain the credentials, because
     Spark tasks need them. Mappings are compared and hashed by content.
 
     Args:
@@ -319,9 +319,9 @@ class StorageOptions(Mapping[str, str]):
         return StorageOptions({**plain, **named})
 
     def beyond(self, own_root: str, other_root: str) -> StorageOptions | None:
-        """Return the options for another root than the lakehouse's, or None if there are none.
+        """Return the options for a root other than the lakehouse root, or None if there are none.
 
-        Options with a scheme are included, because the other root may refer to further roots.
+        Options with a scheme are included, because the other root may refer to additional roots.
 
         Args:
             own_root: Root of the lakehouse.

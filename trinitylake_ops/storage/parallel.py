@@ -34,7 +34,7 @@ _current_round_trip: ContextVar[RoundTrip | None] = ContextVar("trinitylake_stor
 
 
 def current_round_trip() -> RoundTrip | None:
-    """Return the ``*_many`` call that the current request belongs to; None for a single request."""
+    """Return the ``*_many`` call that the current request belongs to, or None for a single request."""
     return _current_round_trip.get()
 
 
@@ -92,7 +92,7 @@ def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: in
     """Map ``call`` over the arguments in parallel.
 
     Raises the first failure in argument order, or an interrupt of the calling thread, only after all running calls
-    have ended, so that nothing still runs when the caller continues. The calling thread takes part in the work and
+    have ended, so that no call is still running when the caller continues. The calling thread takes part in the work and
     never waits for a thread that has not started, so nested calls, a full pool and a forked child cannot deadlock.
 
     Args:

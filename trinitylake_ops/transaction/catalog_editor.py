@@ -36,7 +36,7 @@ _LISTED_TABLES = 3
 class IdOf(Enum):
     """Where the id of a new table comes from."""
 
-    #: The origin is unknown: another table may have the id.
+    #: The origin is unknown: another table may already have the id.
     ANY_TABLE = "any"
     #: No table has the id yet, but its folder exists, so concurrent changes may also create a table with it.
     STAGED_TABLE = "staged"
@@ -45,7 +45,7 @@ class IdOf(Enum):
 
 
 class CatalogEditor(CatalogReader):
-    """Changes on a base version, which are visible only to reads of the editor."""
+    """Changes to a base version, visible only to reads through this editor."""
 
     def __init__(self, base: Snapshot):
         self.base = base
@@ -54,11 +54,11 @@ class CatalogEditor(CatalogReader):
         self._is_open = True
         self._is_frozen = False
 
-    # Reads, including own writes
+    # Reads, including uncommitted writes
 
     @property
     def definition(self) -> LakehouseDef:
-        """The lakehouse definition, including own changes."""
+        """The lakehouse definition, including uncommitted changes."""
         self._changes.has_read_definition = True
         if self._changes.definition is not None:
             return self._changes.definition
@@ -71,7 +71,7 @@ class CatalogEditor(CatalogReader):
         return self.base.keys
 
     def entry(self, key: str) -> Entry | None:
-        """Return the entry of a key, including own writes."""
+        """Return the entry of a key, including uncommitted writes."""
         self._changes.read_keys.add(key)
         if key in self._changes.writes:
             return self._changes.writes[key]
@@ -79,7 +79,7 @@ class CatalogEditor(CatalogReader):
             return self.base.entry(key)
 
     def prefix_keys(self, prefix: str) -> pa.ChunkedArray:
-        """Return all keys with a prefix in ascending order as a string column, including own writes."""
+        """Return all keys with a prefix as a string column in ascending order, including uncommitted writes."""
         self._changes.read_prefixes.add(prefix)
         with reading_bases(self.base):
             keys = self.base.prefix_keys(prefix)
@@ -144,7 +144,7 @@ class CatalogEditor(CatalogReader):
 
         Args:
             namespace: The name.
-            cascade: Whether to drop its tables.
+            cascade: Whether to also drop its tables.
 
         Raises:
             NamespaceNotFoundError: The namespace does not exist.
@@ -243,7 +243,7 @@ class CatalogEditor(CatalogReader):
         self._write(key, None)
 
     def restore_entry(self, key: str, location: str | None, *, mirrors: bool = False) -> None:
-        """Point a key to a definition of another version, or delete it.
+        """Point a key to a definition from another version, or delete the key.
 
         The namespace of a table must exist in this transaction. Unless ``mirrors`` is set, the commit raises
         TableHasAnotherNameError like :meth:`create_table`.
@@ -251,7 +251,7 @@ class CatalogEditor(CatalogReader):
         Args:
             key: The key of a namespace or a table.
             location: The location of the definition, None to delete the key.
-            mirrors: Whether the caller copies all names of another lakehouse.
+            mirrors: Whether the caller copies all names from another lakehouse.
 
         Raises:
             NamespaceNotFoundError: The namespace of the table does not exist.
@@ -264,7 +264,7 @@ class CatalogEditor(CatalogReader):
         self._write(key, location)
 
     def alter_definition(self, definition: LakehouseDef) -> None:
-        """Replace the lakehouse definition. Its settings already apply to the version that commits it.
+        """Replace the lakehouse definition. The new settings apply from the version that this transaction creates.
 
         Raises InvalidDefinitionError for settings that are fixed at creation or out of range.
         """
@@ -274,8 +274,8 @@ class CatalogEditor(CatalogReader):
     def put_staged(self, staged: Sequence[StagedDefinition]) -> None:
         """Create or replace tables with definitions that other processes have staged since this transaction began.
 
-        Reads their files in parallel. Changes nothing on an error. Raises NamespaceNotFoundError, InvalidNameError,
-        FileMissingError, CorruptFileError, InvalidDefinitionError if a table of the same name has another id, and
+        Reads their files in parallel. If an error occurs, nothing is changed. Raises NamespaceNotFoundError,
+        InvalidNameError, FileMissingError, CorruptFileError, InvalidDefinitionError if a table of the same name has another id, and
         InvalidInputError for a definition that was staged earlier or for another table.
         """
         self._check_changeable()
@@ -322,7 +322,7 @@ class CatalogEditor(CatalogReader):
         self._check_changeable()
         self._changes.write(key, entry)
         if not isinstance(entry, NamespaceDef | TableDef) and is_namespace_key(key):
-            # The namespace is dropped, or replaced by one of another version that may have a different id.
+            # The namespace is dropped, or replaced by one from another version, which may have a different id.
             self._changes.replaced_namespaces.add(self.object_name(key).namespace)
 
     def _check_changeable(self) -> None:

@@ -1,9 +1,9 @@
-"""The changes of a transaction, the objects that it relies on and reads, and the names that it creates.
+"""The changes of a transaction, the objects that it reads or relies on, and the names that it creates.
 
 A change set is a plain value that can be saved, and checked against a later version.
 
-Views are properties of their namespaces. Therefore a commit that creates tables or writes the definition of a namespace
-checks the names of tables and views on each version that it is based on.
+Views are stored as properties of their namespaces. Therefore a commit that creates tables or writes a namespace
+definition checks each of its base versions for tables and views with the same name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trinitylake_ops.tree.diff import KeyChange
 from trinitylake_ops.versions.snapshot import Entry, Snapshot
 from trinitylake_ops.versions.table_names import table_ids
 
-#: Prefix of table ids in a footprint, which no key has: two changes that create tables with the same id conflict.
+#: Prefix of the table ids in a footprint. No key has this prefix. Changes that create tables with the same id conflict.
 _STAGED_ID = "\0id "
 
 
@@ -49,9 +49,9 @@ class ChangeSet:
     definition: LakehouseDef | None = None
     #: Files that are written in the same round trip as the definitions, by path.
     files: dict[str, bytes] = field(default_factory=dict)
-    #: Namespaces that must not be dropped by others, because tables in them changed.
+    #: Namespaces that other transactions must not drop, because tables in them changed.
     relied_namespaces: set[str] = field(default_factory=set)
-    #: Namespaces that were dropped or replaced, in which others must not create tables.
+    #: Namespaces that were dropped or replaced, in which other transactions must not create tables.
     replaced_namespaces: set[str] = field(default_factory=set)
     #: Keys that were read. Only checked for serializable transactions.
     read_keys: set[str] = field(default_factory=set)
@@ -59,7 +59,7 @@ class ChangeSet:
     read_prefixes: set[str] = field(default_factory=set)
     #: Whether the lakehouse definition was read. Only checked for serializable transactions.
     has_read_definition: bool = False
-    #: Keys of new tables whose folders existed before, by table id.
+    #: Keys of new tables whose folders already existed, by table id.
     staged_ids: dict[str, str] = field(default_factory=dict)
     #: Encoded definitions of the writes by key, without checksums.
     encoded: dict[str, bytes] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class ChangeSet:
         return conflicts
 
     def _id_conflicts(self, latest: Snapshot, changes: Mapping[str, KeyChange]) -> list[str]:
-        """Describe each new table whose id another commit has assigned to a table of another name."""
+        """Describe each new table whose id another commit has assigned to a table with a different name."""
         if not self.staged_ids:
             return []
         tables = {key: change.after for key, change in changes.items() if key.startswith(TABLE_KEY_PREFIX)}
@@ -182,7 +182,7 @@ class ChangeSet:
         ]
 
     def _namespace_conflicts(self, namespace: str, base: Snapshot, latest: Snapshot) -> list[str]:
-        """Describe a namespace that was dropped or recreated. Changes to its properties are no conflict."""
+        """Describe a namespace that was dropped or recreated. Changes to its properties do not conflict."""
         key = base.keys.namespace_key(namespace)
         if key in self.writes or base.entry(key) == latest.entry(key):
             return []
@@ -193,13 +193,13 @@ class ChangeSet:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The keys that a transaction touches, which decide whether it can share a version with others."""
+    """The keys that a transaction touches, which determine whether it can share a version with other transactions."""
 
     #: Keys that the transaction sets or deletes.
     writes: Collection[str]
-    #: Further keys whose changes by others may affect the transaction.
+    #: Additional keys: if another transaction changes one of them, this transaction may be affected.
     keys: Collection[str] = ()
-    #: Prefixes of keys whose changes by others may affect the transaction.
+    #: Key prefixes: if another transaction changes a key with one of them, this transaction may be affected.
     prefixes: tuple[str, ...] = ()
 
     def may_conflict(self, other: Footprint) -> bool:
@@ -215,7 +215,7 @@ class Footprint:
 
 
 def is_namespace_key(key: str) -> bool:
-    """Whether a key is that of a namespace."""
+    """Whether a key belongs to a namespace."""
     return key.startswith(NAMESPACE_KEY_PREFIX)
 
 
@@ -245,10 +245,10 @@ def views_in(properties: Iterable[str]) -> list[str]:
 class NewNames:
     """The names of tables and views that a change creates.
 
-    Names in the base version are not checked, so that objects with conflicting names from before can still be altered.
+    Names in the base version are not checked, so that existing objects with conflicting names can still be altered.
 
     Args:
-        base: The version that the change was made on.
+        base: The version that the change is based on.
         writes: Each changed key with its new entry, None for a deletion.
     """
 
@@ -263,10 +263,10 @@ class NewNames:
         return bool(self._tables or self._namespaces)
 
     def check(self, version: Snapshot) -> None:
-        """Check the new names on a version. Reads definitions of namespaces if necessary.
+        """Check the new names against a version. Reads namespace definitions if necessary.
 
         Raises:
-            ObjectExistsError: A new table has the name of a view, or a new view the name of a table.
+            ObjectExistsError: A new table has the name of a view, or a new view has the name of a table.
             StorageError: The definition of a namespace cannot be read.
         """
         if self._checked_version == version.version:
@@ -310,11 +310,11 @@ class NewNames:
 
     @cached_attribute
     def view_keys(self) -> list[str]:
-        """The keys of tables that would have the same names as new views."""
+        """The keys that tables with the names of new views would have."""
         keys: list[str] = []
         for namespace, views in self._views.items():
             for view in views:
-                with contextlib.suppress(InvalidNameError):  # another program wrote a name that no table can have
+                with contextlib.suppress(InvalidNameError):  # another program wrote a view name that no table can have
                     keys.append(self._base.keys.table_key(namespace, view))
         return keys
 
@@ -350,7 +350,7 @@ def _views(version: Snapshot, entries: Mapping[str, Entry]) -> dict[str, set[str
 
 
 def _definitions(version: Snapshot, entries: Mapping[str, Entry]) -> dict[str, NamespaceDef]:
-    """Return definitions of namespaces by name. Reads those that are not in memory in parallel."""
+    """Return namespace definitions by name. Definitions that are not in memory are read in parallel."""
     locations, read = [entry for entry in entries.values() if isinstance(entry, str)], dict[str, NamespaceDef]()
     if locations:
         with version.reading():

@@ -1,7 +1,7 @@
 """Commit a change: draft it, write its files and publish its root; after a conflict, rebase it and try again.
 
-``Commit._until_decided`` implements the protocol (docs/internals/protocol.md, C). Transactions and operations create
-all versions after the first with it. It can be read without these modules:
+``Commit._until_decided`` implements the protocol (docs/internals/protocol.md, C). Transactions and operations use it
+to create all versions after the first. It can be understood without these modules:
 
 - ``publish.py``: how a root is created if absent, and how an unknown outcome is resolved;
 - ``pacing.py``: how writers share a lakehouse, which saves requests and time;
@@ -59,7 +59,7 @@ class Committable(Protocol):
 
 
 class DraftOutdatedError(TrinityLakeError):
-    """Raised before the root is sent if the content of the change is different now.
+    """Raised before the root is sent if the content of the change is no longer the content of the draft.
 
     The change is then drafted again on the same base.
     """
@@ -67,7 +67,7 @@ class DraftOutdatedError(TrinityLakeError):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The version that contains a change, and its root; None if nothing had to be committed."""
+    """The version that contains a change, and its root. The root is None if nothing had to be committed."""
 
     version: int
     root: KnownRoot | None
@@ -82,7 +82,7 @@ class Commit:
         age_limit: Limits the age of the change when its root is sent.
         max_attempts: The number of attempts after which a conflict fails the commit.
         pacing: Coordinates the commit with other writers.
-        definitions: Definitions of later drafts that are already written. The caller may add more between drafts.
+        definitions: Definition files that are already written for later drafts. The caller may add more between drafts.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Commit:
         self._max_attempts = max_attempts
         self._pacing = pacing
         self._definitions = {} if definitions is None else definitions  # attempts share them
-        self._unwritten: set[str] = set()  # definitions whose write failed: they may exist or not
-        self._nodes: dict[str, bytes] = {}  # of this attempt
+        self._unwritten: set[str] = set()  # definitions whose write failed: they may or may not exist
+        self._nodes: dict[str, bytes] = {}  # nodes of this attempt
         self._n_conflicts = 0
         self._n_requests = 0
         #: The version and the commit id of the current attempt, once its root was sent.
@@ -110,7 +110,7 @@ class Commit:
         self.committed: Committed | None = None
 
     def run(self, base: Snapshot) -> Committed:
-        """Commit on ``base`` or a later version. Return the version, or that of ``base`` if nothing changes.
+        """Commit on ``base`` or a later version. Return the new version, or the version of ``base`` if nothing changes.
 
         Unless the outcome is unknown, the files of a failed commit are deleted, best effort.
 
@@ -119,7 +119,7 @@ class Commit:
 
         Raises:
             CommitConflictError: The change conflicts with another commit.
-            CommitAttemptsExhaustedError: All attempts were lost to other commits.
+            CommitAttemptsExhaustedError: All attempts conflicted with other commits.
             TransactionExpiredError: The change is too old.
             CommitOutcomeUnknownError: The change may or may not have been committed.
             TrinityLakeError: The storage failed. Nothing was committed.
@@ -184,8 +184,8 @@ class Commit:
 
     def _write_files(self, draft: Draft, base: Snapshot) -> KnownRoot:
         """Write all files of a draft except its root, in one round trip, and each definition once. Return the root."""
-        # Such files are a lakehouse definition from before a merge, or definitions of a transaction that left its
-        # group.
+        # Files that the draft no longer contains: a lakehouse definition from before a merge, or definitions of a
+        # transaction that left its group.
         replaced = self._definitions.keys() - draft.definition_files.keys()
         if replaced:
             discard(self._files.storage, sorted(replaced))
@@ -227,7 +227,7 @@ class Commit:
         return publish_root(root, base.files.roots, before_send, self._pacing)
 
     def _rebase(self, base: Snapshot, probe: RootProbe, begun_s: float) -> Snapshot:
-        """Check the change on the latest version, and return that version."""
+        """Check the change against the latest version, and return that version."""
         self._n_conflicts += 1
         hub.add(LOST_ATTEMPTS)
         self._pacing.note_other_commit()
@@ -243,7 +243,7 @@ class Commit:
         return latest
 
     def _settle(self, committed: Committed) -> None:
-        """Update the hint in the background, or delete the files that were written and are not needed."""
+        """Update the hint in the background, or delete files that were written but are not needed."""
         if committed.root is None:
             self._pacing.withdraw()
             discard(self._files.storage, self._definitions)
@@ -253,7 +253,7 @@ class Commit:
         self._pacing.committed()
 
     def _forget_attempt(self) -> None:
-        """Note that the root of the attempt was not created. Its nodes are deleted while the next attempt runs."""
+        """Record that the root of the attempt was not created. Its nodes are deleted while the next attempt runs."""
         self.sent = None
         if self._nodes:
             background.submit(functools.partial(discard, self._files.storage, list(self._nodes)))
@@ -261,7 +261,7 @@ class Commit:
 
 
 def attempts_exhausted_error(n_attempts: int, version: int) -> CommitAttemptsExhaustedError:
-    """Return the error of a change whose attempts all conflicted; ``version`` is that of the last conflict."""
+    """Return the error of a change whose attempts all conflicted; ``version`` is the version of the last conflict."""
     return CommitAttemptsExhaustedError(
         f"commit failed after {n_attempts} conflicts with other writers; nothing was committed; retry later",
         version=version,

@@ -1,11 +1,11 @@
-"""The commit queue of a process: selects the next transaction, and those that share its root (protocol.md, C).
+"""The commit queue of a process: selects the next transaction and those that share its root (protocol.md, C).
 
 The first transaction becomes the leader and commits at once. Transactions that arrive in the meantime wait. When the
-leader is done, the first of them leads the next group, which contains all waiting transactions that fit. A reader who
-follows a single transaction can skip this module: it forms a group of one, which ``commit.py`` commits.
+leader is done, the first waiting transaction leads the next group, which contains all waiting transactions that fit. To
+follow a single transaction, skip this module: it forms a group of one, which ``commit.py`` commits.
 
 An interrupt (KeyboardInterrupt in the main thread) may occur at any point. The waiting transactions still get an
-outcome, and the next one leads.
+outcome, and the first of them becomes the leader.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 #: How often a waiting thread checks that there is a leader, because an interrupt may have removed it.
 _LEADER_CHECK_INTERVAL_S = 1.0
-#: Maximum wait for other writers, as a share of a transaction's remaining time to live.
+#: Maximum wait for other writers, as a fraction of a transaction's remaining time to live.
 _MAX_SLOT_WAIT_SHARE = 0.25
 #: How long a committed version counts as recent: a multiple of the duration of its commit, up to a maximum.
 _RECENT_COMMIT_DURATIONS = 10.0
@@ -50,7 +50,7 @@ _MAX_RECENT_S = 0.5
 class _RecentCommit:
     """A version that this process committed.
 
-    The times are those of the process clock, in seconds.
+    Times are in seconds on the process clock.
     """
 
     root: KnownRoot
@@ -58,7 +58,7 @@ class _RecentCommit:
     committed_s: float
 
     def as_base(self, files: LakehouseFiles) -> Snapshot | None:
-        """Return the version as the base of a new transaction, None if it is not recent or a later one is known."""
+        """Return the version as the base of a new transaction, or None if it is not recent or not the latest known version."""
         newest, age_s = files.roots.newest, process_clock.now_s() - self.committed_s
         recent_s = min(_RECENT_COMMIT_DURATIONS * (self.committed_s - self.begun_s), _MAX_RECENT_S)
         if age_s >= recent_s or (newest is not None and newest.version > self.root.version):
@@ -69,13 +69,13 @@ class _RecentCommit:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The transactions in a commit queue at one moment, without those that have their outcome."""
+    """The transactions in a commit queue at one moment, excluding those that already have an outcome."""
 
     #: The transaction whose thread commits a group.
     leader: Member | None
     #: The transactions that wait for the next group, in order.
     waiting: tuple[Member, ...]
-    #: The transactions that write their files before they join the queue.
+    #: The transactions that are writing their files before they join the queue.
     arriving: frozenset[Member]
 
 
@@ -83,7 +83,7 @@ class CommitQueue:
     """The transactions of one process that are waiting to be committed to one lakehouse."""
 
     def __init__(self) -> None:
-        #: What the process knows of writers in other processes.
+        #: What this process knows about writers in other processes.
         self.fairness = Fairness()
         self.after_fork_in_child()
         at_fork(self)
@@ -93,7 +93,7 @@ class CommitQueue:
         self._lock = threading.Lock()
         self._exclusive_lock = threading.RLock()  # reentrant: a precondition of an exclusive transaction may commit
         self._waiting: deque[Member] = deque()
-        self._arriving: set[Member] = set()  # members that write their files before they join the queue
+        self._arriving: set[Member] = set()  # members that are writing their files before they join the queue
         # The leader waits for them without a lock: an interrupt could release a lock that another thread holds.
         self._arrivals: SimpleQueue[None] | None = None
         self._leader: Member | None = None
@@ -119,8 +119,8 @@ class CommitQueue:
     def commit(self, submission: Submission, max_attempts: int) -> int:
         """Commit a transaction, possibly together with others, and return its version.
 
-        An exclusive transaction bypasses the queue, so that no queued transaction waits for it. Unless they are large,
-        exclusive transactions commit one after another, so that they do not conflict with each other.
+        An exclusive transaction bypasses the queue, so that no queued transaction waits for it. Exclusive transactions
+        commit one after another, unless they are large, so that they do not conflict with each other.
 
         Args:
             submission: The transaction.
@@ -128,7 +128,7 @@ class CommitQueue:
 
         Raises:
             CommitConflictError: The transaction conflicts with another commit.
-            CommitAttemptsExhaustedError: All attempts lost to other commits.
+            CommitAttemptsExhaustedError: All attempts conflicted with other commits.
             TransactionExpiredError: The transaction is older than its time to live.
             CommitOutcomeUnknownError: The transaction may or may not have been committed.
             TrinityLakeError: Any other error means that nothing was committed.
@@ -162,7 +162,7 @@ class CommitQueue:
                 raise
 
     def _leads_at_once(self, member: Member) -> bool:
-        """Make a transaction the leader before it writes its files, if no other one is queued. Return whether it leads.
+        """Make a transaction the leader before it writes its files, if no other is queued. Return whether it is the leader.
 
         Its files are then written in the same round trip as its nodes, so that a local disk flushes its device once. On
         remote storage, transactions always write their files before they join the queue.
@@ -195,7 +195,7 @@ class CommitQueue:
             pacing.note_other_commit()
 
     def _note_arrival(self, member: Member) -> None:
-        """Note that ``member`` has written its files. May be repeated."""
+        """Record that ``member`` has written its files. Idempotent."""
         with self._lock:
             self._arriving.discard(member)
             if self._arrivals is not None:
@@ -226,7 +226,7 @@ class CommitQueue:
         return newest if self._newest is None else _later(newest, self._newest)
 
     def _await_arriving(self, member: Member) -> None:
-        """Wait for members that write their files, if there are at least as many of them as waiting members.
+        """Wait for members that are writing their files, if they are at least as many as the waiting members.
 
         One version for all of them takes less time than two. The wait lasts at most as long as ``member`` took to write
         its files.
@@ -247,11 +247,11 @@ class CommitQueue:
             self._arrivals = None
 
     def _gather(self, group: Group, base_version: int = MAX_VERSION) -> None:
-        """Move the members of the next version from the queue to a group: the leader, then in order all that fit.
+        """Move the members of the next version from the queue to a group: the leader, then, in order, all that fit.
 
-        Skips transactions whose base is later than ``base_version``, and one that has become the leader because the
-        leader of the group already has its outcome. A transaction that may conflict with a skipped one is skipped, so
-        that it does not overtake it.
+        Skips transactions whose base is later than ``base_version``, and a transaction that has become the leader
+        because the leader of the group already has its outcome. Also skips each transaction that may conflict with a
+        skipped transaction, so that it does not overtake that transaction.
         """
         with self._lock:
             candidates = [waiting for waiting in self._waiting if waiting not in group and not waiting.is_done]
@@ -285,9 +285,9 @@ class CommitQueue:
             self._waiting.extendleft(member for member in reversed(members) if not member.has_left)
 
     def _leave_queue(self, member: Member) -> None:
-        """Remove ``member`` from the queue, whatever its outcome. May be repeated from any point.
+        """Remove ``member`` from the queue, whatever its outcome. Can be repeated after an interrupt at any point.
 
-        If it was the leader, the next member leads. Files that it wrote and no group has taken are deleted.
+        If it was the leader, the next member leads. Files that it wrote are deleted unless a group has taken them.
         """
         self._note_arrival(member)
         with self._lock:
@@ -300,7 +300,7 @@ class CommitQueue:
 
     @property
     def _is_led(self) -> bool:
-        """Whether there is an active leader. An interrupt may have kept a finished one from leaving the queue."""
+        """Whether there is an active leader. After an interrupt, a finished leader may still be in the queue."""
         return self._leader is not None and not self._leader.is_done
 
     def _choose_leader(self) -> None:
@@ -317,7 +317,7 @@ class CommitQueue:
 
 @contextmanager
 def _wait_for_slot(member: Member, pacing: Pacing) -> Iterator[Committed | None]:
-    """Wait for writers of other processes, for a share of the time to live that ``member`` has left.
+    """Wait for writers of other processes, for up to a fraction of the remaining time to live of ``member``.
 
     Yields the latest version after a wait, so that the first attempt of ``member`` does not conflict.
     """

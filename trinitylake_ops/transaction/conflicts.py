@@ -10,7 +10,7 @@ from trinitylake_ops.format.definitions import LakehouseDef
 from trinitylake_ops.format.keys import KeyCodec
 from trinitylake_ops.tree.diff import KeyChange
 
-# These settings depend on each other, so concurrent changes to them never merge.
+# These settings depend on each other, so concurrent changes to them are never merged.
 _OPERATIONAL_STATE = ("exported_snapshots", "exports", "expirations")
 _MERGED_BY_KEY = ("properties", "maximum_version_age_millis_overrides")
 
@@ -88,9 +88,9 @@ def _verb_for_write(write: object) -> str:
 def merge_lakehouse_defs(
     base: LakehouseDef, ours: LakehouseDef, theirs: LakehouseDef
 ) -> tuple[LakehouseDef, list[str]]:
-    """Merge two changed lakehouse definitions.
+    """Merge two lakehouse definitions that were changed concurrently.
 
-    Settings merge by field and free-form maps by key. Exports and expirations count as a single field.
+    Settings are merged by field, and free-form maps by key. Exports and expirations count as a single field.
 
     Args:
         base: The common base.

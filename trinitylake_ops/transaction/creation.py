@@ -75,7 +75,7 @@ def create_lakehouse(files: LakehouseFiles, definition: LakehouseDef) -> None:
 def claim_named_root(files: LakehouseFiles, definition: LakehouseDef) -> None:
     """Claim the configured table root, if any, for this lakehouse.
 
-    A root that lakehouse content is not allowed to name is left alone, because nothing is ever written there. Raises
+    Does nothing if the lakehouse is not allowed to access this root, because nothing is ever written there. Raises
     StorageError.
     """
     if not definition.table_root:
@@ -86,7 +86,7 @@ def claim_named_root(files: LakehouseFiles, definition: LakehouseDef) -> None:
 
 
 def check_no_table_under(base: Snapshot, table_root: str) -> None:
-    """Raise InvalidInputError if the current table root contains tables, which another root would make unreachable."""
+    """Raise InvalidInputError if the current table root contains tables, which a change would make unreachable."""
     root = normalize_root_uri(table_root)
     for key, location in scan(base.files.nodes, base.root, TABLE_KEY_PREFIX, prefix_end(TABLE_KEY_PREFIX)):
         definition = base.table_at(location)
@@ -127,7 +127,7 @@ def first_root(
         definition_path: The path of the definition.
         commit_id: The id of the commit, a UUID.
         info: The commit info.
-        cost: The cost in the commit info. By default that of an empty lakehouse.
+        cost: The cost in the commit info. By default the cost of an empty lakehouse.
 
     Raises:
         StorageError: The clock of the storage is wrong.
@@ -169,8 +169,8 @@ def create_first_version(files: LakehouseFiles, definition: LakehouseDef, root: 
 def _check_storage(storage: Storage, path: str, content: bytes) -> None:
     """Read back a file that was just created, and create it again.
 
-    The read detects clients with write but without read permission. The second create detects servers that overwrite
-    files, where commits would overwrite each other (S1).
+    The read detects clients that have write but not read permission. The second create detects servers that overwrite
+    existing files, on which commits would overwrite each other (S1).
     """
     if storage.read(path) != content:
         raise StorageError(

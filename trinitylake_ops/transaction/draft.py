@@ -51,7 +51,7 @@ class RootStamp:
         """Return the system rows of the next root, with room for the cost of the commit. Keeps unknown rows.
 
         Args:
-            base: The version before.
+            base: The previous version.
             info: The commit info.
             lakehouse_def: The path of the lakehouse definition.
             is_rollback: Whether the version is the result of a rollback.
@@ -84,7 +84,7 @@ class Draft:
     definition_files: Mapping[str, bytes]
     #: The lakehouse definition of the new version, which determines the encoding of its root.
     definition: LakehouseDef
-    #: Run while the files are written. If one raises an error, the root is not sent.
+    #: Run while the files are written. If a check raises an error, the root is not sent.
     checks: Sequence[Callable[[], None]] = ()
     #: Called with the error of a file that could not be written, before it is raised.
     on_write_error: Callable[[TrinityLakeError], None] | None = None
@@ -98,7 +98,7 @@ class Draft:
             version: The version.
 
         Raises:
-            InvalidDefinitionError: This program cannot write the ``node_compression`` of the lakehouse.
+            InvalidDefinitionError: This program does not support the ``node_compression`` of the lakehouse.
         """
         tree, system = self.tree.root, {**self.root_system, COMMIT_INFO: self.info.encode(cost, version)}
         node = NodeFile(tree.keys, tree.values, tree.children, tree.buffer, system)
@@ -113,7 +113,7 @@ def draft_of_tree(
     """Return the draft of a version with the tree of an existing root and the lakehouse definition of ``base``.
 
     Args:
-        base: The version before.
+        base: The previous version.
         stamp: The time and the id of the attempt.
         root: The root whose tree is reused.
         info: The commit info.
@@ -153,7 +153,7 @@ class Writes:
         """Return the draft of a version with these changes.
 
         Args:
-            base: The version before.
+            base: The previous version.
             stamp: The time and the id of the attempt.
             checks: See :class:`Draft`.
             on_write_error: See :class:`Draft`.

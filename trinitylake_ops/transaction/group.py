@@ -33,7 +33,7 @@ from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.latest import reading_bases
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: Larger transactions bypass the queue, because they take long and no other transaction should wait for them.
+#: Transactions with more changes bypass the queue: they take long, and no other transaction should wait for them.
 MAX_GROUP_CHANGES = 1_000
 
 
@@ -43,9 +43,9 @@ class Member:
 
     #: The transaction.
     submission: Submission
-    #: The version that the transaction began on, if it changes nothing there.
+    #: The version that the transaction began on, if its writes have no effect on that version.
     unchanged_version: int | None
-    #: The last version without a conflict.
+    #: The latest version that the transaction was checked against without a conflict.
     base: Snapshot
     #: The number of conflicts after which the transaction fails.
     max_attempts: int
@@ -57,13 +57,13 @@ class Member:
     wakes: threading.Event
     #: The number of conflicts so far.
     n_conflicts: int = 0
-    #: The error because of which it must not be committed; the next draft leaves it out.
+    #: The error because of which the transaction must not be committed; the next draft leaves it out.
     failure: TrinityLakeError | None = None
-    #: The version, or the error.
+    #: The committed version, or the error. None until the outcome is known.
     outcome: int | BaseException | None = None
-    #: Whether it has left the queue.
+    #: Whether the transaction has left the queue.
     has_left: bool = False
-    #: The files that it wrote before it joined the queue.
+    #: The files that the transaction wrote before it joined the queue.
     written: Mapping[str, bytes] = field(default_factory=dict)
     #: The time that writing these files took, in seconds.
     ahead_s: float = 0.0
@@ -114,7 +114,7 @@ class Member:
         Checks the names of new tables and views in the same round trip. On an error the files are deleted, best effort.
 
         Args:
-            also: Further calls for this round trip.
+            also: Additional calls to make in this round trip.
 
         Raises:
             ObjectExistsError: A table and a view would have the same name.
@@ -139,13 +139,13 @@ class Member:
             self.submission.check_names(self.base)
 
     def discard_written(self) -> None:
-        """Delete the files that it wrote ahead, in the background. May be repeated from any point."""
+        """Delete the files that were written ahead, in the background. Can be repeated after any interrupt."""
         if self.written:
             background.submit(functools.partial(discard, self.base.files.storage, list(self.written)))
             self.written = {}
 
     def settle(self, outcome: int | BaseException) -> None:
-        """Set the outcome, unless there is one."""
+        """Set the outcome, unless it is already set."""
         if self.outcome is None:
             self.outcome = outcome
         self.wakes.set()
@@ -172,7 +172,7 @@ class Group:
     def __init__(self, leader: Member, pacing: Pacing):
         self._leader = leader
         self._pending = [leader]  # members without an outcome
-        self._followers: list[Member] = []  # all members except the leader, settled ones included
+        self._followers: list[Member] = []  # all members except the leader, including settled members
         self._files = leader.base.files
         self._pacing = pacing
         self._written = dict(leader.written)
@@ -185,8 +185,8 @@ class Group:
     def has_room_for(self, candidate: Member) -> bool:
         """Whether a transaction fits: it touches nothing that a member touches, and the root has room for it.
 
-        A transaction with the id of a member is a retry of it, and waits for the next version, where it finds that it
-        was committed.
+        A transaction with the same id as a member is a retry of that member. It waits for the next version, where it
+        detects that the member was committed.
         """
         members = self._pending
         if any(member.submission.id == candidate.submission.id for member in members):
@@ -344,13 +344,13 @@ class Group:
         """Do nothing: each transaction keeps its age."""
 
     def check_base(self, definition: LakehouseDef) -> None:
-        """Raise DraftOutdatedError as ``check`` does."""
+        """Raise DraftOutdatedError like ``check``."""
         self.check(definition)
 
     def check(self, definition: LakehouseDef) -> None:
         """Raise DraftOutdatedError if a member has exceeded its time to live. The next draft leaves it out.
 
-        The member is not settled here, because this root may have been sent before and may exist.
+        The member is not settled here, because this root may already have been sent and may exist.
         """
         members = self._pending
         if not members:
@@ -358,7 +358,7 @@ class Group:
         storage, unreadable = self._files.storage, None
         oldest_ms = min(member.begun_at_ms for member in members)
         barred_ms = recorded_barrier_ms(definition, storage.now_ms())
-        try:  # before the clock is read, because the response may take a while
+        try:  # read before the clock, because the response may take a while
             barred_ms = removed_before_ms(storage, definition, oldest_ms)
         except TrinityLakeError as error:
             unreadable = error
@@ -405,7 +405,7 @@ def _check_names(member: Member, base: Snapshot) -> None:
 def _fail_owner(owners: Mapping[str, Member], error: TrinityLakeError) -> None:
     """Fail the member that owns the file that could not be written.
 
-    Raises DraftOutdatedError if there is one; the next draft leaves it out.
+    If there is one, raises DraftOutdatedError, and the next draft leaves the member out.
     """
     member = None if error.path is None else owners.get(error.path)
     if member is not None:

@@ -82,7 +82,7 @@ class Lakehouse:
         self.files = LakehouseFiles(files, nodes, definitions, HintWriter(storage), roots)
         self._lookup = VersionLookup(self.files, self._version_at_root, self._version_of_parent)
         identity = storage_identity(self.root, self.storage_options) if cache == "shared" else None
-        #: Transactions of this process on the lakehouse, also those of other objects if the cache is shared.
+        #: This process's transactions on the lakehouse. If the cache is shared, other objects use the same queue.
         self.commit_queue = CommitQueue() if identity is None else shared_queue(identity)
 
     def __repr__(self) -> str:
@@ -141,7 +141,7 @@ class Lakehouse:
         Raises:
             LakehouseNotFoundError: There is no lakehouse at this root.
             InvalidLocationError: The root is invalid.
-            CorruptFileError: There are roots of several namings.
+            CorruptFileError: The root files follow more than one naming.
             StorageError: A request failed.
         """
         root = normalize_root_uri(root_uri)
@@ -151,7 +151,7 @@ class Lakehouse:
         return lake
 
     def on(self, storage: Storage) -> Lakehouse:
-        """Return this lakehouse on a storage that wraps its own, for example to count requests. Both share caches."""
+        """Return this lakehouse with a wrapper around its storage, for example to count requests. Both share caches."""
         other = Lakehouse(storage, self.storage_options, cache="off")
         files = self.files.storage.on(storage) if isinstance(self.files.storage, CacheStorage) else storage
         other.files = replace(
@@ -208,8 +208,8 @@ class Lakehouse:
 
         Args:
             name: The name of the export.
-            storage_options: Options for the storage of an export at another root. By default those of this lakehouse,
-                if the scheme is the same.
+            storage_options: Options for the storage of an export at another root. By default the options of this
+                lakehouse, if the scheme is the same.
 
         Raises:
             ExportNotFoundError: There is no such export.
@@ -224,11 +224,11 @@ class Lakehouse:
             self.external_storages.allowed_roots.check_root(root)
             storage_options = options_for(self, root)
         other = Lakehouse.open(root, storage_options)
-        other.external_storages.register_storage(self.storage)  # files that were not copied
+        other.external_storages.register_storage(self.storage)  # for files that were not copied
         return other.snapshot(version)
 
     def _version_of_parent(self, parent: ParentRecord, version: int | None, timestamp_ms: int | None) -> Snapshot:
-        """Return a version of the parent of this clone, from before the clone was created."""
+        """Return a version of this clone's parent that is older than the clone."""
         allowed_roots = self.external_storages.allowed_roots
         allowed_roots.check_root(parent.root)
         other = Lakehouse.open(parent.root, options_for(self, parent.root))
@@ -281,16 +281,16 @@ class Lakehouse:
         """Begin a transaction.
 
         Args:
-            isolation: "snapshot" or "serializable". By default that of the lakehouse.
+            isolation: "snapshot" or "serializable". By default the isolation level of the lakehouse.
             message: A message for the log.
             properties: Free-form properties for the log.
             operation: The name of the operation, for the log.
             run_id: The id of a run, for the log.
             transaction_id: A UUID by which the commit can be found later (``saved.version_of``). By default a new one.
-            base: The version to begin on, which was the latest recently. By default the latest version.
+            base: A version to begin on that was recently the latest. By default the latest version.
 
         Raises:
-            InvalidInputError: The isolation or the id is invalid, or the texts take more than 4 KiB.
+            InvalidInputError: The isolation or the id is invalid, or the texts exceed 4 KiB in total.
         """
         if transaction_id is not None:
             transaction_id = checked_id(transaction_id)
@@ -368,7 +368,7 @@ class Lakehouse:
 
         Raises:
             InvalidInputError: The version or the id is invalid.
-            VersionNotFoundError: The version cannot have been attempted yet.
+            VersionNotFoundError: No commit can have attempted this version yet.
             CorruptFileError: The root was deleted.
         """
         return resolve_commit(self.files, version, commit_id, self.commit if fence else None)
@@ -388,18 +388,18 @@ class Lakehouse:
     ) -> int:
         """Commit a change of an operation, and return its version, or ``base.version`` if nothing changes.
 
-        Waiting transactions of this process do not join the commit, and it does not wait for slots.
+        Waiting transactions of this process do not join the commit, and the commit does not wait for slots.
 
         Args:
             change: The change.
-            base: The version that was the latest.
+            base: The latest version when the change was made.
             max_attempts: The number of attempts after which a conflict fails the commit.
             written_since_ms: When the first file of the change was written, by the storage's clock. The time to live
                 counts from it. By default it counts from the first file of each attempt.
 
         Raises:
             CommitConflictError: The change conflicts with another commit.
-            CommitAttemptsExhaustedError: All attempts were lost to other commits.
+            CommitAttemptsExhaustedError: All attempts conflicted with other commits.
             TransactionExpiredError: The change is too old.
             CommitOutcomeUnknownError: The change may or may not have been committed.
         """
@@ -410,9 +410,9 @@ class Lakehouse:
 
 
 def options_for(lake: Lakehouse, other_root: str) -> StorageOptions | None:
-    """Return the storage options of a lakehouse for another root, None for those of the environment.
+    """Return the storage options of a lakehouse for another root, or None to use the environment only.
 
-    Roots that the operator allows are also allowed there.
+    Roots that the operator allows are also allowed for the other root.
     """
     options = lake.storage_options.beyond(lake.root, other_root)
     if ALLOWED_ROOTS not in lake.storage_options:
@@ -423,7 +423,7 @@ def options_for(lake: Lakehouse, other_root: str) -> StorageOptions | None:
 def _without_own_root(definition: LakehouseDef, root: str) -> LakehouseDef:
     """Return a definition without a ``table_root`` that equals the root of the lakehouse.
 
-    An empty table root means the same, and a copied lakehouse would keep pointing to the original root.
+    An empty table root means the same. With an explicit one, a copied lakehouse would still point to the original root.
     """
     table_root = definition.table_root
     is_own = table_root != "" and f"{as_uri(table_root).rstrip('/')}/" == root
@@ -437,7 +437,7 @@ def _new_definition(fields: Mapping[str, Any]) -> LakehouseDef:
 def _replace_fields(definition: LakehouseDef, fields: Mapping[str, Any]) -> LakehouseDef:
     try:
         changed = replace(definition, **fields)
-        # Normalize to the form that is read back: None becomes a default, and a number an enum.
+        # Normalize to the form that is read back: None becomes a default, and a number becomes an enum member.
         return LakehouseDef.from_bytes(changed.to_bytes(), "settings")
     except TypeError as error:
         raise InvalidDefinitionError(f"unknown lakehouse setting: {error}") from error

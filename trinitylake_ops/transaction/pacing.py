@@ -3,7 +3,7 @@
 Commits can be understood without this module. ``Pacing`` is its whole interface, and its default does nothing. The
 module only saves requests and time and distributes them fairly; the correctness of a commit does not depend on it.
 
-A writer that has lost several attempts, or a long one, requests a slot: other writers then wait before they commit
+A writer that has lost several attempts, or one long attempt, requests a slot: other writers then wait before committing
 (protocol.md, "Fairness"; fast-commits.md). A request is an empty file whose name contains the
 duration of its writer's attempt. The writer renews it every second for as long as the attempt may take. A request that
 was not renewed for a few seconds is ignored.
@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 
 Call = Callable[[], None]
 
-#: Consecutive conflicts after which a writer requests a slot. Fewer are common among equally fast writers.
+#: Consecutive conflicts after which a writer requests a slot. Fewer conflicts are common among equally fast writers.
 CONFLICTS_BEFORE_REQUEST = 5
-#: A writer also requests a slot after losing one attempt of this duration: writers with shorter attempts would always
-#: win.
+#: A writer also requests a slot after losing one attempt of at least this duration, because writers with shorter
+#: attempts would always win.
 LONG_ATTEMPT_S = 0.5
-#: Number of its commits after which a process lists the requests of other writers.
+#: A process lists the slot requests of other writers after this number of its own commits.
 COMMITS_BETWEEN_POLLS = 8
 #: Maximum time that a process waits before one commit, unless a request names a longer attempt.
 MAX_WAIT_S = 20.0
-#: Maximum time that a process waits for a writer with long attempts: a multiple of one attempt, and in total.
+#: Maximum time that a process waits for a writer with long attempts: as a multiple of one attempt, and in total.
 _MAX_ATTEMPTS_WAITED = 2
 MAX_WAIT_FOR_LONG_ATTEMPTS_S = 120.0
 #: How often a writer renews its request, and how long a request is valid after a renewal, by the storage's clock.
@@ -86,12 +86,12 @@ class Pacing:
         return ()
 
     def seen(self, path: str) -> RootProbe | None:
-        """Return the root that the calls read at this path, or None if there was none."""
+        """Return the root that the calls read at this path, or None if there was no root."""
         del path
         return None
 
     def latest_seen(self, roots: Roots) -> KnownRoot | None:
-        """Return the latest version that the calls saw, None if they saw none."""
+        """Return the latest version that the calls saw, or None if they saw no version."""
         del roots
         return None
 
@@ -116,7 +116,7 @@ class Pacing:
         """End a commit that created no version, or that may have."""
 
     def close(self) -> None:
-        """Stop renewing the slot request, which an interrupted commit leaves behind."""
+        """Stop renewing the slot request, which an interrupted commit would leave behind."""
 
 
 def pace(files: LakehouseFiles, fairness: Fairness | None = None) -> Pacing:
@@ -125,7 +125,7 @@ def pace(files: LakehouseFiles, fairness: Fairness | None = None) -> Pacing:
     Args:
         files: The files of the lakehouse.
         fairness: Tracks other writers. None for a commit that does not wait for slots, for example
-            of an operation. It still requests one after conflicts.
+            the commit of an operation. Such a commit still requests a slot after conflicts.
     """
     return WriterPacing(files, fairness)
 
@@ -137,7 +137,7 @@ class WriterPacing(Pacing):
         self._storage = files.storage
         self._fairness = fairness
         self._slot_request: SlotRequest | None = None
-        self._staged: Call | None = None  # discards it
+        self._staged: Call | None = None  # discards the staged root
         self._probe: RootProbe | None = None
 
     @contextmanager
@@ -166,7 +166,7 @@ class WriterPacing(Pacing):
         return calls
 
     def calls_with_root(self, root: KnownRoot, roots: Roots) -> Sequence[Call]:
-        """Probe the version and its successor, unless the storage stages: a rejected create is cheaper there."""
+        """Probe the version and its successor, unless the storage stages roots: there, a rejected create is cheaper."""
         return () if roots.storage.supports_staging else self.calls_to_probe(roots, root.version)
 
     def seen(self, path: str) -> RootProbe | None:
@@ -191,7 +191,7 @@ class WriterPacing(Pacing):
             background.submit(functools.partial(self._slot_request.note_conflicts, n_conflicts, attempt_s))
 
     def committed(self) -> None:
-        """Withdraw the slot request, and periodically list those of other writers, in the background."""
+        """Withdraw the slot request, and periodically list the requests of other writers, in the background."""
         if self._slot_request is not None:
             background.submit(self._slot_request.withdraw)
         if self._fairness is not None:
@@ -244,7 +244,7 @@ class SlotRequest:
         self._renewal = _Renewal(self._storage, self._path, process_clock.now_s() + max_s)
         try:
             background.start_thread(self._renewal, "trinitylake-slot-request")
-        except RuntimeError as error:  # at interpreter exit
+        except RuntimeError as error:  # raised at interpreter exit
             logger.warning("a slot request is not renewed: no thread can be started: %s", error)
 
     def end(self) -> None:
@@ -322,7 +322,7 @@ class Fairness:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether one of the last commits conflicted with a commit of another process."""
+        """Whether one of the most recent commits conflicted with a commit of another process."""
         return self._n_commits < self._n_crowded
 
     def note_other_commit(self) -> None:
@@ -347,12 +347,12 @@ class Fairness:
     def yield_to_others(self, storage: Storage, max_s: float) -> bool:
         """Wait until the writers of the known requests have committed, up to a limit.
 
-        If one of these requests is still pending after the wait, the next commit waits again, and twice as long:
+        If one of these requests is still pending after the wait, the next commit waits again, for twice as long:
         with many writers, all of them must pause at the same time.
 
         Args:
             storage: The storage of the requests.
-            max_s: Maximum time of the wait in seconds.
+            max_s: Maximum duration of the wait in seconds.
 
         Returns:
             Whether it waited.
@@ -379,7 +379,7 @@ class Fairness:
 
 
 def _pending_requests(storage: Storage) -> dict[str, int]:
-    """Return the duration of an attempt in milliseconds for each valid request. Delete lapsed requests."""
+    """Return the duration of an attempt in milliseconds for each valid request. Delete expired requests."""
     pending, lapsed = {}, []
     try:
         for info in storage.list(SLOT_REQUEST_PREFIX):

@@ -56,8 +56,8 @@ def publish_root(root: KnownRoot, roots: Roots, before_send: Callable[[], None],
     Args:
         root: The root, whose files are all written. It has a ``commit_id`` that no other root has.
         roots: The roots of the lakehouse.
-        before_send: Called before every send, including resends; an error prevents it.
-        pacing: May have read the root of another writer for this version already, which is then not read again.
+        before_send: Called before every send, including resends; an error prevents the send.
+        pacing: May already have read the root of another writer for this version, which is then not read again.
 
     Raises:
         CommitOutcomeUnknownError: The root may exist now or later.
@@ -91,9 +91,9 @@ def create_root(
     Args:
         root: The root.
         roots: The roots of the lakehouse.
-        before_send: Called before every send, including resends; an error prevents it.
-        read_back: Reads the root, for a caller that reads more in the same round trip.
-        calls: Further calls for the round trip of the first send.
+        before_send: Called before every send, including resends; an error prevents the send.
+        read_back: Reads the root. Allows a caller to read other files in the same round trip.
+        calls: Additional calls to make in the round trip of the first send.
 
     Raises:
         CommitOutcomeUnknownError: The root may exist now or later.
@@ -188,7 +188,7 @@ def resolve_commit(
 
 
 def _owner(files: LakehouseFiles, version: int) -> str | None:
-    """Return the ``commit_id`` of a live or sealed root: empty if the root has none, None if there is no root."""
+    """Return the ``commit_id`` of a live or sealed root: empty if the root has none, or None if there is no root."""
     path = files.roots.path(version)
     try:
         return decode_system_rows(files.storage.read(path), path).get(COMMIT_ID, "")

@@ -39,7 +39,7 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 logger = logging.getLogger(__name__)
 
-_BATCH = 64  # roots that are read at a time
+_BATCH = 64  # number of roots that are read in parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +221,8 @@ def version_of(files: LakehouseFiles, transaction_id: str, after: int, latest: i
     Args:
         files: The files of the lakehouse.
         transaction_id: The id of the transaction.
-        after: The version after which the search begins.
-        latest: The last version of the search.
+        after: The version after which the search starts.
+        latest: The last version to search.
 
     Raises:
         VersionNotFoundError: A root was deleted, so it is unknown whether the transaction was committed.
@@ -232,13 +232,13 @@ def version_of(files: LakehouseFiles, transaction_id: str, after: int, latest: i
 
 
 def versions_of(files: LakehouseFiles, transaction_ids: Collection[str], after: int, latest: int) -> dict[str, int]:
-    """Return the versions that contain transactions, by transaction id. Transactions in no version are left out.
+    """Return the versions that contain transactions, by transaction id. Transactions without a version are left out.
 
     Args:
         files: The files of the lakehouse.
         transaction_ids: The ids of the transactions.
-        after: The version after which the search begins.
-        latest: The last version of the search.
+        after: The version after which the search starts.
+        latest: The last version to search.
 
     Raises:
         VersionNotFoundError: A root was deleted, so it is unknown whether a transaction was committed.

@@ -39,7 +39,7 @@ class Precondition:
 
     #: Raises a typed error for a version on which the transaction must not be committed.
     check: Callable[[Snapshot], None]
-    #: Whether other transactions of a group may affect the condition, so that the transaction needs its own version.
+    #: Whether other transactions in a group may affect the condition, so that the transaction needs its own version.
     is_alone: bool
 
 
@@ -135,7 +135,7 @@ class Submission:
         return self._names.has_any
 
     def check_names(self, base: Snapshot) -> None:
-        """Raise ObjectExistsError if a table and a view would have the same name, StorageError."""
+        """Raise ObjectExistsError if a table and a view would have the same name. May raise StorageError."""
         self._names.check(base)
 
     def rename_files(self) -> None:
@@ -158,7 +158,7 @@ class Submission:
         """Check that the transaction does not conflict with ``latest``, and merge lakehouse definitions.
 
         Args:
-            base: The version without conflicts so far.
+            base: The latest version that is known not to conflict.
             latest: The version to check.
             changes: The differences between the two versions by key.
 
@@ -195,8 +195,8 @@ class Submission:
     def _check_committed_as(self, committed: Snapshot, base: Snapshot) -> NoReturn:
         """Raise CommittedByOtherError for a transaction that another process committed.
 
-        Raises CommitConflictError instead if this copy contains other changes, TransactionExpiredError if the version
-        was purged.
+        Raises CommitConflictError instead if this copy contains other changes, or TransactionExpiredError if the
+        version was purged.
         """
         if committed.root.is_sealed:
             raise TransactionExpiredError(
@@ -238,7 +238,7 @@ class Submission:
         )
 
     def _operation_on(self, base: Snapshot) -> str:
-        """Return the operation of a transaction that does not name one."""
+        """Derive the name of the operation for a transaction that does not specify one."""
         writes = self._changes.writes
         if not writes:
             return "alter-definition"
@@ -265,7 +265,7 @@ class Submission:
 
 
 def _has_entry(version: Snapshot, key: str, entry: Entry | None) -> bool:
-    """Whether a key maps to an equal entry in a version. Raises StorageError, CorruptFileError."""
+    """Whether a key maps to an equal entry in a version. Raises StorageError or CorruptFileError."""
     location = version.entry(key)
     if entry is None or isinstance(entry, str) or location is None:
         return location == entry

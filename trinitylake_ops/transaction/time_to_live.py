@@ -1,8 +1,8 @@
 """The time to live of uncommitted changes (protocol.md, "Orphans").
 
-Uncommitted files that are older than the time to live are removed as orphans. Transactions that began before such a
-removal may have lost files. The barrier, which is the time before which this can have happened, is recorded in the
-lakehouse definition and in a file. The file remains if another program restores an older definition.
+Uncommitted files that are older than the time to live are removed as orphans. A transaction that began early enough may
+have lost files to such a removal. The barrier is the time before which such a transaction began. It is recorded in
+the lakehouse definition, and in a file in case another program restores an older definition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trinitylake_ops.format.file_names import ORPHAN_BARRIER_PATH
 from trinitylake_ops.format.sealed_files import decode_sealed_json, encode_sealed_json
 from trinitylake_ops.storage.interface import CLOCK_MARGIN_MS, Storage
 
-#: Orphans are older than any time to live plus a margin of minutes, so a younger transaction has lost no files.
+#: Orphans are older than any time to live plus a margin of minutes, so a more recent transaction has lost no files.
 YOUNG_MS = 60_000
 _FIELD = "orphans_removed_before_millis"
 
@@ -26,13 +26,13 @@ class AgeLimit(Protocol):
     """Limits the age of a change at its commit."""
 
     def begin_writing(self) -> None:
-        """Note that an attempt has not written any files yet."""
+        """Record that an attempt has not written any files yet."""
 
     def check_base(self, definition: LakehouseDef) -> None:
-        """Raise the errors of ``check`` if a purge may have deleted files that the base of a lost attempt needs."""
+        """Raise the errors that ``check`` raises, if a purge may have deleted files that the base of a lost attempt needs."""
 
     def check(self, definition: LakehouseDef) -> None:
-        """Raise TransactionExpiredError or DraftOutdatedError if the change is too old by the newest definition."""
+        """Raise TransactionExpiredError or DraftOutdatedError if the newest definition says that the change is too old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class TransactionAge:
 
     def check(self, definition: LakehouseDef) -> None:
         """Raise TransactionExpiredError when the transaction is older than its time to live."""
-        # before the clock is read, because the response may take a while
+        # read before the clock, because the response may take a while
         barred_ms = removed_before_ms(self.storage, definition, self.begun_at_ms)
         check_age(self.begun_at_ms, self.storage.now_ms(), definition, barred_ms)
 
@@ -135,12 +135,12 @@ def recorded_barrier_ms(definition: LakehouseDef, now_ms: int) -> int:
 
 
 def is_young(begun_at_ms: int, now_ms: int) -> bool:
-    """Whether a transaction is too young to have lost files as orphans."""
+    """Whether a transaction is too recent to have lost files to orphan removal."""
     return now_ms - begun_at_ms <= YOUNG_MS
 
 
 def raise_barrier(storage: Storage, before_ms: int) -> None:
-    """Raise the barrier to a time, unless it is later already. The caller holds the lease.
+    """Raise the barrier to a time, unless it is already later. The caller holds the lease.
 
     Args:
         storage: The storage of the lakehouse.

@@ -33,7 +33,7 @@ from trinitylake_ops.versions.commit_info import CommitInfo
 from trinitylake_ops.versions.snapshot import Snapshot
 from trinitylake_ops.versions.table_names import OneName, table_ids
 
-#: Outcomes in telemetry.
+#: Outcomes reported in telemetry, by error class.
 _OUTCOMES: Mapping[type[TrinityLakeError], str] = {
     CommitConflictError: "conflict",
     CommitAttemptsExhaustedError: "exhausted",
@@ -43,7 +43,7 @@ _OUTCOMES: Mapping[type[TrinityLakeError], str] = {
 
 
 class Transaction(CatalogEditor):
-    """Changes on a base version. Until they are committed, they are visible only to reads of the transaction.
+    """Changes to a base version. Until they are committed, they are visible only to reads through the transaction.
 
     As a context manager, a transaction commits on a normal exit and discards its changes on an exception.
 
@@ -151,7 +151,7 @@ class Transaction(CatalogEditor):
 
         Raises:
             CommitConflictError: A change conflicts with another commit.
-            CommitAttemptsExhaustedError: All attempts lost to other commits.
+            CommitAttemptsExhaustedError: All attempts conflicted with other commits.
             TransactionExpiredError: The transaction is older than its time to live.
             CommitOutcomeUnknownError: The transaction may or may not have been committed.
             ObjectExistsError: A table and a view would have the same name.
@@ -199,7 +199,7 @@ class Transaction(CatalogEditor):
         return {table_id for table_id in ids.values() if table_id} <= set(dropped.values())
 
     def _commit_with_telemetry(self, max_attempts: int) -> int:
-        """Commit, and emit the outcome."""
+        """Commit, and emit the outcome as telemetry."""
         with spans.span("transaction", {"trinitylake.transaction": self.id}) as span:
             try:
                 version = self._commit_once(max_attempts)
@@ -231,7 +231,7 @@ class Transaction(CatalogEditor):
         """Save the transaction, end it in this process, and return its id, with which another process resumes it.
 
         The transaction keeps its age: it must be committed within the lakehouse's ``txn_ttl_millis`` after it began. If
-        saving fails, the file may have been written nevertheless. The transaction can then be saved again or ended, but
+        saving fails, the file may still have been written. The transaction can then be saved again or ended, but
         not changed. Raises StorageError, and InvalidInputError for a transaction with preconditions of an operation or
         with files to write.
         """

@@ -1,4 +1,4 @@
-"""The client of Azure's Blob service, the pages of its listings, and typed errors for its exceptions.
+"""The client for Azure's Blob service: requests, pages of listings, and typed errors for client exceptions.
 
 adlfs, which wraps the same client, is not used: its operations send several requests, it uploads large files as lists
 of blocks, and its destructor fails in a forked child.
@@ -45,7 +45,7 @@ class _SingleRequestTransport(AioHttpTransport):  # type: ignore[misc] # azure-c
     """The transport of azure-core without the retries of aiohttp.
 
     aiohttp silently resends a PUT or DELETE whose connection was lost before the response. A resent create would find
-    the file of the first send and report it as another writer's. A wire test checks that the attribute still works.
+    the file of the first send and report it as another writer's file. A wire test checks that the attribute still works.
     """
 
     async def open(self) -> None:
@@ -60,7 +60,7 @@ class BlobResponse(NamedTuple):
     status: int
     #: Headers by case-insensitive name.
     headers: Mapping[str, str]
-    response: Any  # of aiohttp
+    response: Any  # an aiohttp response
 
     @property
     def error_code(self) -> str | None:
@@ -75,7 +75,7 @@ class _OpenClient:
 
 
 class BlobClient:
-    """A client of one container that can be used from any thread and in forked children.
+    """A client for one container that can be used from any thread and in forked children.
 
     An event loop does not survive a fork, so a forked child creates a separate client for its first request. The client
     is closed when this object is garbage-collected.
@@ -116,7 +116,7 @@ class BlobClient:
 
         Args:
             method: HTTP method.
-            name: Name of the blob. None: the container.
+            name: Name of the blob. None sends the request to the container.
             query: Query of the URL.
             headers: Additional headers.
             body: Body of the request.
@@ -210,7 +210,7 @@ _FOLDER = "hdi_isfolder"
 
 
 class ListedBlob(NamedTuple):
-    """A blob of a listing."""
+    """A blob in a listing."""
 
     name: str
     size_bytes: int
@@ -287,7 +287,7 @@ def typed_error(request: StorageRequest, error: BaseException, endpoint: str) ->
 
 
 def code_of(error: BaseException) -> str | None:
-    """Return the service's error code of an exception of its library, if there is one."""
+    """Return the service's error code in an exception of its client library, if there is one."""
     code = getattr(error, "error_code", None)
     return getattr(code, "value", code)
 

@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 _MESSAGE = re.compile(rb"<Message>(.*?)</Message>", re.DOTALL)
 _CODE = re.compile(rb"<Code>\s*([A-Za-z0-9]+)\s*</Code>")
-#: At most this much of an error response is read, because messages are shortened.
+#: Maximum number of bytes that are read from an error response, because messages are shortened.
 _MAX_ERROR_BYTES = 1 << 16
 _DELETED = frozenset({202, 404})
 #: A path whose stat returns the server's time. The file need not exist.
@@ -184,7 +184,7 @@ class AzureStorage(Storage):
             raise FileMissingError(f"{path!r} under {self.root} is a folder, not a file", path=path)
 
     def _delete_all(self, path_by_name: Mapping[str, str]) -> bool:
-        """Delete files in one request. Return whether all of them were deleted. Note if batches are not supported."""
+        """Delete files in one request. Return whether all of them were deleted. Record if batches are not supported."""
         first_path = next(iter(path_by_name.values()))
 
         async def delete() -> Sequence[int] | None:

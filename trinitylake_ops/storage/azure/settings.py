@@ -12,18 +12,18 @@ from trinitylake_ops.storage.http.settings import TIMEOUTS
 from trinitylake_ops.storage.options import Kind, Option, StorageOptions, is_secret, is_server_url, read_settings
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
-#: Maximum length of the name of a blob, including the prefix of the root.
+#: Maximum length of a blob name, including the prefix of the root.
 MAX_NAME_CHARACTERS = 1024
-#: Maximum number of segments of the name of a blob.
+#: Maximum number of segments in a blob name.
 MAX_NAME_SEGMENTS = 254
-#: Maximum size of the body of a Put Blob request.
+#: Maximum size of a Put Blob request body.
 MAX_BODY_BYTES = 5000 << 20
-#: Maximum number of deletes of a batch.
+#: Maximum number of deletes in a batch.
 MAX_NAMES_PER_BATCH = 256
-#: Maximum number of names of a page of a listing.
+#: Maximum number of names on a page of a listing.
 MAX_NAMES_PER_PAGE = 5000
 
-#: Variables that determine the account of a root and the user, unless options do.
+#: Environment variables that determine the account of a root and the user, unless options specify them.
 AZURE_ENVIRONMENT = (
     "AZURE_AUTHORITY_HOST", "AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET",
     "AZURE_CONFIG_DIR", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_NAME",
@@ -64,7 +64,7 @@ AZURE_OPTIONS = (
     ),
     *TIMEOUTS,
 )
-# Only hosts of Azure, because a token or signature must not be sent to another host.
+# Only Azure hosts are allowed, because a token or signature must not be sent to any other host.
 _ACCOUNT_HOST = re.compile(
     r"([a-z0-9]{3,24})((?:\.z\d{1,3})?(?:\.privatelink)?)\.dfs\."
     r"(core\.windows\.net|core\.chinacloudapi\.cn|core\.usgovcloudapi\.net|core\.cloudapi\.de|storage\.azure\.net)"
@@ -114,14 +114,14 @@ class AzureLocation:
         return location
 
     def name(self, path: str) -> str:
-        """Return the name of the blob of a path. Raise InvalidLocationError if the path or the name is invalid."""
+        """Return the blob name for a path. Raise InvalidLocationError if the path or the name is invalid."""
         check_path(path)
         name = self.name_prefix + path
         _check_name(name, path)
         return name
 
     def listed(self, prefix: str) -> str:
-        """Return the prefix of the names of a path prefix. Raise InvalidLocationError if it is invalid."""
+        """Return the blob name prefix for a path prefix. Raise InvalidLocationError if it is invalid."""
         check_prefix(prefix)
         start = self.name_prefix + prefix
         # A prefix may end with a dot, because names may continue after it.
@@ -140,7 +140,7 @@ class AzureLocation:
 
 @dataclass(frozen=True, slots=True)
 class AzureSettings:
-    """Validated options. None: determined by the root or by environment variables."""
+    """Validated options. A field is None if the root or environment variables determine its value."""
 
     endpoint: str | None
     account_name: str | None

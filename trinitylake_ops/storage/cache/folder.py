@@ -55,7 +55,7 @@ class CacheFolder:
         limit_bytes: Maximum size of all copies.
 
     Attributes:
-        has_failed: Whether the folder could not be used at least once.
+        has_failed: Whether the folder has been unusable at least once.
     """
 
     def __init__(self, folder: str, limit_bytes: int):
@@ -66,7 +66,7 @@ class CacheFolder:
         self.has_failed = False
         self._writes_paused_until_s = 0.0
         self._undeletable: set[str] = set()
-        # A short-lived process writes less than this before it ends, so a random start makes some of them scan.
+        # A short-lived process writes less than this before it ends, so the count starts at a random value, which makes some of these processes scan.
         self._until_scan_bytes = random.uniform(0, limit_bytes / _SCAN_SHARE)
 
     def get(self, identity: str, path: str) -> bytes | None:
@@ -164,7 +164,7 @@ class CacheFolder:
             if time.time() - os.stat(cached_path).st_mtime > _TOUCH_AFTER_S:
                 os.utime(cached_path)
         except FileNotFoundError:
-            return  # evicted meanwhile
+            return  # evicted in the meantime
         except OSError as error:
             self._failed("update a modification time in", error)
 

@@ -1,4 +1,4 @@
-"""The options of the cache, and a size-bounded LRU map for cached values in memory."""
+"""The cache options, and a size-bounded LRU map for cached values in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trinitylake_ops.storage.registry import environment_of
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-#: Memory of an entry in addition to its value: the key and the entries of the hash tables.
+#: Memory that an entry uses in addition to its value: its key and its hash table entries.
 ENTRY_OVERHEAD_BYTES = 512
 #: An entry may take up to ``1 / _LARGEST_SHARE`` of the capacity. A larger entry would evict too many others.
 _LARGEST_SHARE = 8
@@ -29,7 +29,7 @@ _LARGEST_SHARE = 8
 class ByteLru(Generic[K, V]):
     """An LRU map that is bounded by the size of its values. A forked child starts with an empty map.
 
-    The size of an entry is the size that the caller passed plus ``ENTRY_OVERHEAD_BYTES``. Values larger than one eighth
+    The size of an entry is the size passed by the caller plus ``ENTRY_OVERHEAD_BYTES``. Values larger than one eighth
     of the capacity are kept separately, so that they evict only other large values.
 
     Args:
@@ -108,7 +108,7 @@ class CacheOptions:
 
     #: Maximum size of the cache in memory. 0 disables it.
     cache_bytes: int = CACHE_BYTES.value({})
-    #: Absolute path of the folder for the cache on disk; None for no cache on disk.
+    #: Absolute path of the folder for the cache on disk, or None if there is no cache on disk.
     folder: str | None = None
     #: Maximum size of the cache on disk. 0 disables it.
     folder_bytes: int = CACHE_FOLDER_BYTES.value({})

@@ -151,7 +151,7 @@ class CacheStorage(StorageWrapper):
         inner: The storage to read from.
         is_immutable: Returns whether the file at a path never changes.
         cache: The cache in memory.
-        identity: Distinguishes this storage from others that use the same cache.
+        identity: Distinguishes this storage from other storages that use the same cache.
         folder: The cache on disk, if any.
     """
 
@@ -199,7 +199,7 @@ class CacheStorage(StorageWrapper):
         self._put_in_folder(path, body, n_dropped)
 
     def keep(self, path: str, data: bytes) -> None:
-        """Cache an immutable file in memory that was created through another storage object and certainly exists.
+        """Cache in memory an immutable file that was created through another storage object and is known to exist.
 
         Args:
             path: The path of the file.
@@ -325,7 +325,7 @@ def clear_process_caches() -> None:
     Use this in a process that continues after it has finished with its lakehouses. A lakehouse that is still in use
     keeps working, but lakehouses that are opened later do not share its cache or its size limit.
     """
-    global _process_cache  # noqa: PLW0603 - the one cache of the process
+    global _process_cache  # noqa: PLW0603 - the process has a single cache
     _process_cache.after_fork_in_child()
     _process_cache = FileCache(0)
     _folders.clear()

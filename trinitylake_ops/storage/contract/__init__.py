@@ -1,1 +1,1 @@
-"""The storage contract: tests that every storage must pass, including storages of other packages."""
+"""The storage contract: tests that every storage must pass, including storages from other packages."""

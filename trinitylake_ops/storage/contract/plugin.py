@@ -20,7 +20,7 @@ FACTORY = pytest.StashKey[Factory]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
+    """Add the option ``--storage``."""
     group = parser.getgroup("storage contract")
     group.addoption(
         "--storage",

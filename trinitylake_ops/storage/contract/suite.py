@@ -50,7 +50,7 @@ def body(seed: int, size_bytes: int) -> bytes:
 
 
 def sealed_body(seed: int, size_bytes: int) -> bytes:
-    """Return random bytes followed by their hash, so that a part of them can be detected."""
+    """Return random bytes followed by their hash, so that a partial read can be detected."""
     content = body(seed, size_bytes)
     return content + hashlib.sha256(content).digest()
 
@@ -107,7 +107,7 @@ class StorageContract:
     refused_names: frozenset[str] = frozenset()
     #: Number of files that are created and deleted during a listing.
     n_passing_files = 150
-    #: Number of files of a long listing: more than a page of S3.
+    #: Number of files in a long listing: more than one page on S3.
     n_listed_files = 1200
 
     def make_storage(self, folder: Path) -> Storage:
@@ -264,7 +264,7 @@ class StorageContract:
 
     def test_read_rejects_a_file_above_the_limit(self, storage: Storage) -> None:
         storage.create("name", body(1, 5000))
-        for _ in range(2):  # from the storage, and from a cache
+        for _ in range(2):  # once from the storage, and once from a cache
             with pytest.raises(CorruptFileError, match=r"'name': it has 5000 bytes, more than the limit of 4999 bytes"):
                 storage.read("name", limit_bytes=4999)
             assert storage.read("name", limit_bytes=5000) == storage.read("name")
@@ -305,7 +305,7 @@ class StorageContract:
             assert paths(storage.list(prefix)) == sorted(name for name in names if name.startswith(prefix)), prefix
 
     def test_list_gives_size_and_time(self, storage: Storage) -> None:
-        slack_ms = 100 + self.time_precision_ms  # file systems stamp by a coarser clock
+        slack_ms = 100 + self.time_precision_ms  # file systems use a coarser clock for modification times
         earliest_ms = storage.now_ms() - slack_ms
         storage.create("a/b", b"12345")
         latest_ms = storage.now_ms() + slack_ms

@@ -1,4 +1,4 @@
-"""The contract on the storage of the option ``--storage``."""
+"""The contract, run on the storage that the option ``--storage`` selects."""
 
 from __future__ import annotations
 

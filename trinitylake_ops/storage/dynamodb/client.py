@@ -1,4 +1,4 @@
-"""The client of DynamoDB, and requests to the table of a root."""
+"""The DynamoDB client, and requests to the table of a root."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _VerifyingSession:
     """A botocore transport that verifies responses and limits their time.
 
     botocore accepts truncated responses and waits for slow ones. DynamoDB sends a checksum with every response. Without
-    this check, a response of a proxy or of another server could look like an empty response, and so like a missing
-    file.
+    this check, a response of a proxy or of another server could be mistaken for an empty response, and the file
+    would seem to be missing.
     """
 
     def __init__(self, session: URLLib3Session, settings: DynamoDBSettings):
@@ -101,7 +101,7 @@ class DynamoDBClient:
         self._client: Any = None
 
     def open(self) -> None:
-        """Create the client, which takes long because it loads botocore's service description of DynamoDB."""
+        """Create the client. This is slow because it loads botocore's service description of DynamoDB."""
         with self._lock:
             if self._client is None:
                 self._client = self._new_client()
@@ -147,13 +147,13 @@ def _service_models() -> Any:
     return botocore.session.get_session().get_component("data_loader")
 
 
-#: Maximum time to wait for a new table. DynamoDB needs some seconds.
+#: Maximum time to wait for a new table. DynamoDB needs several seconds.
 TABLE_TIMEOUT_SECONDS = 120.0
 _POLL_SECONDS = 0.5
 
 
 class TableRequests:
-    """Sends requests to the table of a root. Each is sent once."""
+    """Sends requests to the table of a root. Each request is sent once."""
 
     def __init__(self, location: DynamoDBLocation, options: StorageOptions):
         self.options = options
@@ -213,7 +213,7 @@ class TableRequests:
 
     def _call(self, method: str, arguments: dict[str, Any]) -> ItemResponse:
         """Send one request, and update the estimate of the server's clock."""
-        self._client.open()  # takes long, and must not count as latency of the server
+        self._client.open()  # is slow, and must not count as server latency
         sent_at_ms = monotonic_ms()
         response: ItemResponse | None = None
         try:

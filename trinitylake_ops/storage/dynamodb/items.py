@@ -25,7 +25,7 @@ from trinitylake_ops.storage.retry import retry_listing
 T = TypeVar("T")
 Item = Mapping[str, Mapping[str, Any]]
 
-#: Maximum size of an item, including names of attributes. DynamoDB allows 409,600 bytes, emulators allow less.
+#: Maximum size of an item, including attribute names. DynamoDB allows 409,600 bytes; emulators allow less.
 MAX_ITEM_BYTES = 400_000
 #: Size of a part. With a key of up to 2 KiB, its item is far below the limit.
 PART_BYTES = 384 * 1024
@@ -84,7 +84,7 @@ class StoredFile:
     size_bytes: int
     #: Time of the last write on the storage's clock, in milliseconds since the epoch.
     modified_ms: int
-    #: ID of the upload of its parts. None: the content is in the item.
+    #: ID of the upload of the file's parts. None if the content is in the item.
     upload: str | None = None
     #: Size of each part except the last.
     part_bytes: int = PART_BYTES
@@ -172,9 +172,9 @@ logger = logging.getLogger(__name__)
 ORPHAN_AGE_MS = 2 * 60 * 60 * 1000
 #: Maximum duration of an upload. The signature of its last request expires long before ``ORPHAN_AGE_MS``.
 MAX_UPLOAD_MS = 30 * 60 * 1000
-#: No retry of a request for parts starts after this time, because RetryStorage repeats the whole operation.
+#: No retry of a part request starts after this time, because RetryStorage repeats the whole operation.
 MAX_REPEATED_SECONDS = 10.0
-#: Maximum number of items of a BatchWriteItem request.
+#: Maximum number of items in a BatchWriteItem request.
 BATCH_ITEMS = 25
 
 
@@ -256,7 +256,7 @@ class Parts:
         Args:
             file: A file with parts.
             offset: First byte of the range.
-            length: Length of the range. None: up to the end of the file.
+            length: Length of the range. None reads to the end of the file.
 
         Returns:
             The bytes, or None if a part is missing because the file was overwritten or deleted.
@@ -287,7 +287,7 @@ class Parts:
     # --- delete --------------------------------------------------------------------------------
 
     def drop(self, upload: Upload | None) -> None:
-        """Delete parts to which no item refers any more. A sweep deletes parts whose deletion fails."""
+        """Delete parts to which no item refers anymore. If a deletion fails, a sweep deletes the parts later."""
         if upload is None:
             return
         try:
@@ -327,7 +327,7 @@ class Parts:
     # --- sweep ---------------------------------------------------------------------------------
 
     def sweep(self) -> int:
-        """Delete orphaned parts, which writers and deletes leave if they are interrupted.
+        """Delete orphaned parts, which interrupted writes and deletes leave behind.
 
         An upload is orphaned if it began more than two hours ago on the server's clock, and the item of its file does
         not refer to it.
@@ -347,7 +347,7 @@ class Parts:
         return len(orphaned)
 
     def _if_orphaned(self, upload: Upload) -> Upload | None:
-        """Return an upload if the item of its file does not refer to it, or None."""
+        """Return an upload if the item of its file does not refer to it, otherwise None."""
         key = self._location.key(upload.path)
         response = retry_listing(
             self._requests.send, Request.STAT, upload.path, "get_item", Key=key, ConsistentRead=True,
@@ -368,7 +368,7 @@ class Parts:
         Args:
             partition: Partition key.
             prefix: Prefix of the sort keys.
-            projection: Further arguments of Query, which select attributes.
+            projection: Additional arguments of Query, which select attributes.
         """
         names = {"#root": ROOT_KEY, **projection.pop("ExpressionAttributeNames", {})}
         values = {":root": {"S": partition}}

@@ -11,7 +11,7 @@ from trinitylake_ops.storage.http.aws import AWS_ENVIRONMENT, AwsSettings, aws_e
 from trinitylake_ops.storage.options import Kind, Option
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
-#: Maximum size of a sort key, here the path, in UTF-8.
+#: Maximum size in UTF-8 of a sort key, which is the path.
 MAX_PATH_BYTES = 1024
 #: Maximum size of a partition key in UTF-8.
 MAX_PARTITION_KEY_BYTES = 2048
@@ -28,7 +28,7 @@ DYNAMODB_OPTIONS = (
         default=False,
     ),
 )
-#: Variables that determine the server of a root and the user, unless options do.
+#: Environment variables that determine the server of a root and the user, unless options specify them.
 DYNAMODB_ENVIRONMENT = (*AWS_ENVIRONMENT, "AWS_ENDPOINT_URL_DYNAMODB")
 dynamodb_of_environment = aws_environment(DYNAMODB_OPTIONS)
 
@@ -108,7 +108,7 @@ class DynamoDBLocation:
 
 @dataclass(frozen=True, slots=True)
 class DynamoDBSettings(AwsSettings):
-    """Validated options. None: determined by AWS's environment variables and configuration files."""
+    """Validated options. A field is None if AWS's environment variables and configuration files determine its value."""
 
     specs = DYNAMODB_OPTIONS
     create_table: bool

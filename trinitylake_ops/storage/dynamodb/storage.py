@@ -26,7 +26,7 @@ from trinitylake_ops.storage.interface import FileInfo, Storage
 from trinitylake_ops.storage.options import WHOLE_FILE_LIMIT, StorageOptions
 from trinitylake_ops.storage.paths import check_range, is_hidden
 
-#: Minimum time between sweeps of orphaned parts, which batches of deletes start in each process.
+#: Minimum time between two sweeps of orphaned parts in a process. Batch deletes start the sweeps.
 SWEEP_SECONDS = 3600.0
 #: Maximum number of attempts to read a file that is being overwritten.
 _MAX_READS = 20
@@ -35,8 +35,8 @@ _MAX_READS = 20
 class DynamoDBStorage(Storage):
     """Files under ``dynamodb://table/`` or ``dynamodb://table/prefix/``. The sort key of an item is the path.
 
-    A ``create`` is one PutItem with the condition that the item does not exist. A file larger than about 400 KB is
-    written in parts first, to which the item refers. RetryStorage retries requests, except for parts and for the second
+    A ``create`` is one PutItem with the condition that the item does not exist. For a file larger than about 400 KB,
+    parts are written first, and the item refers to them. RetryStorage retries requests, except for parts and for the second
     and later pages of a listing, which this class retries. All reads are strongly consistent.
 
     Args:
@@ -44,7 +44,7 @@ class DynamoDBStorage(Storage):
         options: Options of ``DYNAMODB_OPTIONS`` (docs/storages/README.md).
 
     Attributes:
-        next_sweep_s: Time on the clock of the process from which a batch of deletes starts a sweep.
+        next_sweep_s: Time on the process clock after which the next batch delete starts a sweep.
 
     Raises:
         InvalidLocationError: The root is invalid.
@@ -136,7 +136,7 @@ class DynamoDBStorage(Storage):
         return self._requests.now_ms()
 
     def sweep_orphans(self) -> int:
-        """Delete orphaned parts of writers that died. Return the number of their uploads."""
+        """Delete orphaned parts of writers that died. Return the number of deleted uploads."""
         return self._parts.sweep()
 
     def _sweep_periodically(self) -> None:

@@ -1,4 +1,4 @@
-"""The client of Google Cloud Storage: credentials, requests, multipart bodies, and typed errors for its exceptions.
+"""The Google Cloud Storage client: credentials, requests, multipart bodies, and typed errors for its exceptions.
 
 gcsfs resolves the URL of the service and provides the access tokens. Its methods for requests are not used, because
 they resend requests and drop the status and the headers of responses.
@@ -40,7 +40,7 @@ from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, max_seconds
 
 
 def scoped_credentials(credentials: str | Mapping[str, Any], scope: str) -> Any:
-    """Load credentials whose tokens have a scope. One of ``AUTH_ERRORS`` is raised if that fails.
+    """Load credentials whose tokens have the given scope. One of ``AUTH_ERRORS`` is raised if that fails.
 
     Args:
         credentials: Path of a credentials file, or its parsed contents.
@@ -59,7 +59,7 @@ class CredentialsError(Exception):
     """Credentials could not be loaded, or there is no token for them. Nothing was sent to the storage."""
 
 
-#: All exceptions of loading credentials and requesting a token.
+#: All exceptions that may be raised while credentials are loaded or a token is requested.
 AUTH_ERRORS = (GoogleAuthError, HttpError, NonRetryableError, OSError, ValueError, KeyError, TypeError)
 #: All exceptions that a request may raise.
 CLIENT_ERRORS = (CredentialsError, aiohttp.ClientError, OSError)  # TimeoutError is an OSError
@@ -253,7 +253,7 @@ _CACHE_CONTROL = "no-store"
 
 
 class Body(NamedTuple):
-    """The body of a request and its content type."""
+    """A request body and its content type."""
 
     data: bytes
     content_type: str
@@ -304,7 +304,7 @@ def batch_responses(content_type: str, body: bytes) -> dict[int, PartResponse]:
         body: Body of the response.
 
     Returns:
-        Responses by the number of their call in the batch.
+        Responses by the index of their call in the batch.
     """
     parser = email.parser.BytesParser(policy=email.policy.HTTP)
     message = parser.parsebytes(b"Content-Type: %b\r\n\r\n%b" % (content_type.encode("latin-1", "replace"), body))

@@ -1,7 +1,7 @@
 """Access delegation on Google Cloud Storage: downscoped tokens for one folder.
 
-Google's Security Token Service (STS) exchanges a token of this process for one with a credential access boundary
-(decision 37), which has the same lifetime. The credentials of this process are never vended.
+Google's Security Token Service (STS) exchanges a token of this process for a token with a credential access
+boundary (decision 37) and the same lifetime. The credentials of this process are never vended.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from trinitylake_ops.storage.gcs.settings import ANONYMOUS, GcsLocation, GcsSett
 from trinitylake_ops.storage.http.settings import is_loopback
 from trinitylake_ops.storage.options import StorageOptions
 
-#: Scope that tokens need to be downscoped. Their rights are limited by the roles of their account.
+#: Scope that tokens must have before they can be downscoped. The roles of the account limit the rights of a token.
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _READER, _CREATOR = "inRole:roles/storage.objectViewer", "inRole:roles/storage.objectCreator"
 _LIST_PREFIX = "api.getAttribute('storage.googleapis.com/objectListPrefix', '')"
 _MAX_EXPRESSION_CHARS = 2_048
-#: Characters without a special meaning in quoted strings of expressions and in names of resources.
+#: Characters without a special meaning in quoted strings within expressions and in resource names.
 _PLAIN = re.compile(r"[A-Za-z0-9._=+@,:/-]+")
 _OAUTH_CODE = re.compile(
     r"(?:Error code )?(access_denied|invalid_(?:client|grant|request|scope|target)|unauthorized_client"
@@ -65,7 +65,7 @@ class GcsDelegate:
 
     Args:
         options: Options of the storage.
-        settings: What is vended.
+        settings: The configuration of access delegation.
 
     Raises:
         InvalidInputError: The storage has no credentials, or the address of the token service is invalid.
@@ -85,7 +85,7 @@ class GcsDelegate:
         self._cached: CachedCredentials[DownscopedToken] = CachedCredentials()
 
     def credentials(self, folder: str, *, writes: bool, name: str) -> DownscopedToken:
-        """Return a token for a folder and nothing else. It is reused for half of its lifetime.
+        """Return a token that is restricted to one folder. The token is reused for half of its lifetime.
 
         Args:
             folder: URI of the folder, with a trailing ``/``.
@@ -188,7 +188,7 @@ class GcsDelegate:
 
 
 class _Downscoped(downscoped.Credentials):
-    """Downscoped credentials whose token service can have another address than Google's public one."""
+    """Downscoped credentials whose token service may have a different address than Google's public service."""
 
     def __init__(self, source: Any, boundary: downscoped.CredentialAccessBoundary, sts_endpoint: str):
         super().__init__(source, boundary, universe_domain=source.universe_domain)  # type: ignore[no-untyped-call]
@@ -199,7 +199,7 @@ class _Downscoped(downscoped.Credentials):
 def folder_boundary(location: GcsLocation, *, writes: bool) -> downscoped.CredentialAccessBoundary:
     """Return the access boundary of a token for a folder.
 
-    The boundary never allows deletes, and therefore no replacements, which need the same permission on Google Cloud
+    The boundary never allows deletes, and therefore no overwrites, which require the same permission on Google Cloud
     Storage. Only the server writes metadata files and the owner file.
 
     Args:

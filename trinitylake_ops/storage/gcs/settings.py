@@ -13,17 +13,17 @@ from trinitylake_ops.errors import InvalidInputError, InvalidLocationError
 from trinitylake_ops.storage.http.settings import TIMEOUTS, BucketLocation
 from trinitylake_ops.storage.options import Kind, Option, StorageOptions, read_settings
 
-#: Maximum number of objects of one page of a listing.
+#: Maximum number of objects on one page of a listing.
 MAX_NAMES_PER_PAGE = 1000
-#: Maximum number of calls of one batch.
+#: Maximum number of calls in one batch.
 MAX_CALLS_PER_BATCH = 100
 #: Value of ``credentials`` for requests without credentials.
 ANONYMOUS = "anonymous"
-#: Variable with the address of an emulator, which all Google clients read.
+#: Environment variable with the address of an emulator. All Google clients read it.
 EMULATOR_VARIABLE = "STORAGE_EMULATOR_HOST"
 CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 
-#: Variables that determine the server of a root and the user, unless options do.
+#: Environment variables that determine the server of a root and the user, unless options specify them.
 GCS_ENVIRONMENT = (
     "CLOUDSDK_ACTIVE_CONFIG_NAME", "CLOUDSDK_CONFIG", "GCE_METADATA_HOST", CREDENTIALS_VARIABLE,
     "GOOGLE_CLOUD_QUOTA_PROJECT", "GOOGLE_CLOUD_UNIVERSE_DOMAIN", EMULATOR_VARIABLE,
@@ -37,7 +37,7 @@ _SECRET_PARTS = ("client_secret", "private_key", "private_key_id", "refresh_toke
 
 #: Size limit of a credentials file.
 _MAX_CREDENTIALS_BYTES = 64 << 10
-#: Shorter lines of a private key are not redacted.
+#: Lines of a private key that are shorter than this are not redacted.
 _MIN_SECRET_LINE = 8
 
 #: Options of ``gs://`` roots.
@@ -70,7 +70,7 @@ _RESERVED_PREFIX = ".well-known/acme-challenge/"
 
 
 class GcsLocation(BucketLocation):
-    """Bucket and key prefix of a root on Google Cloud Storage, where a key is called the name of an object."""
+    """Bucket and key prefix of a root on Google Cloud Storage, where a key is called an object name."""
 
     __slots__ = ()
     scheme = "gs"
@@ -98,7 +98,7 @@ class GcsLocation(BucketLocation):
 
 @dataclass(frozen=True, slots=True)
 class GcsSettings:
-    """Validated options. None: determined by Google's environment variables. The text form shows no credentials."""
+    """Validated options. A field is None if Google's environment variables determine it. ``repr`` hides credentials."""
 
     endpoint: str | None
     project: str | None
@@ -159,7 +159,7 @@ def _emulator() -> str | None:
 
 
 def _read_credentials(path: str | None) -> str | None:
-    """Return the text of a credentials file, or None if it cannot be read or an option may not contain it.
+    """Return the text of a credentials file, or None if it cannot be read or may not be passed as an option.
 
     The request then looks for credentials itself, and reports the error.
     """

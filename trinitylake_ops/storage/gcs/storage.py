@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 #: A body is read in chunks of this size.
 _CHUNK_BYTES = 1 << 20
-#: At most this much of an error response is read.
+#: Maximum number of bytes that are read from an error response.
 _MAX_ERROR_BYTES = 64 << 10
 _FILE_FIELDS = "name,size,updated"
 
@@ -168,7 +168,7 @@ class GcsStorage(Storage):
         return self._files(prefix, self._location.listed(prefix))
 
     def now_ms(self) -> int:
-        # A listing of one object, because a request for the bucket needs another permission.
+        # List one object, because a request for the bucket metadata requires a different permission.
         parameters = {"maxResults": "1", "prefix": self._location.key_prefix, "fields": "kind"}
         return self._clock.now_ms(lambda: self._send(Request.CLOCK, "", Call("GET", self._objects(), parameters)))
 
@@ -274,7 +274,7 @@ class GcsStorage(Storage):
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    """Read the body of a response. Of an error response, read only the beginning."""
+    """Read the body of a response. For an error response, read only the beginning."""
     if response.status < 400:
         return await response.read()
     chunks, n_bytes = [], 0

@@ -1,4 +1,4 @@
-"""The client of HDFS, the threads that make its calls, and the clock of its server.
+"""The HDFS client, the threads that make its calls, and an estimate of the server's clock.
 
 hdfs-native has no timeout for the response of a silent server. A call that times out continues in its thread until the
 connection or the process ends.
@@ -143,7 +143,7 @@ class HdfsClient:
         """Make a call. Raise a typed error if it fails.
 
         Args:
-            request: The step, for errors.
+            request: The request, for error messages.
             work: The call.
             n_bytes: Number of bytes that the call transfers, which extends its time limit.
         """
@@ -194,7 +194,7 @@ class HdfsClient:
                 self._client = None
 
 
-#: An older estimate requires a new file.
+#: If the last observation is older than this, a new file is created to read the server's clock.
 MAX_AGE_MS = 120_000.0
 
 
@@ -250,6 +250,6 @@ class NameNodeClock:
         max_ms = stamped_ms + 1 + (received_at_ms - sent_at_ms) * (1 + MAX_DRIFT)
         with self._lock:
             if self._last is not None and stamped_ms < self._last.lower_bound_at(received_at_ms) <= max_ms:
-                reading = self._last._replace(responded_at_ms=received_at_ms)  # the tighter bound of the two
+                reading = self._last._replace(responded_at_ms=received_at_ms)  # the tighter of the two bounds
             self._last = reading
             return reading

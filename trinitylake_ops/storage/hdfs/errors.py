@@ -36,7 +36,7 @@ class OverdueError(Exception):
 
 
 class ForkedError(Exception):
-    """This process was forked after its parent used the library, whose threads and sockets a child must not use."""
+    """This process was forked after its parent used the library. A child must not use the library's threads and sockets."""
 
 
 #: All exceptions that a call may raise.
@@ -78,13 +78,13 @@ class Request:
 
     @property
     def failure(self) -> str:
-        """The first part of every message: what failed, and where."""
+        """The first part of every message: which operation failed, and where."""
         if self.step is Step.CLOCK:
             return f"cannot {self.step.value} {self.root}"
         return f"cannot {self.step.value} {self.path!r} under {self.root}"
 
 
-#: Classes that the library raises for errors of files. All other OSErrors are transport failures.
+#: Classes that the library raises for file errors. All other OSErrors are transport failures.
 _OWN_CLASSES = (FileNotFoundError, FileExistsError, IsADirectoryError)
 _CLASS = re.compile(r'^(?:Fatal)?RPCError\("([A-Za-z0-9_.$]+)", "(.*)"\)$', re.DOTALL)
 _OWN_KIND = re.compile(r"^([A-Za-z]+)\(")

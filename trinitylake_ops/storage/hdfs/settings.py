@@ -11,7 +11,7 @@ from trinitylake_ops.storage.http.settings import READ_TIMEOUT
 from trinitylake_ops.storage.options import Kind, Option, StorageOptions, read_settings
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
-#: Variables that determine the server of a root and the user.
+#: Environment variables that determine the server of a root and the user.
 HDFS_ENVIRONMENT = (
     "HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_PROXY_USER", "HADOOP_TOKEN_FILE_LOCATION", "HADOOP_USER_NAME",
     "KRB5CCNAME", "KRB5_CONFIG",
@@ -22,7 +22,7 @@ _PORT = r"(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4
 _AUTHORITY = re.compile(rf"({_HOST})(?::({_PORT}))?")
 _NAMENODE = rf"{_HOST}:{_PORT}"
 _MAX_NAMENODES = 16
-#: Failovers for a name service of Hadoop's configuration: enough for three NameNodes, one of which is active.
+#: Number of failovers for a name service in Hadoop's configuration: enough for three NameNodes, one of them active.
 _MAX_FAILOVERS = "2"
 
 
@@ -100,7 +100,7 @@ class HdfsLocation:
         _check_names(prefix, prefix)
 
     def absolute_folder(self, path: str) -> str:
-        """Return the absolute path of a folder, given with its trailing ``/``, or empty for the root."""
+        """Return the absolute path of a folder. ``path`` ends with ``/``, or is empty for the root."""
         return (self.folder + path).rstrip("/") or "/"
 
 
@@ -110,7 +110,7 @@ class HdfsSettings:
 
     fsync: bool
     namenodes: tuple[str, ...]
-    #: None: the server's default.
+    #: Replication factor. None selects the server's default.
     replication: int | None
     read_timeout_seconds: float
 
@@ -138,7 +138,7 @@ class HdfsSettings:
         config = {
             "dfs.client.failover.sleep.base.millis": "10",
             "dfs.client.failover.sleep.max.millis": "100",
-            # If there is no replacement for a failed DataNode, continue with the others. The NameNode replicates later.
+            # If there is no replacement for a failed DataNode, continue with the others. The NameNode restores replicas later.
             "dfs.client.block.write.replace-datanode-on-failure.best-effort": "true",
         }
         if location.port is not None:

@@ -29,7 +29,7 @@ from trinitylake_ops.storage.paths import TEMPORARY_PREFIX, check_range, is_hidd
 
 logger = logging.getLogger(__name__)
 
-_PAGE_ENTRIES = 1000  # the number of entries in a response of a NameNode
+_PAGE_ENTRIES = 1000  # the number of entries in a NameNode response
 _FOLDER_MODE = 0o755
 #: Files up to this size are opened and read in one call, with the time limit of a request without a body.
 _SMALL_BYTES = 128 << 10
@@ -91,7 +91,7 @@ class HdfsStorage(Storage):
                 return b""
             return bytes(reader.read_range(offset, n_bytes)) if n_bytes <= _SMALL_BYTES else reader
 
-        # A small file takes one call in another thread. A large file takes two, so that the limit depends on its size.
+        # A small file needs one call in another thread. A large file needs two, so that the time limit depends on its size.
         content_or_reader = self._client.send(request, read_if_small)
         if isinstance(content_or_reader, bytes):
             return content_or_reader
@@ -129,7 +129,7 @@ class HdfsStorage(Storage):
         raise failure
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        """Delete files serially in one thread, because HDFS has no request for several files."""
+        """Delete files serially in one thread, because HDFS has no request that deletes several files."""
         for path in paths:
             self._location.absolute(path)
         return super().delete_batch(paths)

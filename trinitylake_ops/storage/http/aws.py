@@ -1,4 +1,4 @@
-"""Options and error tables that the AWS services share.
+"""Options and error tables that are common to all AWS services.
 
 Response bodies differ between servers, and exceptions differ between client libraries. Each client therefore reduces a
 failure to status, error code and message, which the rows of these tables match.
@@ -25,7 +25,7 @@ from trinitylake_ops.storage.http.requests import CHANGES, SERVER_ERRORS, Storag
 from trinitylake_ops.storage.http.settings import TIMEOUTS
 from trinitylake_ops.storage.options import Kind, Option, StorageOptions, is_secret, read_settings
 
-#: Errors of requests that lack permission, by the code of the response. The server's text is not shown.
+#: Errors for requests that lack permission, by response code. The server's message is not shown.
 PERMISSION_CODES = (
     ErrorRow(
         StoragePermissionError,
@@ -60,14 +60,14 @@ PERMISSION_CODES = (
         },
     ),
 )  # fmt: skip
-#: The error of a request that lacks permission, by the status of the response.
+#: The error for a request that lacks permission, by response status.
 PERMISSION_STATUSES = ErrorRow(
     StoragePermissionError,
     "{failure}: not allowed; check the credentials, the clock and the policy of the bucket or table (the server"
     " responded {response})",
     statuses={401, 403},
 )
-#: Errors of requests that failed temporarily, may have taken effect, or are not supported by the server.
+#: Errors for requests that failed temporarily, may have taken effect, or are not supported by the server.
 TRANSIENT = (
     ErrorRow(AmbiguousWriteError, "{what}", codes={"RequestTimeout"}, statuses={408}),
     # A response without a code may be from a proxy that still forwards the request.
@@ -129,9 +129,9 @@ def is_without_credentials(error: BaseException) -> bool:
     )
 
 
-#: Variable with the endpoint of all services. The variable of a single service takes precedence.
+#: Environment variable with the endpoint of all services. A service-specific variable takes precedence.
 ENDPOINT_VARIABLE = "AWS_ENDPOINT_URL"
-#: Variables that determine the server of a root and the user, unless options do.
+#: Environment variables that determine the server of a root and the user, unless options specify them.
 AWS_ENVIRONMENT = (
     "AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_DEFAULT_PROFILE", "AWS_DEFAULT_REGION", ENDPOINT_VARIABLE,
     "AWS_PROFILE", "AWS_REGION", "AWS_ROLE_ARN", "AWS_SHARED_CREDENTIALS_FILE",
@@ -190,7 +190,7 @@ def aws_options(service: str) -> tuple[Option, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AwsSettings:
-    """Validated options. None: determined by AWS's environment variables and configuration files."""
+    """Validated options. A field is None if AWS's environment variables and configuration files determine its value."""
 
     #: The options of the service.
     specs: ClassVar[tuple[Option, ...]]

@@ -1,4 +1,4 @@
-"""Client caches of a process, and the event loop of asynchronous clients."""
+"""Process-wide client caches, and the event loop of asynchronous clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ClientCache(Generic[T]):
         at_fork(self)
 
     def get(self, key: Hashable, create: Callable[[], T]) -> T:
-        """Return the client of a key.
+        """Return the client for a key.
 
         Args:
             key: All settings of the client.
@@ -63,7 +63,7 @@ def run_on_loop(request: Coroutine[Any, Any, T]) -> T:
     """Run a request on the event loop and wait for its result. Its errors are raised.
 
     Raise RuntimeError in the thread of the loop, for example if a destructor that runs there sends a request, because
-    it would wait indefinitely.
+    the call would wait indefinitely.
     """
     loop = fsspec.asyn.get_loop()
     if _is_own_thread(loop):

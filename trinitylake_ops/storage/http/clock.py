@@ -13,7 +13,7 @@ from trinitylake_ops.errors import StorageError
 from trinitylake_ops.storage.background import at_fork
 from trinitylake_ops.storage.parallel import Started
 
-#: An older estimate requires a new response.
+#: If the last response is older than this, a new request is sent.
 MAX_AGE_SECONDS = 120.0
 #: Maximum relative drift of the two clocks. Ordinary clocks drift by less than 100 ppm.
 MAX_DRIFT = 200e-6
@@ -94,7 +94,7 @@ class ServerClock:
         """Update the estimate with a response.
 
         Args:
-            date: Value of the ``Date`` header. The response is ignored if it is missing or invalid.
+            date: Value of the ``Date`` header. If the header is missing or invalid, the response is ignored.
             sent_at_ms: Local monotonic time when the request was sent.
             received_at_ms: Local monotonic time when the response arrived.
         """
@@ -110,7 +110,7 @@ class ServerClock:
             self._estimate = estimate if self._estimate is None else _narrower(self._estimate, estimate)
 
     def expect(self, fetch_time: Callable[[], object]) -> None:
-        """Start the request that the next ``now_ms`` would send, if any."""
+        """Start the request that the next call of ``now_ms`` would send, if any."""
         if not self._is_fresh() and self._expected is None:
             self._expected = Started(fetch_time)
 

@@ -56,7 +56,7 @@ class TransportFailure(Enum):
     NO_RESPONSE = "no response"  # lost, truncated, invalid or late: the request may have taken effect
 
 
-# Credentials of AWS, Google and Azure in requests that a server or a client library quotes.
+# AWS, Google and Azure credentials in requests that a server or a client library quotes.
 _SECRET_TEXT = re.compile(
     r"(?i)\b(?:AKIA|ASIA)[A-Z0-9]{8,}\b|\bya29\.[\w.-]+|\bbearer\s+[^\s,;&]+"
     r"|\b(?:sig|signature|credential|x-amz-[a-z-]+|security-?token|access-?key-?id|account-?key|access_token"
@@ -75,7 +75,7 @@ class StorageRequest:
     root: str
     #: Options of the storage, which may contain credentials.
     options: StorageOptions
-    #: Further texts that messages must not contain.
+    #: Additional texts that messages must not contain.
     secrets: tuple[str, ...] = ()
 
     @property
@@ -85,7 +85,7 @@ class StorageRequest:
 
     @property
     def failure(self) -> str:
-        """The first part of every message: what failed, and where."""
+        """The first part of every message: which operation failed, and where."""
         if self.operation is Request.CLOCK:
             return f"cannot {self.operation.value} {self.root}"
         return f"cannot {self.operation.value} {self.path!r} under {self.root}"
@@ -120,7 +120,7 @@ def ambiguous_error(what: str, path: str, *, changes_files: bool) -> StorageErro
     """Return the error for a request without a response.
 
     Args:
-        what: What failed.
+        what: What failed, for the message.
         path: Path of the file.
         changes_files: Whether the request may have taken effect. Otherwise the error is transient.
     """
@@ -206,7 +206,7 @@ def range_header(offset: int, length: int | None, name: str = "Range") -> dict[s
 
     Args:
         offset: First byte of the range.
-        length: Number of bytes, at least 1. None: up to the end of the file.
+        length: Number of bytes, at least 1. None reads to the end of the file.
         name: Name of the header.
     """
     if offset == 0 and length is None:
@@ -225,7 +225,7 @@ def requested_part(
         content_range: ``Content-Range`` header, if there is one.
         size_bytes: ``Content-Length`` header, if there is one.
         offset: First byte of the requested range.
-        length: Length of the requested range. None: up to the end of the file.
+        length: Length of the requested range. None reads to the end of the file.
     """
     match = _CONTENT_RANGE.fullmatch(content_range or "")
     if match is None:  # the whole file: a server may ignore the Range header

@@ -11,7 +11,7 @@ from trinitylake_ops.errors import InvalidLocationError
 from trinitylake_ops.storage.options import Kind, Option
 from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
-#: Slowest transfer that does not time out. The time of the transfer is added to the timeouts.
+#: Slowest transfer rate that does not time out. The transfer time at this rate is added to the timeouts.
 MIN_BYTES_PER_SECOND = 128 * 1024
 #: Larger than the thread pool that storages share, so that requests never wait for a connection.
 MAX_CONNECTIONS = 128
@@ -73,7 +73,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-#: Maximum size of a key of S3 and Google Cloud Storage in UTF-8, including the prefix of the root.
+#: Maximum size in UTF-8 of a key on S3 and Google Cloud Storage, including the prefix of the root.
 MAX_KEY_BYTES = 1024
 
 
@@ -89,7 +89,7 @@ class BucketLocation:
     scheme: ClassVar[str]
     #: Name of the service in messages.
     service: ClassVar[str]
-    #: Valid names of buckets.
+    #: Pattern for valid bucket names.
     bucket_name: ClassVar[re.Pattern[str]]
     #: Error message for an invalid root. It does not repeat the root, which may contain credentials.
     root_form: ClassVar[str]
@@ -105,14 +105,14 @@ class BucketLocation:
         return location
 
     def key(self, path: str) -> str:
-        """Return the key of a path. Raise InvalidLocationError if the path or the key is invalid."""
+        """Return the key for a path. Raise InvalidLocationError if the path or the key is invalid."""
         check_path(path)
         key = self.key_prefix + path
         self.check_key(key, path)
         return key
 
     def listed(self, prefix: str) -> str:
-        """Return the prefix of the keys of a path prefix. Raise InvalidLocationError if it is invalid."""
+        """Return the key prefix for a path prefix. Raise InvalidLocationError if it is invalid."""
         check_prefix(prefix)
         start = self.key_prefix + prefix
         self.check_key(start, prefix)

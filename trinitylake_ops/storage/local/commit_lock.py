@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 logger = logging.getLogger(__name__)
 
-#: For this long after a wait, other processes are assumed to have committed, even if the lock was free.
+#: For this long after a wait, assume that other processes have committed, even if the lock was free.
 _CROWDED_S = 1.0
 
 

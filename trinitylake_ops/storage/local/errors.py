@@ -89,7 +89,7 @@ def storage_error(error: OSError, root: str, path: str, verb: str) -> TrinityLak
 
 
 def folder_vanished_error(root: str, path: str, verb: str) -> TransientError:
-    """Return the error if another process deletes the folder of a file while it is written. Nothing took effect.
+    """Return the error for a write during which another process deleted the folder. The write had no effect.
 
     Args:
         root: Root of the storage.
@@ -142,7 +142,7 @@ def no_folder_possible(root: str, path: str, verb: str) -> StorageError:
 
 
 def root_is_not_a_folder(root: str, name: bytes) -> StorageError:
-    """Return the error for a root that is, or is below, something other than a folder.
+    """Return the error for a root where the root, or a part of its path, is not a folder.
 
     Args:
         root: Root of the storage.

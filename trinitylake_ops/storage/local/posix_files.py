@@ -46,7 +46,7 @@ def clock_difference_s(name: bytes) -> float:
 
 
 def overwrite_in_place(name: bytes, data: bytes) -> bool:
-    """Overwrite a regular file of the same size in place. Return whether there was one.
+    """Overwrite a regular file of the same size in place. Return whether there was such a file.
 
     Args:
         name: Absolute path.
@@ -78,7 +78,7 @@ def read_range(
     Args:
         descriptor: Descriptor of the file.
         offset: First byte of the range.
-        length: Length of the range. None: up to the end of the file.
+        length: Length of the range. None reads to the end of the file.
         check_size: Called with the number of bytes before they are read.
     """
     try:
@@ -107,7 +107,7 @@ def sync_folder(name: bytes) -> None:
 
 
 def create_folder(name: bytes) -> bool:
-    """Create a folder in an existing folder. Return whether it did not exist.
+    """Create a folder in an existing folder. Return whether the folder was created.
 
     Raises:
         NotADirectoryError: There is a file at the path.
@@ -156,7 +156,7 @@ def link_to_free_name(temporary: bytes, target: bytes) -> None:
     try:
         os.link(temporary, target)
     except FileExistsError:
-        # A network file system may repeat a link whose response was lost. Then the target is our file.
+        # A network file system may repeat a link call whose response was lost. Then the target is our file.
         status = os.lstat(target)
         if os.path.samestat(status, os.lstat(temporary)):
             return
@@ -188,7 +188,7 @@ _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def lies_within(root: str, other: str) -> bool:
-    """Whether a normalized root equals another root or is inside it. Links of ``file://`` roots are resolved.
+    """Whether a normalized root equals another root or is inside it. Links in ``file://`` roots are resolved.
 
     Args:
         root: The inner root.
@@ -276,7 +276,7 @@ def remove_empty(folder: bytes, paths: Iterable[bytes]) -> None:
 
 @contextmanager
 def folder_without_links(folder: bytes, path: bytes) -> Iterator[tuple[bytes, int]]:
-    """Open the folder of a file part by part, so that no link is followed, not even one that is created meanwhile.
+    """Open the folder of a file part by part, so that no link is followed, not even one that is created in the meantime.
 
     Yields the name of the file and the descriptor of its folder, for system calls that take both.
 

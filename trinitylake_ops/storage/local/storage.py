@@ -45,7 +45,7 @@ from trinitylake_ops.storage.paths import TEMPORARY_PREFIX, check_path, check_pr
 
 logger = logging.getLogger(__name__)
 
-#: Maximum difference between the clocks of this machine and of the file system, as for servers.
+#: Maximum difference between the clocks of this machine and the file system. The same limit applies to servers.
 _MAX_CLOCK_DIFFERENCE_SECONDS = 3600.0
 _MAX_KNOWN_FOLDERS = 10_000
 
@@ -72,14 +72,14 @@ class LocalStorage(Storage):
     Args:
         root: Normalized root URI, ``file:///.../``.
         fsync: Whether writes are synced to the device.
-        whole_file_limit_bytes: Size limit of reads without a length and a limit.
+        whole_file_limit_bytes: Size limit of reads without a length or a limit.
         follows_links: Whether reads, writes and deletes follow symbolic links below the root.
 
     Raises:
         InvalidLocationError: The root is invalid.
     """
 
-    concurrency = 8  # enough to share the waits for fsync; more threads only contend
+    concurrency = 8  # enough to overlap the waits for fsync; more threads would only contend
     serial_read_limit = 4  # for files in the page cache
     delete_batch_size = 1000  # an unlink is faster than starting it in a thread
 
@@ -296,7 +296,7 @@ class LocalStorage(Storage):
         self._known_folders.update(unsynced)
 
     def _make_folder(self, folder: bytes) -> builtins.list[bytes]:
-        """Create a folder and its parents. Return those whose entries may not be on the device.
+        """Create a folder and its parents. Return the folders whose entries may not be on the device.
 
         This includes an existing folder the first time, because the process that created it may not have synced it yet.
         Without ``fsync``, the result is empty.
@@ -341,7 +341,7 @@ class LocalStorage(Storage):
         while folder:
             try:
                 mode = os.lstat(folder).st_mode
-            except OSError:  # missing, so far as this process can see
+            except OSError:  # missing, as far as this process can see
                 folder = os.path.dirname(folder)
                 continue
             if stat.S_ISDIR(mode) or (stat.S_ISLNK(mode) and os.path.isdir(folder)):

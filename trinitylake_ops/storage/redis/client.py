@@ -1,4 +1,4 @@
-"""The client of Redis and Valkey, with and without TLS and clusters."""
+"""The client for Redis and Valkey, with and without TLS or clusters."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class TlsConnection(SSLConnection):
                 return False
 
 
-#: Never reached, because a thread uses one connection at a time.
+#: This limit is never reached, because a thread uses one connection at a time.
 _MAX_CONNECTIONS = 1 << 16
-#: Maximum number of redirections of one request. More mean that the cluster is not stable.
+#: Maximum number of redirections of one request. If there are more, the cluster is not stable.
 _MAX_REDIRECTIONS = 5
 
 
@@ -70,7 +70,7 @@ class RedisClient:
 
     Each command is sent once. The retries of redis-py are disabled, because a create that is resent after a lost
     response would find its own file. Only commands that a node rejects because the keys are on another node are sent to
-    that node. Connections are created on first use, also in a forked child.
+    that node. Connections are created on first use, including in a forked child.
     """
 
     def __init__(self, location: RedisLocation, settings: RedisSettings):
@@ -97,8 +97,8 @@ class RedisClient:
 
         Args:
             commands: The commands.
-            changes_files: Whether the commands change files. The durability of the server is then verified first, once
-                for each connection.
+            changes_files: Whether the commands change files. The server's durability is then verified first, once
+                per connection.
 
         Raises:
             NoConnectionError: The commands were not sent.

@@ -1,8 +1,8 @@
 r"""Durability checks of a Redis server, its clock, and the scripts that it runs.
 
-Redis runs one script at a time and no other command meanwhile, so that no client sees a file without its entry in the
+Redis runs one script at a time and no other command in the meantime, so that no client sees a file without its entry in the
 index. Redis does not roll back a failed script, so a script that changes two keys undoes the first change if the second
-fails. The append-only file contains the effects of a script as one transaction: after a crash there are all or none.
+fails. The append-only file contains the effects of a script as one transaction: after a crash, either all or none of them exist.
 
 The index is a sorted set whose members all have score 0, so that Redis sorts them by their bytes. A member is the path,
 a NUL, and ``size milliseconds``. Paths contain no NUL, so the members of a path are between ``path\0`` and ``path\1``.
@@ -46,7 +46,7 @@ class DurabilityCheck:
 
     @property
     def commands(self) -> Sequence[Command]:
-        """The commands whose replies are verified, to be sent together. Empty: nothing is required."""
+        """The commands whose replies are verified, to be sent together. Empty if nothing is required."""
         if self.settings.volatile:
             return ()
         commands: list[Command] = [("INFO", "persistence"), ("INFO", "memory"), ("INFO", "replication")]
@@ -145,7 +145,7 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-#: Maximum age of the server's time, so that a changed clock, or another server after a failover, is noticed.
+#: Maximum age of the server's time, so that a clock change, or a different server after a failover, is detected.
 MAX_AGE_MS = 60_000.0
 
 

@@ -13,13 +13,13 @@ from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
 #: Maximum size of a Redis value (``proto-max-bulk-len``).
 MAX_FILE_BYTES = 512 << 20
-#: Maximum size of a path, including the folders of its root, in UTF-8. Redis allows longer keys, other storages do not.
+#: Maximum size of a path, including the folders of its root, in UTF-8. Redis allows longer keys, but other storages do not.
 MAX_PATH_BYTES = 4096
-#: Maximum number of files of a page of a listing and of a bulk delete. Redis serves no other client meanwhile.
+#: Maximum number of files on a listing page and in a bulk delete, during which Redis serves no other client.
 MAX_FILES_PER_REQUEST = 1000
 DEFAULT_PORT = 6379
 
-#: Variables that determine the user, unless options do.
+#: Environment variables that determine the user, unless options specify the user.
 REDIS_ENVIRONMENT = ("REDIS_PASSWORD", "REDIS_USERNAME")
 _ROOT = re.compile(
     r"(?P<scheme>rediss?)://(?P<host>[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\])"
@@ -183,7 +183,7 @@ class RedisSettings:
 
     @property
     def wait(self) -> tuple[str | int, ...] | None:
-        """The command that waits for the disk or replicas after each create and write. None: no wait."""
+        """The command that waits for the disk or replicas after each create and write, or None if there is no wait."""
         wait_ms = max(1, int(self.read_timeout_seconds * 1000 * _WAIT_SHARE))
         if self.waits_for_disk:
             return ("WAITAOF", 1, self.wait_replicas, wait_ms)
@@ -191,7 +191,7 @@ class RedisSettings:
 
 
 def _credentials(options: StorageOptions) -> tuple[str | None, str | None]:
-    """Return user and password, both from options or both from environment variables."""
+    """Return the user and password, both from options or both from environment variables."""
     if "username" in options or "password" in options:
         username, password = options.get("username"), options.get("password")
     else:

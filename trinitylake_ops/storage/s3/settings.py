@@ -31,7 +31,7 @@ S3_OPTIONS = (
         choices=("auto", "path", "virtual"),
     ),
 )
-#: Variables that determine the server of a root and the user, unless options do.
+#: Environment variables that determine the server of a root and the user, unless options specify them.
 S3_ENVIRONMENT = (*AWS_ENVIRONMENT, "AWS_ENDPOINT_URL_S3")
 s3_of_environment = aws_environment(S3_OPTIONS)
 
