@@ -2,7 +2,7 @@
 
 A report has a headline, a chart of the versions and tables with details. Reports are built from data that ``log``,
 ``expire``, ``status`` and ``verify`` have already read; in addition, only the nodes of the latest version's tree are
-read. The same input always gives the same report.
+read. The same input always produces the same report.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Charts of versions, and the formatting of values.
 
-This module computes positions, without markup. The axis has evenly spaced versions instead of time, because commits
-come in bursts; times are labels below it. With more than MAX_BARS versions, each bar represents a round number of
+This module computes positions, without markup. The axis shows evenly spaced versions instead of time, because
+commits come in bursts; times are shown as labels below the axis. With more than MAX_BARS versions, each bar represents a round number of
 versions, and its height is divided among their states.
 """
 
@@ -38,13 +38,13 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     Args:
         number: The number.
         one: The singular of the noun.
-        many: The plural, None to append an s.
+        many: The plural, or None to append an s to the singular.
     """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def truncate(text: str, max_chars: int) -> str:
-    """Return untrusted text on one line, with control characters escaped, and truncated.
+    """Return untrusted text as one truncated line with escaped control characters.
 
     Args:
         text: The text.
@@ -55,12 +55,12 @@ def truncate(text: str, max_chars: int) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Join parts as in a sentence: a, b and c."""
+    """Join parts as a list in a sentence: a, b and c."""
     return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
 
 
 def ago(duration_ms: int) -> str:
-    """Format a duration before now, in one unit."""
+    """Format how long ago a time was, in a single unit."""
     seconds = duration_ms // 1000
     for name, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
         if seconds >= 2 * length:
@@ -109,7 +109,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One version, or several consecutive ones. ``title`` describes them."""
+    """A bar for one version or several consecutive versions, which ``title`` describes."""
 
     x: float
     width: float
@@ -121,7 +121,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A label of an axis."""
+    """A label on the axis."""
 
     x: float
     text: str
@@ -315,7 +315,7 @@ def _segments(versions: Sequence[TimelineVersion], top: float) -> tuple[Segment,
 
 
 def _version_ticks(axis: _Axis) -> tuple[Tick, ...]:
-    """Label the last version, the first if there is space, and round numbers in between."""
+    """Label the last version, the first version if there is space, and round numbers in between."""
     longest = len(f"{axis.last:,}") * _CHAR_WIDTH + 14
     step = _round_up(longest / axis.bar_width * axis.per_bar)
     first_x, last_x = axis.middle(axis.first), axis.middle(axis.last)
@@ -331,7 +331,7 @@ def _version_ticks(axis: _Axis) -> tuple[Tick, ...]:
 
 
 def _time_ticks(timeline: Timeline, axis: _Axis) -> tuple[Tick, ...]:
-    """Label the first version of each period, if there is space. The period is chosen so that there are several."""
+    """Label the first version of each period, if there is space. The period is chosen so that there are several labels."""
     times = [
         (version.number, utc_datetime(version.record.created_at_ms).isoformat())
         for version in timeline.versions
@@ -362,7 +362,7 @@ def _space_ticks(axis: _Axis, labels: Iterable[tuple[int, str]]) -> tuple[Tick, 
 
 
 def _flags(timeline: Timeline, axis: _Axis) -> tuple[tuple[Flag, ...], int, int]:
-    """Return the newest exports, the number of rows of their names, and the number of exports that are not shown."""
+    """Return the newest exports, the number of rows for their names, and the number of exports that are not shown."""
     named = [(version.number, name) for version in timeline.versions for name in version.exports]
     free_x = [0.0] * _MAX_FLAG_ROWS
     flags: list[Flag] = []
@@ -404,7 +404,7 @@ def _arcs(timeline: Timeline, axis: _Axis) -> tuple[tuple[Arc, ...], int]:
 
 
 def _marks(timeline: Timeline, axis: _Axis, findings: Mapping[int, int]) -> tuple[Dot, ...]:
-    """Mark bars with versions that other programs wrote, and bars with findings."""
+    """Mark bars that contain findings, or versions that other programs wrote."""
     foreign = Counter(axis.bar_of(version.number) for version in timeline.versions if version.is_foreign)
     counts = Counter({version: number for version, number in findings.items() if timeline.at(version) is not None})
     with_findings = Counter(axis.bar_of(version) for version in counts.elements())

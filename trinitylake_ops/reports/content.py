@@ -114,7 +114,7 @@ class FindingRow:
     message: str
     version: str
     path: str
-    #: The command that repairs it, empty if it must be repaired manually.
+    #: The command that repairs the finding, or empty if it must be repaired manually.
     remedy: str
 
 
@@ -129,13 +129,13 @@ class VersionRow:
     operation: str
     message: str
     why: str
-    #: Its exports, whether it is a rollback, and whether another program wrote it.
+    #: Labels: its exports, whether it is a rollback, and whether another program wrote it.
     signs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The findings of a report, and a summary of those that are not listed."""
+    """The findings in a report, and a summary of the findings that are not listed."""
 
     rows: tuple[FindingRow, ...]
     left_out: str
@@ -153,7 +153,7 @@ class Heading:
     now_ms: int
     #: The result in one sentence.
     headline: str
-    #: The tone of the headline, as that of a ``Metric``.
+    #: The tone of the headline, with the same values as the tone of a ``Metric``.
     tone: str = "plain"
     #: The suggested next steps.
     steps: tuple[Step, ...] = ()
@@ -171,7 +171,7 @@ class Heading:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """The whole content of a report. ``findings`` is None if the command does not search for any."""
+    """The whole content of a report. ``findings`` is None if the command does not check for findings."""
 
     heading: Heading
     figures: tuple[Metric, ...]
@@ -263,7 +263,7 @@ def finding_rows(findings: Sequence[Finding]) -> Findings:
 
 
 def version_rows(timeline: Timeline, of_interest: Iterable[int]) -> tuple[tuple[VersionRow, ...], str]:
-    """Return rows of versions, newest first: of all versions, or of the newest and the notable ones.
+    """Return rows for versions, newest first: either all versions, or the newest and the notable versions.
 
     Args:
         timeline: The versions.
@@ -330,7 +330,7 @@ def _version_row(version: TimelineVersion) -> VersionRow:
 
 
 def latest_version_metric(timeline: Timeline, now_ms: int) -> Metric:
-    """Return a metric of the latest version, with its time and operation.
+    """Return a metric for the latest version, with its time and operation.
 
     Args:
         timeline: The versions.
@@ -343,7 +343,7 @@ def latest_version_metric(timeline: Timeline, now_ms: int) -> Metric:
 
 
 def version_count_metrics(timeline: Timeline) -> list[Metric]:
-    """Return metrics of past states that occur, of exports, and of versions that other programs wrote."""
+    """Return metrics for past states that occur, for exports, and for versions that other programs wrote."""
     counts = timeline.counts
     figures = [Metric("Kept", f"{counts.get(VersionState.KEPT, 0):,}", "in addition to the latest")]
     notes = {
@@ -367,7 +367,7 @@ def version_count_metrics(timeline: Timeline) -> list[Metric]:
 
 
 def export_notes(timeline: Timeline) -> list[str]:
-    """Return a note on exports whose versions are not in the report, if any."""
+    """Return a note about exports whose versions are not in the report, if there are any."""
     names = timeline.unplaced_exports
     listed_names = ", ".join(truncate(name, 60) for name in names[:10])
     more = f" and {len(names) - 10:,} more" if len(names) > 10 else ""

@@ -47,7 +47,7 @@ def render_page(page: Page) -> str:
 
 
 def render_comparison(heading: Heading, figures: Sequence[Metric], sections: Sequence[object]) -> str:
-    """Render the report of a comparison as one self-contained HTML document.
+    """Render a comparison report as one self-contained HTML document.
 
     Args:
         heading: The heading.
@@ -64,7 +64,7 @@ def render_status(sections: Sequence[object], silent: Sequence[str], refresh_sec
     Args:
         sections: The lakehouses, as ``Section`` of ``reports/status.py``.
         silent: The names of lakehouses that do not respond.
-        refresh_seconds: The refresh interval of the browser; 0 for none.
+        refresh_seconds: The refresh interval of the browser; 0 disables refreshing.
     """
     template = _environment().get_template("status.html.jinja")
     return template.render(sections=sections, silent=silent, refresh_seconds=refresh_seconds)
@@ -123,7 +123,7 @@ def write_page(path: str | os.PathLike[str], page: str) -> None:
         page: The report, as HTML.
 
     Raises:
-        StorageError: If writing fails, or in the cases of ``check_page_path``.
+        StorageError: If writing fails, or if ``check_page_path`` rejects the path.
     """
     check_page_path(path)
     target = Path(os.path.realpath(path))

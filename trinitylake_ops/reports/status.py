@@ -55,7 +55,7 @@ def status_page(states: Sequence[tuple[str, Status]], *, silent: Sequence[str] =
     Args:
         states: The names and states of the lakehouses.
         silent: The names of lakehouses that do not respond.
-        refresh_seconds: The refresh interval of the browser, without a script; 0 for none.
+        refresh_seconds: The refresh interval of the browser, without a script; 0 disables refreshing.
     """
     return render_status([_section(name, status) for name, status in states], silent, refresh_seconds)
 

@@ -55,7 +55,7 @@ class Timeline:
     """Versions in ascending order, without gaps."""
 
     versions: tuple[TimelineVersion, ...]
-    #: The names of exports of other versions.
+    #: The names of exports whose versions are not in the timeline.
     unplaced_exports: tuple[str, ...] = ()
     #: The number of versions of each state.
     counts: Mapping[VersionState, int] = field(default_factory=dict)
@@ -71,12 +71,12 @@ class Timeline:
         return self.versions[-1]
 
     def at(self, version: int) -> TimelineVersion | None:
-        """Return a version by number, None if it is not contained."""
+        """Return a version by number, or None if it is not in the timeline."""
         position = version - self.first
         return self.versions[position] if 0 <= position < len(self.versions) else None
 
     def of_state(self, state: VersionState) -> list[TimelineVersion]:
-        """Return the versions of a state, in ascending order."""
+        """Return the versions with a state, in ascending order."""
         return [version for version in self.versions if version.state == state]
 
 
@@ -90,7 +90,7 @@ def timeline(
 ) -> Timeline:
     """Return the states of versions.
 
-    Versions that are missing between others were deleted by another program. Versions between the last one and
+    Versions that are missing from the sequence were deleted by another program. Versions between the last record and
     ``latest`` were not checked.
 
     Args:
@@ -125,7 +125,7 @@ def timeline(
 
 
 class _VersionOutcomes:
-    """Looks up versions in the lakehouse definition and in a plan."""
+    """Determines the states of versions from the lakehouse definition and a plan."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ def _unknown_version(version: int) -> TimelineVersion:
 
 
 def _exports(definition: LakehouseDef | None) -> list[tuple[str, int | None]]:
-    """Return the names of exports, with a note on unfinished ones, and their versions if known."""
+    """Return the names of exports, with a note if an export is unfinished, and their versions if known."""
     if definition is None:
         return []
     exports: dict[str, tuple[str, int | None]] = {
@@ -201,7 +201,7 @@ def _exports(definition: LakehouseDef | None) -> list[tuple[str, int | None]]:
 
 
 def _version_at(location: str) -> int | None:
-    """Return the version of an export that another program has recorded by the location of a root."""
+    """Return the version of an export that another program has recorded as the location of a root."""
     try:
         return parse_root_path(location)
     except VersionNotFoundError:

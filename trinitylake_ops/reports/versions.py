@@ -1,4 +1,4 @@
-"""HTML reports about versions, and about the comparison of clones."""
+"""HTML reports about versions and about comparisons with clones."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _page(
     findings: Sequence[Finding] | None = None,
     notes: Sequence[str] = (),
 ) -> Page:
-    """Return a report with the common parts. ``findings`` is None if the command does not search for any."""
+    """Return a report with the common parts. ``findings`` is None if the command does not check for findings."""
     of_interest = [finding.version for finding in findings or () if finding.version is not None]
     rows, rows_left_out = version_rows(versions, of_interest)
     return Page(
@@ -182,7 +182,7 @@ def _record_of(info: VersionInfo) -> VersionRecord:
 
 
 def _unreadable_versions(versions: Timeline) -> str:
-    """Return a text about the number of versions that cannot be read."""
+    """Return a note with the number of versions that cannot be read."""
     words = {
         VersionState.EXPIRED: "expired",
         VersionState.PURGED: "purged",
@@ -303,7 +303,7 @@ def _verification_headline(report: VerifyReport, versions: Timeline) -> str:
 _MAX_ROWS = 500
 _MAX_NAME_CHARS = 120
 _MAX_COLUMNS_CHARS = 300
-#: In the order of importance for a reader.
+#: Ordered by importance for a reader.
 _SECTIONS = (
     (ChangedOn.BOTH, "Changed on both sides: resolve before a promotion"),
     (ChangedOn.CLONE, "Changed only in the clone: included in a promotion"),
@@ -323,7 +323,7 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSection:
-    """The objects with changes on the same sides."""
+    """The objects that changed on the same sides."""
 
     title: str
     rows: tuple[ComparedRow, ...]
@@ -377,7 +377,7 @@ def _row(compared: ComparedObject) -> ComparedRow:
 
 
 def _text(kind: str | None, delta: TableDelta | None) -> str:
-    """Return the change of one side: its kind, and the numbers of rows and bytes."""
+    """Describe the change on one side: its kind, and the numbers of rows and bytes."""
     if kind is None:
         return ""
     parts = [kind]

@@ -48,9 +48,9 @@ logger = logging.getLogger(__name__)
 
 #: The values of ``Sec-Fetch-Site`` that a server without tokens accepts.
 _SITES = frozenset({"none", "same-origin"})
-#: How long a request for metrics waits for the lakehouses. The previous values are used for slower ones.
+#: How long a request for metrics waits for the lakehouses. For slower lakehouses, the previous values are used.
 _METRICS_SECONDS = 5.0
-#: The status page, and its headers: browsers must load no external content, and keep no copy.
+#: The status page, and its headers: browsers must not load external content or keep a copy.
 _PAGE = b"/"
 _PAGE_HEADERS = {
     "content-type": "text/html; charset=utf-8",
@@ -59,7 +59,7 @@ _PAGE_HEADERS = {
     "cache-control": "no-store",
     "referrer-policy": "no-referrer",
 }
-#: The endpoint for OAuth tokens, which clients use that are configured with a client id and a secret.
+#: The endpoint for OAuth tokens, used by clients that are configured with a client id and a secret.
 _OAUTH = b"/v1/oauth/tokens"
 _READ_ENDPOINTS = (b"/v1/config", b"/metrics")
 _MAX_QUERY_BYTES = 16 << 10
@@ -82,11 +82,11 @@ class _HeldBody:
 class Application:
     """A server of lakehouses as an ASGI application.
 
-    The constructor raises the errors of opening the lakehouses and of reading the token and issuer files.
+    The constructor raises an error if a lakehouse cannot be opened, or if the token or issuer file cannot be read.
 
     Args:
         settings: The settings of the server.
-        warehouses: The lakehouses to serve instead of those in the settings, None to open those.
+        warehouses: The lakehouses to serve. None opens the lakehouses in the settings.
     """
 
     def __init__(self, settings: ServerSettings, warehouses: Warehouses | None = None):
@@ -115,7 +115,7 @@ class Application:
         self._is_stopping = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, or an event of the process' lifespan."""
+        """Handle a request, or an ASGI lifespan event."""
         if scope["type"] == "http":
             request = Request(scope, receive)
             response = await self._serve_logged(request)
@@ -134,7 +134,7 @@ class Application:
                 return
 
     def stop(self) -> None:
-        """Reject new requests, and wait until those that have begun are finished, above all commits."""
+        """Reject new requests, and wait until requests that have begun, especially commits, are finished."""
         self._is_stopping = True
         self.scheduler.workers.close()
         self.metrics.close()
@@ -170,7 +170,7 @@ class Application:
         path, changes, held_body = request.scope["raw_path"], False, _HeldBody()
         is_look = request.method in ("GET", "HEAD")
         if "transfer-encoding" in request.headers and "content-length" in request.headers:
-            # A proxy may use the other header for the length, and forward the rest of the body as another request.
+            # A proxy may determine the length from the other header, and forward the rest of the body as another request.
             error = RejectedError(
                 400,
                 "BadRequestException",
@@ -216,7 +216,7 @@ class Application:
                 return await self._execute(execution, route, call, is_large=len(body) > LARGE_BODY_BYTES)
         except ClientDisconnect:
             return failed(bad_request("the client disconnected before the request began"), changes=False, request_id="")
-        except Exception as error:  # noqa: BLE001 - each becomes a response, and unexpected ones are logged
+        except Exception as error:  # noqa: BLE001 - each error becomes a response, and unexpected errors are logged
             return failed(error, changes=changes, request_id=request_id)
         finally:
             self.n_body_bytes -= held_body.n_bytes
@@ -235,7 +235,7 @@ class Application:
     async def _execute(
         self, execution: Execution, route: Route, make_call: Callable[[], Call], *, is_large: bool
     ) -> JsonResponse:
-        """Run a request. One that changes tables waits in their queues between two steps, without a thread."""
+        """Run a request. A request that changes tables waits in their queues between two steps, without a thread."""
         kind = Work.LARGE if is_large else route.work
         if route.tables is None:
 
@@ -254,7 +254,7 @@ class Application:
             lakehouse = call.warehouse.served
             try:
                 return call, frozenset((lakehouse.name, *name) for name in tables_of(call))
-            except Exception as error:  # noqa: BLE001 - it becomes a response, and is counted
+            except Exception as error:  # noqa: BLE001 - the error becomes a response, and is counted
                 return self._failed_change(call, error)
 
         prepared = await execution.run(kind, in_this_context(prepare), changes=False)
@@ -270,7 +270,7 @@ class Application:
         with change_span(lakehouse):
             try:
                 response = route.handle(call)
-            except Exception as error:  # noqa: BLE001 - it becomes a response, and is counted
+            except Exception as error:  # noqa: BLE001 - the error becomes a response, and is counted
                 return self._failed_change(call, error)
             self.metrics.note_commit(lakehouse, response.status)
             return response
@@ -290,7 +290,7 @@ class Application:
             raise forbidden(
                 f"{principal.name} is not allowed to read metrics: that needs access to all lakehouses of the server"
             )
-        if self._reading_metrics is None or self._reading_metrics.done():  # at most one thread reads them
+        if self._reading_metrics is None or self._reading_metrics.done():  # at most one thread reads metrics
             self._reading_metrics = asyncio.create_task(asyncio.to_thread(self._states.emit))
         await asyncio.wait({self._reading_metrics}, timeout=_METRICS_SECONDS)
         return JsonResponse(200, self.metrics.text(), {"content-type": CONTENT_TYPE})
@@ -322,7 +322,7 @@ class Application:
         return self._anonymous
 
     def _warehouse(self, principal: Principal, name: str) -> Warehouse:
-        # Checked first, so that the response does not reveal whether a lakehouse or a warehouse exists.
+        # Check this first, so that the response does not reveal whether a lakehouse or a warehouse exists.
         if not principal.may_see(self.warehouses.lakehouse_of(name)) or principal.max_scope < Granted.READ:
             raise forbidden(f"{principal.name} is not allowed to access this lakehouse")
         return self.warehouses.named(name)

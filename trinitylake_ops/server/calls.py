@@ -68,7 +68,7 @@ class Call:
     path: str
     #: The decoded names in the path, by their names in the route template.
     names: Mapping[str, str]
-    #: The parameters of the query.
+    #: The query parameters.
     query: Mapping[str, str]
     #: The headers, by lower-case name.
     headers: Mapping[str, str]
@@ -108,11 +108,11 @@ class Call:
         return _UNPRINTABLE.sub("?", self.headers.get("user-agent", ""))[:_MAX_CLIENT_CHARS]
 
     def document(self) -> dict[str, Any]:
-        """Return the body as a JSON object. Raises RejectedError: 400, or 413 if it has too many values."""
-        # Marks within strings are counted as well. Parsed, a value takes tens of bytes for as few as two of the body.
+        """Return the body as a JSON object. Raises RejectedError (400, or 413 for too many values)."""
+        # Punctuation within strings is counted as well. A parsed value takes tens of bytes, but as few as two in the body.
         if sum(self.body.count(mark) for mark in (b",", b"[", b"{")) > _MAX_VALUES:
             raise RejectedError(413, "BadRequestException", f"the body contains more than {_MAX_VALUES} values")
-        # An object becomes a schema field, an update or a part of a filter, at about 0.1 ms of work each.
+        # An object becomes a schema field, an update or a part of a filter, which takes about 0.1 ms each.
         if self.body.count(b"{") > _MAX_OBJECTS:
             raise RejectedError(413, "BadRequestException", f"the body contains more than {_MAX_OBJECTS} objects")
         try:
@@ -193,7 +193,7 @@ class Call:
         return RequestedTable(catalog, definition, latest)
 
     def flag(self, name: str) -> bool:
-        """Return a boolean parameter of the query, False if absent. Raises RejectedError, 400."""
+        """Return a boolean query parameter, False if it is absent. Raises RejectedError, 400."""
         value = self.query.get(name, "false").lower()
         if value not in ("true", "false"):
             raise bad_request(f"{name} must be true or false")
@@ -213,7 +213,7 @@ class RequestedTable:
 
 
 def _check_numbers(content: Any) -> None:
-    """Raise RejectedError, 400, for numbers beyond 64 bits, NaN or infinity, which other programs could not read."""
+    """Raise RejectedError (400) for NaN, infinity and numbers beyond 64 bits, which other programs could not read."""
     pending = [content]
     while pending:
         value = pending.pop()
@@ -299,7 +299,7 @@ T = TypeVar("T")
 KEY_LIFETIME_MS = 30 * 60_000
 #: The accepted difference between the clocks of clients and of the storage.
 CLOCK_MARGIN_MS = 5 * 60_000
-#: How often a change is attempted if it conflicts with other commits.
+#: The maximum number of attempts for a change that conflicts with other commits.
 MAX_ATTEMPTS = 20
 _MAX_MESSAGE_CHARS = 500
 _MAX_REQUEST_CHARS = 300
@@ -310,7 +310,7 @@ _KEYED = "asked"
 
 
 class RequestTarget(LatestTarget):
-    """The latest version of a lakehouse, as the target of the changes of one request."""
+    """The latest version of a lakehouse, as the target of one request's changes."""
 
     def __init__(self, call: Call):
         self._call = call
@@ -374,7 +374,7 @@ def _checked_key(key: str) -> str:
 
 
 def _check_unpublished(lake: Lakehouse, publication: str, key: uuid.UUID, call: Call) -> Callable[[Snapshot], None]:
-    """Return a condition: no version since the key was created contains the publication.
+    """Return a precondition: no version since the key was created contains the publication.
 
     Each version is searched once. The key's timestamp is from the client's clock, and is trusted only within a margin.
     """
@@ -427,13 +427,13 @@ def changed(call: Call, change: Callable[[TrinityLakeCatalog], T]) -> T | None:
 
     Args:
         call: The request.
-        change: Makes the change; also called for each retry.
+        change: Makes the change. Called again for each retry.
 
     Returns:
         The result of the change, None if an earlier attempt of this request was already committed.
 
     Raises:
-        CommitFailedException: After too many conflicts. Other errors of the catalog are passed on.
+        CommitFailedException: After too many conflicts. Other errors of the catalog are raised unchanged.
     """
     catalog = call.warehouse.served.catalog_on(RequestTarget(call))
     return retry_on_conflict(lambda: change(catalog), call.note_conflict)
@@ -450,7 +450,7 @@ def retry_on_conflict(attempt: Callable[[], T], note_conflict: Callable[[], None
         The result of the attempt, None if the request was already carried out.
 
     Raises:
-        CommitFailedException: After ``MAX_ATTEMPTS`` conflicts. Other errors of an attempt are passed on.
+        CommitFailedException: After ``MAX_ATTEMPTS`` conflicts. Other errors of an attempt are raised unchanged.
     """
     conflict: Exception | None = None
     for _ in range(MAX_ATTEMPTS):

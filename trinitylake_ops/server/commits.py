@@ -1,4 +1,4 @@
-"""Commits of tables: a request becomes one version of the lakehouse, however many tables it changes.
+"""Table commits: a request becomes one version of the lakehouse, regardless of how many tables it changes.
 
 Requirements are checked against the version that the commit builds on. After a conflict, the engine rebases. If it
 cannot, because the same table has changed, the request is applied to the new latest version from scratch. A client
@@ -81,7 +81,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
-#: The maximum number of updates and of requirements. Each update is applied to all metadata, so their costs multiply.
+#: The maximum number of updates and of requirements. Each update processes the whole metadata, so the costs multiply.
 _MAX_PARTS = 1_000
 #: The entries of large manifests can take gigabytes of memory, so only one commit at a time may load them.
 _LARGE_MANIFESTS = threading.Lock()
@@ -104,7 +104,7 @@ class TableCommit:
 
     @classmethod
     def of(cls, request: CommitTableRequest) -> TableCommit:
-        """Return the commit of a request. Raises NoSuchNamespaceError, or RejectedError if it has too many parts."""
+        """Return the table commit in a request. Raises NoSuchNamespaceError, or RejectedError if it has too many parts."""
         if max(len(request.updates), len(request.requirements)) > _MAX_PARTS:
             raise bad_request(
                 f"a table commit may have at most {_MAX_PARTS} updates and as many requirements; split it"
@@ -139,7 +139,7 @@ class Committed:
 
 
 def commit_tables(call: Call, commits: Sequence[TableCommit]) -> Mapping[Name, Committed]:
-    """Commit changes of tables as one version.
+    """Commit changes to tables as one version.
 
     Args:
         call: The request.
@@ -190,7 +190,7 @@ def _present(catalog: TrinityLakeCatalog, commits: Sequence[TableCommit]) -> dic
 
 
 class _Attempt:
-    """One attempt to commit a request, on ``base`` or, if that is None, on the latest version."""
+    """One attempt to commit a request, on ``base`` or, if ``base`` is None, on the latest version."""
 
     def __init__(self, call: Call, commits: Sequence[TableCommit], base: Snapshot | None = None):
         self._call = call
@@ -203,7 +203,7 @@ class _Attempt:
         self._io: StorageFileIO = self._catalog.io
 
     def commit(self) -> Mapping[Name, Committed]:
-        """Commit, and return each table after it. Raises as :func:`commit_tables`, and CommitConflictError."""
+        """Commit, and return each table after it. Raises CommitConflictError, and the errors of :func:`commit_tables`."""
         with self._txn:
             tables = {commit.name: self._load(commit) for commit in self._commits}
             if any(_was_applied(commit, tables[commit.name]) for commit in self._commits):
@@ -261,9 +261,9 @@ class _Attempt:
         return self._read_back(response)
 
     def _read_back(self, response: CommitTableResponse) -> Committed:
-        """Return a table after the commit, from the bytes that the commit writes. Raises as :func:`check_readable`.
+        """Return a table after the commit, from the bytes that the commit writes. Raises the errors of :func:`check_readable`.
 
-        They are parsed once: the result is cached for the next request for the table.
+        The bytes are parsed once, and the result is cached for the next request for the table.
         """
         uri = response.metadata_location
         data = self._txn.added_file(uri.removeprefix(self._io.root))
@@ -329,7 +329,7 @@ class _Attempt:
         The transaction is backdated to the oldest file that the snapshots add.
 
         Returns:
-            The entries of manifests that are new in the table, and the ids of snapshots with an empty manifest list.
+            The entries of manifests that are new to the table, and the ids of snapshots with an empty manifest list.
 
         Raises:
             RejectedError: If a file is outside the table, cannot be read, or is invalid.
@@ -348,7 +348,7 @@ class _Attempt:
             raise bad_request(f"cannot read a file that the commit refers to: {error}") from error
         except (
             LocationNotAllowedError
-        ) as error:  # its advice, to allow a root, only helps if the table already has such files
+        ) as error:  # the error's advice to allow a root only helps if the table already has such files
             if current is not None:
                 self._reached_locations(commit, io)
             raise _outside(error.path or "the file", location) from error
@@ -394,7 +394,7 @@ def _outside(file: str, location: str) -> RejectedError:
 
 def _is_within(file: str, location: str) -> bool:
     try:
-        return to_location(f"{location}/", file) != file  # engines on Hadoop write some URIs in another form
+        return to_location(f"{location}/", file) != file  # Hadoop-based engines write some URIs in another form
     except InvalidLocationError:
         return False
 
@@ -430,7 +430,7 @@ def _check_all_applied(commits: Sequence[TableCommit], tables: Mapping[Name, Tab
 
 
 def _holds(commit: TableCommit, table: Table | None) -> bool:
-    """Whether a table has the changes of a commit, as far as later commits cannot have replaced them."""
+    """Whether a table has the changes of a commit, except for changes that later commits may have replaced."""
     if table is None or not (_was_applied(commit, table) or not commit.added):
         return False
     metadata, request = table.metadata, commit.request

@@ -20,9 +20,10 @@ from trinitylake_ops.storage.opening import with_environment
 
 #: The access delegation header, and the values that a client may request.
 DELEGATION, _VENDED, _SIGNING = "x-iceberg-access-delegation", "vended-credentials", "remote-signing"
-#: Further client properties that an S3 storage needs, by Iceberg's names. They contain no secret.
+#: Additional client properties for an S3 storage, by Iceberg's names. They contain no secrets.
 _ENDPOINT = "s3.endpoint"
-#: The specification uses the first name for the region, which only Java clients need. The second is pyiceberg's.
+#: Names of the region property. The specification uses the first one, which only Java clients need; pyiceberg uses the
+#: second one.
 _REGIONS = ("client.region", "s3.region")
 _PATH_STYLE = "s3.path-style-access"
 _GCS_ENDPOINT = "gcs.service.host"
@@ -46,7 +47,7 @@ def vends(call: Call, requested: RequestedTable | None) -> bool:
 
     Args:
         call: The request.
-        requested: The table, None for one that the request creates.
+        requested: The table, or None if the request creates it.
 
     Raises:
         StorageError: If the latest version cannot be read at the moment.
@@ -57,13 +58,13 @@ def vends(call: Call, requested: RequestedTable | None) -> bool:
 def vends_credentials(call: Call, requested: RequestedTable | None) -> bool:
     """Whether the client may get credentials for the folder of a table that the principal may read.
 
-    Credentials give access to all files in the folder, including those of the latest version. A warehouse of an older
-    version therefore vends them only for a table that still exists in the latest version. The principal may read those
+    Credentials give access to all files in the folder, including those of the latest version. A warehouse at an older
+    version therefore vends credentials only for a table that still exists in the latest version. The principal may read those
     files there, because :meth:`Call.requested_table` has checked its rights under all current names.
 
     Args:
         call: The request.
-        requested: The table, None for one that the request creates.
+        requested: The table, or None if the request creates it.
 
     Raises:
         StorageError: If the latest version cannot be read at the moment.
@@ -75,14 +76,14 @@ def vends_credentials(call: Call, requested: RequestedTable | None) -> bool:
 
 
 def access_at(call: Call, namespace: str, table: str, location: str | None, *, writes: bool, is_vended: bool) -> Access:
-    """Return what a client needs to access the files of a table.
+    """Return the configuration that a client needs to access the files of a table.
 
     Args:
         call: The request.
         namespace: The namespace of the table.
         table: The name of the table.
         location: The location of the table, None for an external table.
-        writes: Whether the client may write there.
+        writes: Whether the client may write in the folder.
         is_vended: Whether the client gets credentials, from :func:`vends`.
 
     Raises:
@@ -108,12 +109,12 @@ def access_at(call: Call, namespace: str, table: str, location: str | None, *, w
 
 
 def vended_credentials(call: Call, folder: str, *, writes: bool) -> list[dict[str, Any]]:
-    """Return credentials for a table's folder in the specification's form.
+    """Return credentials for a table's folder in the form that the specification defines.
 
     Args:
         call: The request.
         folder: The URI of the folder.
-        writes: Whether the client may write there.
+        writes: Whether the client may write in the folder.
 
     Raises:
         InvalidInputError: If credentials cannot be restricted to the folder.
@@ -126,7 +127,7 @@ def vended_credentials(call: Call, folder: str, *, writes: bool) -> list[dict[st
 
 
 def may_write(call: Call, namespace: str, requested: RequestedTable) -> bool:
-    """Whether the principal may write to a table, in the requested warehouse.
+    """Whether the principal may write to a table in the requested warehouse.
 
     Args:
         call: The request.
@@ -209,7 +210,7 @@ def load_credentials(call: Call) -> JsonResponse:
 
 
 def sign_request(call: Call) -> JsonResponse:
-    """Sign a request for a file of a table. In an older version, only reads of files of that version are signed."""
+    """Sign a request for a file of a table. At an older version, only reads of that version's files are signed."""
     requested = call.requested_table()
     folder = _folder(call, requested)
     delegate = call.warehouse.served.delegate

@@ -33,11 +33,11 @@ from trinitylake_ops.storage.http.settings import is_loopback
 
 logger = logging.getLogger(__name__)
 
-#: Keys are fetched again when they are older than this, so that a withdrawn key is rejected after at most this time.
+#: Keys that are older than this are fetched again, so that a withdrawn key is rejected after at most this time.
 KEPT_SECONDS = 300.0
-#: How long keys are used while their address does not respond.
+#: How long cached keys are used while their address does not respond.
 MAX_KEPT_SECONDS = 3_600.0
-#: The minimum interval between downloads that unknown keys in tokens cause.
+#: The minimum interval between downloads that are caused by unknown keys in tokens.
 PAUSE_SECONDS = 10.0
 MAX_FETCH_SECONDS = 10.0
 MAX_BYTES = 1 << 20
@@ -109,11 +109,11 @@ class Keys:
         """Return the key with an id that fits an algorithm.
 
         Args:
-            kid: The key id in the token. A token without an id needs exactly one key of the algorithm's family.
+            kid: The key id in the token. For a token without a key id, there must be exactly one key of the algorithm's family.
             algorithm: The algorithm in the token.
 
         Returns:
-            The key, None if there is no such key or more than one.
+            The key, or None if there is no matching key or more than one.
 
         Raises:
             KeysUnavailableError: If there are no keys, or they are too old.
@@ -181,7 +181,7 @@ def _read(url: str) -> bytes:
     parts, n_bytes = [], 0
     try:
         opened = urllib.request.build_opener(_NoRedirect).open(request, timeout=_CONNECT_SECONDS)
-    except HTTPError as error:  # it is also an open response
+    except HTTPError as error:  # the error is also an open response
         error.close()
         raise OSError(f"the response has status {error.code}") from None
     with opened as response:
@@ -195,7 +195,7 @@ def _read(url: str) -> bytes:
     return b"".join(parts)
 
 
-#: Algorithms with public keys only: with a shared secret, a server that verifies tokens could also create them.
+#: Only algorithms with public keys: with a shared secret, a server that verifies tokens could also create tokens.
 ALGORITHMS = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 )  # fmt: skip
@@ -212,7 +212,7 @@ class Grant:
 
     #: The scope in namespaces without an entry in ``namespaces``.
     scope: Scope
-    #: The scopes of single namespaces.
+    #: The scopes in individual namespaces.
     namespaces: Mapping[str, Scope] = field(default_factory=dict)
 
 
@@ -220,7 +220,7 @@ class Grant:
 class IssuerSettings:
     """Settings of a token issuer."""
 
-    #: The name, which prefixes its principals.
+    #: The name, which is a prefix of the names of its principals.
     name: str
     #: The exact value of a token's ``iss`` claim.
     issuer: str
@@ -236,7 +236,7 @@ class IssuerSettings:
     principal: str = "sub"
     #: The claim whose values select ``grants``.
     claim: str = "scope"
-    #: The names of the lakehouses that its principals may access, None for all.
+    #: The names of the lakehouses that its principals may access, or None for all lakehouses.
     lakehouses: frozenset[str] | None = None
 
 
@@ -294,7 +294,7 @@ def _texts(where: str, name: str, value: Any) -> list[str]:
 
 
 def _checked_url(where: str, url: str) -> str:
-    """Return the address of keys. It must use TLS, because forging keys in transit would let attackers sign tokens."""
+    """Return the address of keys. It must use TLS, because otherwise an attacker could forge keys in transit and sign tokens."""
     try:
         split = urlsplit(url)
         host = split.hostname or ""
@@ -332,7 +332,7 @@ _MAX_VALUES = 1_000
 
 
 def signed_token(authorization: str | None) -> str | None:
-    """Return the signed token in an ``Authorization`` header, None if the header contains no token of that form."""
+    """Return the signed token in an ``Authorization`` header, or None if it contains no token in that form."""
     kind, _, token = (authorization or "").partition(" ")
     return token.strip() if kind.lower() == "bearer" and _SIGNED.fullmatch(token.strip()) else None
 
@@ -355,7 +355,7 @@ class Issuers:
             keys.close()
 
     async def principal(self, token: str) -> Principal:
-        """Return the principal of a token. Raises RejectedError: 401, or 503 if the issuer's keys are not available."""
+        """Return the principal of a token. Raises RejectedError (401, or 503 if the keys are not available)."""
         if len(token) > _MAX_CHARS:
             raise unauthorized_error("the token is too long")
         header, issuer = _header(token), _claimed_issuer(token)
@@ -426,7 +426,7 @@ def _claimed_issuer(token: str) -> str:
 
 
 def _principal(settings: IssuerSettings, claims: dict[str, Any]) -> Principal:
-    """Return the principal of verified claims. The issuer's prefix keeps its name apart from static tokens."""
+    """Return the principal of verified claims. The issuer's prefix distinguishes its name from those of static tokens."""
     subject = claims.get(settings.principal)
     if not isinstance(subject, str) or not _PRINCIPAL.fullmatch(subject):
         raise unauthorized_error(

@@ -28,7 +28,7 @@ from trinitylake_ops.server.tokens import Scope
 
 
 def list_namespaces(call: Call) -> JsonResponse:
-    """List the namespaces that the principal may read. A namespace contains no other namespaces."""
+    """List the namespaces that the principal may read. Namespaces cannot be nested."""
     catalog, parent = call.warehouse.catalog(), call.query.get("parent")
     if parent:
         name = single_level(parent.split(SEPARATOR))
@@ -107,7 +107,7 @@ def _writable(call: Call) -> str:
 
 
 def list_views(call: Call) -> JsonResponse:
-    """List the views of a namespace."""
+    """List the views in a namespace."""
     namespace = call.namespace
     call.check(Scope.READ, namespace)
     page, token = page_of(call, [name for _, name in call.warehouse.catalog().list_views((namespace,))])

@@ -1,4 +1,4 @@
-"""Every operation of the server: method, path, parameters, statuses and error types. Written manually.
+"""Every operation of the server: method, path, parameters, statuses and error types. This list is maintained manually.
 
 Tests send generated requests, and fail for any response that is not listed here. The reference in
 docs/rest-catalog/run.md is generated from it.
@@ -36,7 +36,7 @@ UNAVAILABLE = (503, "ServiceUnavailableException")
 LATE = (504, "ServiceUnavailableException")
 LATE_COMMIT = (504, "CommitStateUnknownException")
 
-#: Errors that any request may get.
+#: Errors that may occur for any request.
 _ALWAYS: Errors = (BAD, UNAUTHORIZED, FORBIDDEN, LATE_BODY, TOO_LARGE, UNAVAILABLE)
 _READING: Errors = (*_ALWAYS, NO_WAREHOUSE, NO_NAMESPACE, BROKEN, LATE)
 _CHANGING: Errors = (*_ALWAYS, NO_WAREHOUSE, NO_NAMESPACE, CONFLICT, UNPROCESSABLE, UNKNOWN, LATE_COMMIT)
@@ -63,7 +63,7 @@ class Operation:
     path: str
     #: The scope that a token needs.
     scope: str
-    #: The statuses of success.
+    #: The statuses of successful responses.
     responses: tuple[int, ...]
     #: The possible errors, as statuses and error types.
     errors: Errors
@@ -251,7 +251,7 @@ OPERATIONS = (
     Operation("registerView", "POST", f"{_NAMESPACE}/register-view", "write", (), (*_CHANGING, UNSUPPORTED)),
 )
 
-#: Errors of requests that match no operation.
+#: Errors for requests that match no operation.
 OF_NO_OPERATION: Errors = (*_ALWAYS, NO_PATH, NO_METHOD)
 
 

@@ -30,7 +30,7 @@ UNAVAILABLE = "ServiceUnavailableException"
 _MAX_MESSAGE_CHARS = 2_000
 _SHOWN_FAULTS = 3
 
-#: The first match applies, so a subclass must precede its base class.
+#: Status and error type by exception class. The first match applies, so a subclass must precede its base class.
 _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (NoSuchNamespaceError, 404, "NoSuchNamespaceException"),
     (NoSuchTableError, 404, "NoSuchTableException"),
@@ -71,7 +71,7 @@ class JsonResponse:
 
 
 class RejectedError(errors.TrinityLakeError):
-    """A request is rejected with a status and an error type of the specification.
+    """A request is rejected with a status and an error type from the specification.
 
     Args:
         status: The HTTP status.
@@ -118,7 +118,7 @@ def too_many(message: str) -> RejectedError:
 
 
 def ok(model: IcebergBaseModel | Mapping[str, Any], headers: Mapping[str, str] | None = None) -> JsonResponse:
-    """Return the response 200.
+    """Return a 200 response.
 
     Args:
         model: The body, as a model of pyiceberg or a JSON document.
@@ -139,13 +139,13 @@ def table_response(
     members: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JsonResponse:
-    """Return the response 200 with a table.
+    """Return a 200 response with a table.
 
     Args:
         location: The URI of its metadata file, None for a staged table.
         metadata: The end of the body with the table's metadata, from :func:`as_member`. It is by far the largest part,
             so it is encoded once and sent unchanged.
-        members: Further members of the body.
+        members: Additional members of the body.
         headers: Additional headers.
     """
     first = {} if location is None else {"metadata-location": location}
@@ -165,8 +165,8 @@ NO_CONTENT = JsonResponse(204)
 def failed(error: Exception, *, changes: bool, request_id: str) -> JsonResponse:
     """Return the response to a request that failed, and log unexpected errors.
 
-    For a change, clients treat 500 as an unknown outcome. A storage error that certainly changed nothing is therefore
-    reported as 503. The response does not contain the text of unexpected errors.
+    For a change, clients treat 500 as an unknown outcome. A storage error after which it is certain that nothing changed is
+    therefore reported as 503. The response does not contain the text of unexpected errors.
 
     Args:
         error: The failure.
@@ -197,7 +197,7 @@ def token_rejection() -> JsonResponse:
 
 
 def late_error(*, changes: bool) -> RejectedError:
-    """Return the error for a request that exceeded its time limit. It continues, so a change has an unknown outcome."""
+    """Return the error for a request that exceeded its time limit. The request continues, so the outcome of a change is unknown."""
     return RejectedError(
         504,
         UNKNOWN_STATE if changes else UNAVAILABLE,
@@ -229,7 +229,7 @@ def _failure(
     *,
     reason: str | None = None,
 ) -> JsonResponse:
-    """Return an error response of the specification. ``reason`` is the code of one of this package's errors."""
+    """Return an error response of the specification. ``reason`` is the code of an error of this package."""
     short_message = message[:_MAX_MESSAGE_CHARS]
     error = {"message": short_message, "type": kind, "code": status} | ({} if reason is None else {"reason": reason})
     body = json.dumps({"error": error}).encode()

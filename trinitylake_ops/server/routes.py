@@ -30,22 +30,22 @@ class Route:
 
     #: The HTTP method.
     method: str
-    #: The path, with ``{name}`` in place of each name.
+    #: The path template, with a placeholder ``{name}`` for each name.
     template: str
     #: The request handler.
     handle: Callable[[Call], JsonResponse]
     #: Whether the request changes the lakehouse.
     changes: bool = False
-    #: Whether the endpoint is in the list that clients get.
+    #: Whether the endpoint is in the list that is sent to clients.
     is_documented: bool = True
-    #: Checks the principal's rights and returns the tables that the request changes, in whose queues it waits.
+    #: Checks the principal's rights and returns the tables that the request changes. The request waits in their queues.
     tables: Callable[[Call], Collection[Name]] | None = None
     #: Whether the request plans a scan.
     plans: bool = False
 
     @property
     def work(self) -> Work:
-        """The class of work of requests without a large body."""
+        """The class of work for requests without a large body."""
         if self.plans:
             return Work.PLAN
         return Work.CHANGE if self.changes else Work.READ
@@ -89,7 +89,7 @@ ROUTES = (
     Route("POST", "/v1/{prefix}/views/rename", views.rename_view, changes=True),
     Route("POST", f"{_NAMESPACE}/register-view", views.register_view, changes=True, is_documented=False),
 )
-#: The endpoints that clients get with the configuration.
+#: The endpoints that the configuration response lists.
 ENDPOINTS = tuple(f"{route.method} {route.template}" for route in ROUTES if route.is_documented)
 _SPLIT = tuple((route, route.template.strip("/").split("/")) for route in ROUTES)
 

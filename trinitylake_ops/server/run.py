@@ -26,7 +26,7 @@ from trinitylake_ops.server.settings import Limits, ServerSettings
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2_048
-#: The interval of thread switches. By default, a request waits 5 ms for the interpreter per thread that computes.
+#: The interval of thread switches. By default, a request waits up to 5 ms for the interpreter for each busy thread.
 _SWITCH_SECONDS = 0.0005
 #: Additional listening sockets. For each listening socket, uvloop accepts only one connection before it serves all
 #: connections with pending data, so new clients would wait behind many active ones.
@@ -35,9 +35,9 @@ _MAX_FILES = 65_536
 #: For TLS 1.2, only cipher suites with forward secrecy and authenticated encryption. All suites of TLS 1.3 are allowed.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _MAX_HEADER_BYTES = 64 << 10
-#: The number of open files that are reserved for the storage, however many clients are connected.
+#: The number of open files that are reserved for the storage, regardless of the number of connected clients.
 FILES_FOR_STORAGE = 512
-#: A body may arrive in this number of chunks of any size, plus one more per this number of bytes.
+#: A body may arrive in ``_FREE_CHUNKS`` chunks of any size, plus one chunk for every ``_BYTES_PER_CHUNK`` bytes.
 _FREE_CHUNKS, _BYTES_PER_CHUNK = 128, 256
 
 
@@ -64,7 +64,7 @@ class ChunkLimitedParser(h11.Connection):
 
 
 class LimitedConnection(H11Protocol):
-    """A connection with limits for slow clients: slow heads, slow bodies, and unread responses.
+    """A connection with limits for slow clients, which send heads or bodies slowly, or do not read responses.
 
     uvicorn itself only limits the time between requests.
     """
@@ -92,7 +92,8 @@ class LimitedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the head of a request, or close the connection if there are too many."""
         super().connection_made(transport)
-        # asyncio's own loop sets it for some sockets only. Without it, the second part of a response is delayed 40 ms.
+        # asyncio's own loop sets this option only for some sockets. Without it, the second part of a response is delayed
+        # by 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.max_connections:
             transport.abort()
@@ -106,7 +107,7 @@ class LimitedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Process received data. Between requests, it is the next request's head or the rest of an unused body."""
+        """Process received data. Between requests, the data is the head of the next request or the rest of an unused body."""
         is_first, self._is_new = self._is_new, False
         super().data_received(data)
         if not getattr(self.cycle, "response_complete", True):
@@ -127,7 +128,7 @@ class LimitedConnection(H11Protocol):
             self._bound_unread()
 
     def _bound_unread(self) -> None:
-        """Close the connections with the oldest unread responses, until the other connections are within the limit."""
+        """Close the connections with the oldest unread responses, until the remaining connections are within the limit."""
         self.unread.pop(self, None)
         self.unread[self] = None
         sizes = {connection: connection.transport.get_write_buffer_size() for connection in self.unread}
@@ -229,7 +230,7 @@ def _check_certificate(settings: ServerSettings) -> None:
 
 @contextlib.contextmanager
 def _stopped_by_signals(server: uvicorn.Server) -> Iterator[None]:
-    """Make signals only stop the server. uvicorn raises them again afterwards, which would end the process."""
+    """Make signals only stop the server. uvicorn raises the signals again afterwards, which would end the process."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True

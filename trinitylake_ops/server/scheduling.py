@@ -27,9 +27,9 @@ class Scheduler:
     """Decides when requests run.
 
     Args:
-        limits: The limits of requests.
-        is_shared: Whether requests have different principals.
-        ended_late: Called with the job of a request whose client got a timeout, when the job ends.
+        limits: The request limits.
+        is_shared: Whether requests come from different principals.
+        ended_late: Called when a job ends after its client has received a timeout error.
     """
 
     def __init__(self, limits: Limits, *, is_shared: bool, ended_late: Callable[[asyncio.Future[object]], None]):
@@ -49,7 +49,7 @@ class Scheduler:
         return Execution(self, principal, request, self._seconds)
 
     def note_late(self, job: Job) -> None:
-        """Report a job when it ends, because its client got a timeout."""
+        """Report a job when it ends, because its client has received a timeout error."""
         job.ended.add_done_callback(self._ended_late)
 
 
@@ -74,7 +74,7 @@ class Execution:
             kind: The class of work.
             work: The step.
             changes: Whether the step may change a lakehouse.
-            tables: The tables that the step changes. It waits, without a thread, until it is first in their queues.
+            tables: The tables that the step changes. The step waits, without occupying a thread, until it is first in their queues.
 
         Raises:
             RejectedError: 503 if the step did not begin, 504 if it did not end in time.
@@ -155,7 +155,7 @@ class Readiness:
         self._probed_s, self._responds = -MAX_PROBE_AGE_S, True
 
     async def failures(self) -> list[str]:
-        """Return the reasons why the server is not ready, without names of lakehouses. Empty if it is ready."""
+        """Return the reasons why the server is not ready, without lakehouse names. Empty if the server is ready."""
         reasons = [f"saturated-{kind}" for kind in self._workers.saturated(STALLED_SECONDS)]
         if not await self._lakehouses_respond():
             reasons.append("storage-unreachable")
@@ -165,7 +165,7 @@ class Readiness:
 
     async def _lakehouses_respond(self) -> bool:
         if time.monotonic() - self._probed_s >= MAX_PROBE_AGE_S:
-            # One probe at a time, so that a hanging storage occupies only one thread, however often clients probe.
+            # Only one probe runs at a time, so that a hanging storage occupies a single thread, however often clients probe.
             if self._probe is None or self._probe.done():
                 self._probe = asyncio.create_task(self._all_respond())
             await asyncio.wait({self._probe}, timeout=PROBE_TIMEOUT_S)

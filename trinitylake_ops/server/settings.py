@@ -1,4 +1,4 @@
-"""Settings of a server: its lakehouses, authentication, TLS, and the limits of requests."""
+"""Server settings: the lakehouses, authentication, TLS, and request limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LakehouseSettings:
     root: str
     #: The options of its storage.
     storage_options: StorageOptions
-    #: How clients get access to the files of tables.
+    #: How clients get access to table files.
     files: DelegationSettings = field(default_factory=DelegationSettings)
 
 
@@ -54,14 +54,14 @@ class Limits:
     idle_seconds: float = 75.0
     #: How long clients may take to send a body or to read a response after the server has begun to stop.
     stop_seconds: float = 10.0
-    #: The maximum number of names in one page of a list.
+    #: The maximum number of names on one page of a list.
     page_names: int = 1_000
     #: How long a request may run before the client gets an error; the work continues. Also how long a client may take
     #: to send a body, and to read a response.
     seconds: float = 300.0
     #: The maximum number of concurrent reads, and of concurrent changes.
     threads: int = 32
-    #: How many more requests may wait for a thread, or in the queue of a table.
+    #: The maximum number of requests that wait for a thread or in a table's queue.
     waiting: int = 1_000
     #: The maximum number of data files in one response of scan planning.
     scan_files: int = 2_000
@@ -91,7 +91,7 @@ class ServerSettings:
     tls_key: Path | None = None
     #: Whether a proxy in front of the server terminates TLS.
     behind_proxy: bool = False
-    #: The limits of requests.
+    #: The request limits.
     limits: Limits = field(default_factory=Limits)
     #: The file of trusted token issuers.
     issuers: Path | None = None
@@ -122,7 +122,7 @@ class ServerSettings:
 
 
 def read_lakehouses(path: Path) -> dict[str, LakehouseSettings]:
-    """Read the lakehouses of a YAML file, by name. Raises InvalidInputError.
+    """Read the lakehouses from a YAML file, by name. Raises InvalidInputError.
 
     The file contains a mapping ``lakehouses`` of names to settings: ``root``, and optionally ``storage_options`` and
     ``files`` (mappings), and ``allowed_roots`` (a list).
@@ -169,11 +169,11 @@ def _files(where: str, raw: Any) -> DelegationSettings:
 
 
 class _DoubledKeyError(yaml.constructor.ConstructorError):  # type: ignore[misc] # PyYAML has no types
-    """A mapping contains a key twice."""
+    """A mapping contains the same key twice."""
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Rejects duplicate keys, because the last one wins and the first one may be a restriction."""
+    """Rejects duplicate keys, because the last value would win, and the first one may be a restriction."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         """Return a mapping. Raises _DoubledKeyError, and ConstructorError."""

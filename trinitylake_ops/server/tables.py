@@ -58,7 +58,7 @@ _REPORTS = ("scan-report", "commit-report")
 
 
 def list_tables(call: Call) -> JsonResponse:
-    """List the tables of a namespace."""
+    """List the tables in a namespace."""
     namespace = call.namespace
     call.check(Scope.READ, namespace)
     page, token = page_of(call, [name for _, name in call.warehouse.catalog().list_tables((namespace,))])
@@ -67,7 +67,7 @@ def list_tables(call: Call) -> JsonResponse:
 
 
 def load_table(call: Call) -> JsonResponse:
-    """Return the metadata of a table, or 304 if the client has it."""
+    """Return the metadata of a table, or 304 if the client already has it."""
     namespace, name = call.table
     call.check(Scope.READ, namespace)
     mode = call.query.get("snapshots", "all")
@@ -173,7 +173,7 @@ def register_table(call: Call) -> JsonResponse:
     io = call.warehouse.served.catalog.io.strict()
     uri = registered_uri(io.root, request.metadata_location)
     _check_allowed(call, uri)
-    # Checked before the file is read, so that the response does not reveal whether another table has such a file.
+    # Check this before the file is read, so that the response does not reveal whether another table has such a file.
     _check_is_not_own(io, uri)
     try:
         metadata = read_table_metadata(io, uri)
@@ -197,7 +197,7 @@ def rename_table(call: Call) -> JsonResponse:
 
 
 def drop_table(call: Call) -> JsonResponse:
-    """Drop a table. Its files are kept for older versions even if a purge is requested, and are purged with those."""
+    """Drop a table. Its files are kept for older versions, even if a purge is requested, and are purged with them."""
     namespace, name = call.table
     call.check(Scope.WRITE, namespace)
     call.flag("purgeRequested")
@@ -207,7 +207,7 @@ def drop_table(call: Call) -> JsonResponse:
 
 
 def report_metrics(call: Call) -> JsonResponse:
-    """Accept a metrics report of a client, which is only logged."""
+    """Accept a client's metrics report, which is only logged."""
     namespace, name = call.table
     call.check(Scope.READ, namespace)
     kind = call.document().get("report-type")
@@ -243,7 +243,7 @@ def _check_all_names(call: Call, name: tuple[str, str]) -> None:
     """Raise RejectedError, 403, unless the principal may write the table under all of its current names."""
     if call.principal.min_scope < Scope.WRITE:
         latest = call.warehouse.served.lake.snapshot()
-        with contextlib.suppress(NotFoundError):  # the change reports it, unless this request already did it
+        with contextlib.suppress(NotFoundError):  # the change reports this error, unless this request was already carried out
             call.check_table(Scope.WRITE, latest.table(*name), latest)
 
 
@@ -255,7 +255,7 @@ def _identifier_of(content: Any) -> tuple[str, str]:
 
 
 def _check_is_not_own(io: StorageFileIO, uri: str) -> None:
-    """Raise RejectedError, 400, if a URI is in the folder of a managed table of this lakehouse, existing or not."""
+    """Raise RejectedError (400) if a URI is in a folder for managed tables of this lakehouse, existing or not."""
     if io.folders.is_own_file(uri):
         raise bad_request(
             f"cannot register {uri[:200]!r}: it is in a table folder of this lakehouse; rename an existing table"
@@ -282,12 +282,12 @@ def _table_response(
     writes: bool = True,
     is_vended: bool,
 ) -> JsonResponse:
-    """Return a response with a table, and what its client needs to access the files. The defaults are for a new table.
+    """Return a response with a table and the configuration to access its files. The defaults are for a new table.
 
     Args:
         call: The request.
         table: The table.
-        definition: Its definition, None for a new managed table.
+        definition: The definition of the table, or None for a new managed table.
         mode: Which snapshots the client requested: ``all`` or ``refs``.
         writes: Whether the client may write the table's files.
         is_vended: Whether the client gets credentials for the files.
@@ -339,7 +339,7 @@ def _matches(requested: str, tag: str) -> bool:
 def _make_local_folders(call: Call, location: str) -> None:
     """Create the folders of a managed table on a local disk, if this process may write there.
 
-    Some engines that write files do not create folders. No folder is created at other locations, because a definition
+    Some engines do not create folders when they write files. No folder is created at other locations, because a definition
     or metadata file of another writer could name any location.
     """
     root = call.warehouse.served.lake.root

@@ -2,10 +2,10 @@
 
 Metric labels have few distinct values: the route template, the status, and the lakehouse's name in the settings. They
 never contain a table, a token or a principal. The state of a lakehouse is read on demand only, and at most once every
-few seconds, however many clients request it.
+few seconds, regardless of how many clients request it.
 
 Spans are exported only if the extra ``otel`` is installed and ``send_traces`` was called. A client may pass its span
-in the header ``traceparent``. Span attributes have the same values as metric labels, and the request id of the log.
+in the header ``traceparent``. Span attributes are the same as metric labels, plus the request id from the log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OUTCOMES = {200: "committed", 204: "committed", 409: "conflict", 500: "unknown"
 
 
 class Metrics:
-    """The metrics of one server, and those that the engine emits in its process.
+    """The metrics of one server, and the metrics that the engine emits in its process.
 
     Args:
         storages: The storages of its lakehouses, by name. They count their own requests.
@@ -141,13 +141,13 @@ class _StorageCollector(Collector):
 
 logger = logging.getLogger(__name__)
 
-#: The maximum age of a state on the status page, and in metrics.
+#: The maximum age of a lakehouse state on the status page and in metrics.
 PAGE_SECONDS, METRICS_SECONDS = 5.0, 60.0
 _REFRESH_SECONDS = 30
 
 
 class States:
-    """The states of lakehouses, by their names in the server's settings."""
+    """The states of lakehouses, by lakehouse name in the server's settings."""
 
     def __init__(self, lakes: Mapping[str, Lakehouse]):
         self._lakes = lakes
@@ -155,7 +155,7 @@ class States:
         self._known: dict[str, tuple[float, Status | None]] = {}
 
     def page(self, names: Collection[str]) -> bytes:
-        """Return the status page of some lakehouses. It lists those whose state cannot be read."""
+        """Return the status page for some lakehouses. Lakehouses whose state cannot be read are listed separately."""
         states = {name: self._of(name, PAGE_SECONDS) for name in self._lakes if name in names}
         known_states = [(name, status) for name, status in states.items() if status is not None]
         silent = [name for name, status in states.items() if status is None]

@@ -25,13 +25,13 @@ _ANONYMOUS = "anonymous"
 _HOW_TO_WRITE = "; start the server with --anonymous-writes for programs on this machine, or with --tokens for others"
 #: How long a request waits until the token file has been read.
 READ_TIMEOUT_S = 5.0
-#: The token that pyiceberg sends if none is configured.
+#: The token that pyiceberg sends if no token is configured.
 _OF_PYICEBERG = "None"
 _FIELDS = frozenset({"name", "sha256", "scope", "namespaces", "lakehouses", "expires"})
 
 
 class Scope(IntEnum):
-    """Rights of a principal. Each scope includes those before it; OPERATE may also register external tables."""
+    """Rights of a principal. Each scope includes the previous scopes. OPERATE also allows registering external tables."""
 
     NONE = 0
     READ = 1
@@ -47,11 +47,11 @@ class Principal:
     name: str
     #: The scope in namespaces without an entry in ``namespaces``.
     scope: Scope
-    #: The scopes of single namespaces.
+    #: The scopes in individual namespaces.
     namespaces: Mapping[str, Scope] = field(default_factory=dict)
-    #: The names of the lakehouses that the principal may access, None for all.
+    #: The names of the lakehouses that the principal may access, or None for all lakehouses.
     lakehouses: frozenset[str] | None = None
-    #: When the token expires, None for never.
+    #: When the token expires, or None if it never expires.
     expires: datetime | None = None
 
     def may(self, scope: Scope, namespace: str) -> bool:
@@ -117,7 +117,7 @@ class Tokens:
         return list(self._load().values())
 
     async def principal(self, authorization: str | None) -> Principal:
-        """Return the principal of an ``Authorization`` header. Raises RejectedError: 401, or 503 (unusable file)."""
+        """Return the principal of an ``Authorization`` header. Raises RejectedError (401, or 503)."""
         try:
             principals = await self._current()
         except InvalidInputError as error:
@@ -139,7 +139,7 @@ class Tokens:
         reading = self._reading
         if reading is None or reading.done():
             reading = self._reading = asyncio.create_task(asyncio.to_thread(self._load))
-            # retrieve any exception, because all waiting requests may have been cancelled
+            # retrieve any exception, because all waiting requests may have been canceled
             reading.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.wait({reading}, timeout=READ_TIMEOUT_S)
         if not reading.done():
@@ -229,7 +229,7 @@ def scopes_of(where: str, raw: Any) -> dict[str, Scope]:
         raw: The parsed YAML.
 
     Raises:
-        InvalidInputError: If it is not a mapping of names to scopes.
+        InvalidInputError: If the value is not a mapping of names to scopes.
     """
     if not isinstance(raw, dict):
         raise InvalidInputError(f"{where}: 'namespaces' must be a mapping of namespaces to scopes")
@@ -247,7 +247,7 @@ def scope_of(where: str, raw: Any) -> Scope:
         raw: The parsed YAML.
 
     Raises:
-        InvalidInputError: If it is not a scope.
+        InvalidInputError: If the value is not a scope.
     """
     scopes = {scope.name.lower(): scope for scope in Scope}
     if not isinstance(raw, str) or raw not in scopes:

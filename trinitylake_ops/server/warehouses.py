@@ -1,8 +1,8 @@
 """Warehouses: a lakehouse at its latest version, or at a version that is selected by number, time or export.
 
 The name of a warehouse is also the prefix in the paths of its requests: ``main``, ``v12``, ``at-<time>`` or
-``export-<name>``. ``clone-<name>`` is a clone at its latest version. On a server with several lakehouses, the name of
-the lakehouse and a dot precede it.
+``export-<name>``. ``clone-<name>`` is a clone at its latest version. On a server with several lakehouses, the
+name is prefixed with the name of the lakehouse and a dot.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _EXPORT = "export-"
 _CLONE = "clone-"
 _MAX_CHARS = 1_000
 _FORMS = f"write {MAIN}, v12, {_TIME}2030-01-31T12:00:00Z, {_EXPORT}NAME or {_CLONE}NAME"
-#: The cache sizes for parsed metadata, by its JSON size (parsed, it takes several times as much), and for encoded one.
+#: The cache sizes for parsed metadata, measured by its JSON size (it takes several times as much memory), and for encoded
+#: metadata.
 _PARSED_BYTES, _ENCODED_BYTES = 8 << 20, 16 << 20
 #: The cache size for large encoded metadata. Parsed metadata has a separate limit for it.
 _LARGE_ENCODED_BYTES = 32 << 20
@@ -67,11 +68,11 @@ class Served:
     catalog: TrinityLakeCatalog
     #: Encoded metadata of tables, by the ETags of their responses.
     encoded: ByteLru[str, bytes]
-    #: Gives clients access to files of tables, None if they need their own credentials.
+    #: Gives clients access to table files. None if clients need their own credentials.
     delegate: Delegate | None = None
     #: For a clone, its parent, whose tables have the same ids.
     parent: Served | None = None
-    #: The names of tables by their ids, for versions that were read.
+    #: The names of tables by id, for versions that were read.
     names: TableNames = field(default_factory=TableNames)
     #: The files that old versions of tables refer to, by the URIs of their metadata files.
     reached: ByteLru[str, ReachedFiles] = field(default_factory=lambda: ByteLru(_REACHED_BYTES))
@@ -83,7 +84,7 @@ class Served:
         Args:
             name: The name of the lakehouse in the server's settings.
             lake: The lakehouse.
-            delegate: Gives clients access to files of tables, None for no access.
+            delegate: Gives clients access to table files, or None for no access.
             parent: The parent of a clone, None for other lakehouses.
         """
         catalog = catalog_at(lake)
@@ -125,12 +126,12 @@ class Warehouse:
 
     @property
     def root(self) -> str:
-        """The root of the version: that of the lakehouse, unless the version is an export with another root."""
+        """The root of the version: the root of the lakehouse, unless the version is an export with another root."""
         return self.served.lake.root if self.version is None else self.version.files.storage.root
 
     @property
     def is_by_time(self) -> bool:
-        """Whether a time selected the version. The same time may select another version after a later commit."""
+        """Whether the version was selected by time. The same time may select another version after a later commit."""
         return self.name.startswith(_TIME)
 
     def catalog(self) -> TrinityLakeCatalog:
@@ -147,7 +148,7 @@ class Warehouse:
         return self.served.catalog_on(SnapshotTarget(latest, self.served.lake.storage_options)), latest
 
     def current_namespaces(self, table_id: str, latest: Snapshot | None = None) -> frozenset[str]:
-        """Return the namespaces that contain a table in the latest version, whatever an older version calls it.
+        """Return the namespaces that contain a table in the latest version, regardless of its name in older versions.
 
         Empty for a dropped table. For a table of a clone, the namespaces in the parent are included.
 
@@ -216,7 +217,7 @@ class Warehouses:
         return tuple(self._served.values())
 
     def named(self, name: str) -> Warehouse:
-        """Return a warehouse by name. Raises StorageError, or RejectedError, 404, if there is none."""
+        """Return a warehouse by name. Raises RejectedError (404) if it does not exist, or StorageError."""
         lakehouse, version_name = self._split(name)
         if lakehouse not in self._served:
             raise unknown_warehouse(name, "names begin with a lakehouse, for example LAKEHOUSE.main")
@@ -236,7 +237,7 @@ class Warehouses:
         return lakehouse, version_name or MAIN
 
     def _clone_warehouse(self, parent: Served, name: str) -> Warehouse:
-        """Return the warehouse of a clone. Its errors do not reveal the clone's root."""
+        """Return the warehouse of a clone. Errors do not reveal the clone's root."""
         try:
             clone = self._clone(parent, name.removeprefix(_CLONE))
             return Warehouse(clone, name, clone.lake.snapshot())
@@ -307,7 +308,7 @@ def unknown_warehouse(name: str, advice: str, detail: str | None = None) -> Reje
 
 
 def _unreadable(name: str, error: errors.StorageError) -> RejectedError:
-    """Return the error for an export or a clone whose storage fails. Its root is for the log only."""
+    """Return the error for an export or a clone whose storage fails. Its root appears only in the log."""
     message = f"warehouse {name[:200]} cannot be read at the moment; the server log contains the cause"
     return RejectedError(503, UNAVAILABLE, message, headers={"Retry-After": "1"}, detail=str(error))
 
@@ -330,7 +331,7 @@ def _snapshot(lake: Lakehouse, name: str) -> Snapshot | None:
             if not export.isdecimal() and not export.startswith(PARENT_VERSION):
                 return lake.snapshot(export)
     except (errors.NotFoundError, errors.LocationNotAllowedError) as error:
-        # Errors about versions and times mention only these; errors about exports mention other exports.
+        # Errors for versions and times mention only versions and times; errors for exports mention other exports.
         advice = _FORMS if name.startswith(_EXPORT) or error.path is not None else error.message
         raise unknown_warehouse(name, advice, str(error)) from error
     except errors.StorageError as error:

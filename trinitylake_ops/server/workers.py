@@ -1,7 +1,7 @@
 """Threads for requests, and a queue of commits for each table.
 
-Each class of work has its own thread pool, so requests of one class never wait for a thread of another. Within a pool,
-principals take turns, and a single principal never occupies all threads. All methods are called on the event loop.
+Each class of work has its own thread pool, so requests of one class never wait for a thread of another class. Within a
+pool, principals take turns, and a single principal never occupies all threads. All methods are called on the event loop.
 
 A commit that waits in a queue occupies no thread. The queues are in the memory of one server, and correctness never
 depends on them, because other processes can change the same tables.
@@ -25,7 +25,7 @@ from trinitylake_ops.server.settings import Limits
 class Work(StrEnum):
     """A class of requests, by the resource that they need most."""
 
-    #: Loads and lists, which wait for the storage and are latency-sensitive.
+    #: Requests that load or list objects, which wait for the storage and are latency-sensitive.
     READ = "read"
     #: Scan planning, which decodes manifests.
     PLAN = "plan"
@@ -35,7 +35,7 @@ class Work(StrEnum):
     LARGE = "large"
 
 
-#: Classes of work that keep the interpreter busy have few threads, because all others wait for the interpreter.
+#: Classes of work that keep the interpreter busy have few threads, because all other threads wait for the interpreter.
 _FEW_THREADS = {Work.PLAN: 8, Work.LARGE: 2}
 
 
@@ -43,11 +43,11 @@ _FEW_THREADS = {Work.PLAN: 8, Work.LARGE: 2}
 class Job:
     """A request in a pool."""
 
-    #: The name of its principal.
+    #: The name of the principal.
     principal: str
     #: The function to run in a thread.
     work: Callable[[], Any]
-    #: Completes with the result or the error; cancelled if the job never started.
+    #: Completes with the result or the error; canceled if the job never started.
     ended: asyncio.Future[Any]
     #: Whether the job was handed to a thread.
     has_begun: bool = False
@@ -58,9 +58,9 @@ class _Pool:
 
     Args:
         kind: The class of work.
-        n_threads: The maximum number of jobs that run at a time.
+        n_threads: The maximum number of jobs that run at the same time.
         n_waiting: The maximum number of jobs that wait for a thread.
-        is_shared: Whether principals share the pool, so that each one may use only a part of it.
+        is_shared: Whether several principals share the pool, so that each principal may use only a part of it.
     """
 
     def __init__(self, kind: Work, n_threads: int, n_waiting: int, *, is_shared: bool):
@@ -164,7 +164,7 @@ class _Pool:
 
 
 def _without_stop_iteration(work: Callable[[], Any]) -> Any:
-    """Run a job. An asyncio future cannot hold StopIteration, so a job that raises it would never complete."""
+    """Run a job. An asyncio future cannot store StopIteration, so a job that raises this exception would never complete."""
     try:
         return work()
     except StopIteration as error:
@@ -176,7 +176,7 @@ class Workers:
 
     Args:
         limits: The number of threads, and of requests that may wait for a thread.
-        is_shared: Whether requests have different principals. Without tokens, all requests have the same principal.
+        is_shared: Whether requests come from different principals. Without tokens, all requests have the same principal.
     """
 
     def __init__(self, limits: Limits, *, is_shared: bool):
@@ -213,7 +213,7 @@ class Workers:
         return self._pools[kind].cancel(job)
 
     def load(self, kind: Work) -> tuple[int, int]:
-        """Return the numbers of running and of waiting jobs of a pool."""
+        """Return the numbers of running and waiting jobs in a pool."""
         pool = self._pools[kind]
         return pool.n_running, pool.n_waiting
 
@@ -235,13 +235,13 @@ TableKey: TypeAlias = tuple[str, str, str]
 class QueueTicket:
     """The position of a commit in the queues of its tables."""
 
-    #: The name of its principal.
+    #: The name of the principal.
     principal: str
     #: The tables that the commit changes.
     tables: frozenset[TableKey]
     #: Completes when the commit is first in all queues.
     ready: asyncio.Future[None]
-    #: The number of queues in which it is not the first.
+    #: The number of queues in which the commit is not first.
     n_behind: int = 0
 
 

@@ -127,7 +127,7 @@ def create_fresh_file(storage: Storage, path: str, data: bytes) -> None:
 def _send(
     storage: Storage, path: str, data: bytes, before_send: Callable[[], None], also: Sequence[Callable[[], None]]
 ) -> tuple[TrinityLakeError | None, bool]:
-    """Send a create, with retries after failures without effect. Return the error, if any, and whether a request was sent."""
+    """Send a create, and retry failures without effect. Return the error, if any, and whether a request was sent."""
     rejection: TrinityLakeError | None = None
     is_sent = False
 

@@ -36,7 +36,7 @@ class DelegationSettings:
     sign: bool = False
     #: Google Cloud Storage: Whether downscoped tokens are vended.
     downscope: bool = False
-    #: S3: Whether a session can only create objects and not overwrite existing ones. The storage must support the condition
+    #: S3: Whether a session can create objects but not overwrite them. The storage must support the condition
     #: ``s3:if-none-match``, and clients must send this header.
     create_only: bool = False
 

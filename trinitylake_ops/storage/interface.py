@@ -87,7 +87,7 @@ class Storage(ABC):
         Args:
             path: Path relative to the root.
             offset: First byte of the range. The result is empty if it is at or past the end of the file.
-            length: Number of bytes in the range, which is cut off at the end of the file. None reads all bytes from ``offset``.
+            length: Number of bytes in the range, which is cut off at the end of the file. None reads to the end of the file.
             limit_bytes: Size limit of a read without a length. None: ``whole_file_limit_bytes``.
 
         Raises:
@@ -188,7 +188,7 @@ class Storage(ABC):
         return True
 
     def is_linked(self, path: str) -> bool:
-        """Whether a path contains a symbolic link, in which case listings omit the file. Sends no request to a server."""
+        """Whether a path contains a symbolic link. Listings omit such files. Sends no request to a server."""
         del path  # most storages have no links
         return False
 

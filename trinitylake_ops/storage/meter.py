@@ -69,8 +69,8 @@ class MeteredStorage(StorageWrapper):
     A single request is one round trip. All requests of one ``*_many`` call share one round trip, regardless of the
     wrapper on which it was called. A listing counts as one request and one round trip, regardless of its number of
     pages. ``now_ms`` is not counted, because a storage derives the time from earlier responses, unless the last
-    response is minutes old. A pickled copy starts at zero. Requests that other threads send through the same meter are included, so measure one
-    operation at a time.
+    response is minutes old. A pickled copy starts at zero. Requests that other threads send through the same meter are
+    included, so measure one operation at a time.
     """
 
     def __init__(self, inner: Storage):

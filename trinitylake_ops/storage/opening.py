@@ -67,7 +67,7 @@ def _check_names(scheme: Scheme, names: Iterable[str]) -> None:
 
 
 def _check_name_of_other_scheme(name: str) -> None:
-    """Reject an option of an unknown scheme. Options from other packages are checked when a root with their scheme is opened."""
+    """Reject an option of an unknown scheme. Options from other packages are checked when their scheme is opened."""
     scheme, dot, plain = name.partition(".")
     if dot and scheme in OWN_SCHEMES:
         _check_names(OWN_SCHEMES[scheme], [plain])

@@ -250,8 +250,8 @@ class StorageOptions(Mapping[str, str]):
     """An immutable mapping of option names to strings. Its text form hides credentials.
 
     ``SCHEME.NAME`` is an option for all roots of a scheme, and ``NAME`` an option for roots of the lakehouse's scheme.
-    A catalog and the files of its tables can therefore be on different storages. Pickles contain the credentials, because
-    Spark tasks need them. Mappings are compared and hashed by content.
+    A catalog and the files of its tables can therefore be on different storages. Pickles contain the credentials,
+    because Spark tasks need them. Mappings are compared and hashed by content.
 
     Args:
         values: Values by name.

@@ -92,8 +92,8 @@ def run_parallel(call: Callable[[A], T], arguments: Sequence[A], concurrency: in
     """Map ``call`` over the arguments in parallel.
 
     Raises the first failure in argument order, or an interrupt of the calling thread, only after all running calls
-    have ended, so that no call is still running when the caller continues. The calling thread takes part in the work and
-    never waits for a thread that has not started, so nested calls, a full pool and a forked child cannot deadlock.
+    have ended, so that no call is still running when the caller continues. The calling thread takes part in the work
+    and never waits for a thread that has not started, so nested calls, a full pool and a forked child cannot deadlock.
 
     Args:
         call: The function to call.

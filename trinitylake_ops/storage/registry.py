@@ -1,7 +1,7 @@
-"""The schemes of roots: which storage, options and environment variables belong to each.
+"""The schemes of roots, each with its storage, options and environment variables.
 
-Other packages add schemes by entry points of the group ``trinitylake_ops.storages``. The name of an entry point is the
-scheme, and it refers to a :class:`Scheme`. It is loaded when such a root is opened.
+Other packages add schemes through entry points in the group ``trinitylake_ops.storages``. The name of an entry point is
+the scheme, and its object is a :class:`Scheme`. It is loaded when a root with this scheme is opened.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Scheme:
     #: names and valid values. Raises InvalidLocationError and InvalidInputError, whose messages contain no credentials,
     #: and MissingExtraError.
     open: Callable[[str, StorageOptions], Storage]
-    #: Environment variables that determine the location of a root and the user, unless options do.
+    #: Environment variables that determine the location of a root and the user, unless options specify them.
     environment: tuple[str, ...] = ()
     #: Raises InvalidLocationError for an invalid root. The message contains no credentials.
     check_root: Callable[[str], object] = lambda root: root
@@ -47,11 +47,11 @@ class Scheme:
     #: Returns the options of a root, including credentials, that environment variables set. They are passed to tasks on
     #: other machines. Its arguments are the root and its options.
     from_environment: Callable[[str, Mapping[str, str]], Mapping[str, str]] = lambda root, options: {}
-    #: Whether a root contains the files of the roots below it, so that any folder may be a root.
+    #: Whether a root contains the files of the roots below it, which means that any folder may be a root.
     roots_nest: bool = True
 
 
-#: Group of the entry points of other packages.
+#: Entry point group for storages from other packages.
 ENTRY_POINTS = "trinitylake_ops.storages"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,15}")
@@ -78,7 +78,7 @@ def scheme_of(root_uri: str) -> Scheme:
 
 
 def check_root(root_uri: str) -> None:
-    """Check the form of a normalized root of our own schemes. Other roots are checked when they are opened.
+    """Check the form of a normalized root with a built-in scheme. Other roots are checked when they are opened.
 
     Raises InvalidLocationError if it is invalid. The message contains no credentials.
     """
@@ -88,7 +88,7 @@ def check_root(root_uri: str) -> None:
 
 
 def environment_of(root_uri: str) -> tuple[str, ...]:
-    """Return the environment variables that determine the location of a root and the user, unless options do.
+    """Return the environment variables that determine a root's location and user, unless options specify them.
 
     The result is empty for an unknown scheme.
     """
@@ -99,7 +99,7 @@ def environment_of(root_uri: str) -> tuple[str, ...]:
 
 
 def server_options(root_uri: str) -> tuple[str, ...]:
-    """Return the options that determine the server of a root. The result is empty for schemes of other packages."""
+    """Return the options that determine the server of a root. The result is empty for schemes from other packages."""
     scheme = OWN_SCHEMES.get(root_uri.partition("://")[0])
     return () if scheme is None else scheme.server_options
 
@@ -113,7 +113,7 @@ def roots_nest(uri: str) -> bool:
 
 
 def external_schemes() -> Mapping[str, EntryPoint]:
-    """Return the entry points of other packages by scheme. They cannot replace our own schemes."""
+    """Return the entry points of other packages by scheme. They cannot replace built-in schemes."""
     return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in OWN_SCHEMES}
 
 
@@ -164,7 +164,7 @@ def _open_hdfs(root: str, options: StorageOptions) -> Storage:
 
 
 def _open_s3(root: str, options: StorageOptions) -> Storage:
-    # Imported here, because the client libraries take a large part of a second to load.
+    # Imported here, because the client libraries take a substantial fraction of a second to load.
     if s3.CLIENT.value(options) == "obstore":
         with needs("obstore"):
             from trinitylake_ops.storage.s3.obstore_storage import ObstoreS3Storage
@@ -204,7 +204,7 @@ def _open_azure(root: str, options: StorageOptions) -> Storage:
     return AzureStorage(root, options)
 
 
-#: The schemes of this package, by name.
+#: The built-in schemes, by name.
 OWN_SCHEMES: Mapping[str, Scheme] = {
     scheme.name: scheme
     for scheme in (

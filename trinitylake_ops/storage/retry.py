@@ -1,4 +1,4 @@
-"""Retries: a wrapper that repeats failed requests, and retries of single pages inside a storage."""
+"""Retries: a wrapper that repeats failed requests, and retries of individual pages inside a storage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trinitylake_ops.telemetry.hub import STORAGE_RETRIES
 
 T = TypeVar("T")
 
-#: Errors that prove that the request had no effect.
+#: Errors which prove that the request had no effect.
 _WITHOUT_EFFECT = (ThrottledError, TransientError)
 _RETRYABLE = (*_WITHOUT_EFFECT, AmbiguousWriteError)
 
@@ -29,8 +29,8 @@ class RetryStorage(StorageWrapper):
     A throttled or transient failure proves that the request had no effect, so every operation except ``create`` is
     repeated after it. ``create`` is sent once, because its caller decides whether the file may still be created, and
     repeats it with ``send_with_retries``. After an AmbiguousWriteError only ``write`` and ``delete`` are repeated: a
-    repeated create could find its own file and report it as another writer's. A listing is repeated until its first
-    file was yielded; a later failure is raised.
+    repeated create could find its own file and report it as another writer's. A listing is retried only until its first
+    file has been yielded; a later failure is raised.
 
     Args:
         inner: The storage to send the requests to.
@@ -40,7 +40,7 @@ class RetryStorage(StorageWrapper):
         sleep: Waits for a delay in seconds.
 
     Raises:
-        InvalidInputError: There is less than one attempt, or a delay is negative.
+        InvalidInputError: ``attempts`` is less than 1, or a delay is negative.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RetryStorage(StorageWrapper):
         self._retry_idempotent(self.inner.delete, path)
 
     def delete_batch(self, paths: Sequence[str]) -> dict[str, StorageError]:
-        """Delete a batch of files. Only files with a retryable failure are sent again."""
+        """Delete a batch of files. Only deletes that failed with a retryable error are sent again."""
         failures: dict[str, StorageError] = {}
 
         def delete_remaining() -> None:
@@ -101,7 +101,7 @@ class RetryStorage(StorageWrapper):
         try:
             self._retry_idempotent(delete_remaining)
         except StorageError:
-            if not failures:  # the whole request failed, not single files
+            if not failures:  # the whole request failed, not individual files
                 raise
         return failures | permanent
 
@@ -192,8 +192,8 @@ FIRST_WAIT_SECONDS = 0.1
 def retry_listing(call: Callable[..., T], *arguments: Any, max_s: float = math.inf, **options: Any) -> T:
     """Fetch one page or part, with up to four retries.
 
-    Storages use it for requests that consist of several pages or parts, because RetryStorage would start with the first
-    page again.
+    Storages use this function for operations with several pages or parts, because RetryStorage would start again from
+    the first page.
 
     Args:
         call: Sends the request. It must be idempotent.

@@ -1,6 +1,6 @@
-"""The metrics of the engine as data, and the hub that passes measurements to listeners.
+"""Definitions of the engine's metrics, and the hub that passes measurements to listeners.
 
-Labels have few values: kinds, outcomes, schemes of storages, and the operator's names of lakehouses. They never
+Labels have few values: kinds, outcomes, storage schemes, and the operator's names for lakehouses. They never
 contain the name of a table, a person or a token.
 """
 
@@ -37,9 +37,9 @@ def is_heard() -> bool:
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Register a listener for all further measurements, and return a function that removes it.
+    """Register a listener for all subsequent measurements, and return a function that removes it.
 
-    Storages that are opened later report their requests.
+    Only storages that are opened after this call report their requests.
     """
     global _listeners  # noqa: PLW0603 - the listeners of the process
     _listeners = (*_listeners, listener)

@@ -1,7 +1,7 @@
 """Send the lineage of publications as OpenLineage events, with OpenLineage's client library.
 
-OpenLineage's own variables (``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG``, ``OPENLINEAGE__TRANSPORT__...``) configure the
-target. Without them no events are created. Needs the extra ``lineage``.
+OpenLineage's own environment variables (``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG``, ``OPENLINEAGE__TRANSPORT__...``) configure the
+target. Without them no events are created. Requires the extra ``lineage``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RUNS = uuid.UUID("b6f0f2d3-6a1d-4d0f-9b41-0f2c6de3f8a5")
 class Origin:
     """The job that published, and its run."""
 
-    #: The program that ran the job, such as ``DAGSTER``.
+    #: The program that ran the job, for example ``DAGSTER``.
     integration: str
     job: str
     run_id: str
@@ -87,7 +87,7 @@ def publication_events(
 ) -> list[RunEvent]:
     """Return the two events of a publication: the start of the run, and its end with all tables.
 
-    The namespace of a dataset is the root of its lakehouse, and its name that of the table.
+    A dataset's namespace is the root of its lakehouse, and its name is the name of the table.
 
     Args:
         root: The root of the lakehouse.

@@ -1,6 +1,6 @@
 """Send metrics through OpenTelemetry's API, and set up its SDK in processes that have not configured one.
 
-Importing this module needs the API; ``send`` needs the extra ``otel``. OpenTelemetry's own variables, such as
+Importing this module requires the API; ``send`` requires the extra ``otel``. OpenTelemetry's own variables, such as
 ``OTEL_EXPORTER_OTLP_ENDPOINT`` and ``OTEL_TRACES_SAMPLER``, configure the target, the sampling and the headers.
 """
 
@@ -25,10 +25,10 @@ _VALUES = 256
 
 
 class OtelListener:
-    """Passes measurements to the instruments of a meter, by default that of the process.
+    """Passes measurements to the instruments of a meter, by default the meter of the process.
 
-    Counts are kept here until a reader of the meter collects them, and histogram values until then or until there
-    are 256 of them. A commit makes dozens of measurements, and a call of the SDK costs far more than an addition. Each
+    Counts are buffered until a reader of the meter collects them. Histogram values are buffered until then or until
+    there are 256 of them. A commit makes dozens of measurements, and an SDK call costs far more than an addition. Each
     value keeps its context, from which the SDK creates exemplars.
     """
 
@@ -86,7 +86,7 @@ _ends: list[Callable[[], None]] = []
 
 
 def listen_once() -> Callable[[], None]:
-    """Pass all measurements to the meters of the process, once. Return a function that ends it."""
+    """Start passing all measurements to the meters of the process, unless started. Return a function that stops this."""
     with _lock:
         if not _ends:
             _ends.append(listen(OtelListener()))

@@ -30,7 +30,7 @@ class PrometheusListener:
 
     Args:
         registry: The registry to use, by default a new one.
-        without: Instruments that the caller keeps in ``registry``.
+        without: Instruments that the caller already provides in ``registry``.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None, without: Collection[str] = ()):
@@ -40,7 +40,7 @@ class PrometheusListener:
             for name, instrument in INSTRUMENTS.items()
             if name not in set(without)
         }
-        #: Counters and histograms by their labels, because a lookup in the library costs more than counting.
+        #: Counters and histograms by their labels, because a lookup in the library takes longer than counting.
         self._series: dict[tuple[object, ...], Counter | Gauge | Histogram | None] = {}
 
     def add(self, name: str, amount: float, labels: dict[str, str]) -> None:

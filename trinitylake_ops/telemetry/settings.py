@@ -35,7 +35,7 @@ _JOB = "trinitylake"
 
 @dataclass(frozen=True, slots=True)
 class TelemetrySettings:
-    """Where a process sends its metrics. ``otel`` needs the extra ``otel``, the others ``metrics``."""
+    """Where a process sends its metrics. ``otel`` requires the extra ``otel``; the other fields require ``metrics``."""
 
     #: The file to write at the end of the process.
     metrics_file: Path | None = None
@@ -62,9 +62,9 @@ class TelemetrySettings:
         )
 
     def start(self) -> Callable[[], None]:
-        """Start to collect, and return a function that sends everything and ends collection.
+        """Start collecting telemetry, and return a function that sends everything and stops the collection.
 
-        That function logs a warning instead of raising an error.
+        The returned function logs a warning instead of raising an error.
 
         Raises:
             MissingExtraError: A required extra is not installed.
@@ -108,7 +108,7 @@ def is_enabled() -> bool:
 
 
 _lock = threading.Lock()
-_has_started: list[int] = []  # the id of the process that started telemetry: a forked child has to start it again
+_has_started: list[int] = []  # the id of the process that started telemetry: a forked child must start it again
 
 
 def start_once() -> None:
@@ -131,7 +131,7 @@ _about: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVa
 
 @contextmanager
 def about(**fields: Any) -> Iterator[None]:
-    """Add fields, such as ``operation`` and ``run_id``, to each log line of a block. None keeps the current value."""
+    """Add fields, such as ``operation`` and ``run_id``, to each log line within a block. None keeps the current value."""
     token = _about.set({**_fields_now(), **{name: value for name, value in fields.items() if value is not None}})
     try:
         yield

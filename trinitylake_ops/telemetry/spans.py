@@ -1,8 +1,8 @@
 """Record spans through OpenTelemetry's API (``opentelemetry-api``) if the process has configured it, or do nothing.
 
-The API is never imported here, because loading it takes longer than opening a lakehouse. A process that wants spans has
-loaded it and has set a tracer provider: an application, its automatic instrumentation, or ``telemetry/otel.py``. A
-process without it pays one lookup in a dictionary per span.
+The API is never imported here, because loading it takes longer than opening a lakehouse. To record spans, an
+application, its automatic instrumentation, or ``telemetry/otel.py`` loads the API and sets a tracer provider. Otherwise,
+each span costs one dictionary lookup.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _NoopSpan:
 
 
 class _Span:
-    """Context manager for a span. The context manager of the API takes twice as long."""
+    """Context manager for a span. The API's own context manager takes twice as long."""
 
     __slots__ = ("_contexts", "_span", "_token")
 
@@ -101,7 +101,7 @@ _NOOP_SPAN = _NoopSpan()
 
 
 def span(name: str, attributes: Attributes | None = None) -> AbstractContextManager[_NoopSpan | _Span]:
-    """Open a child span of the current one for a block. An exception in the block marks it as failed."""
+    """Open a child span of the current span for a block. An exception in the block marks the span as failed."""
     source = tracer()
     if source is None:
         return _NOOP_SPAN
@@ -113,12 +113,12 @@ def span(name: str, attributes: Attributes | None = None) -> AbstractContextMana
 
 
 def note(name: str, begun_ns: int, attributes: Attributes) -> None:
-    """Record a child span of the current one that ends now.
+    """Record a child span of the current span that ends now.
 
     Args:
         name: The name of the span.
-        begun_ns: When it began, from ``time.time_ns``.
-        attributes: Its attributes.
+        begun_ns: When the span began, from ``time.time_ns``.
+        attributes: The attributes of the span.
     """
     source = tracer()
     if source is None:

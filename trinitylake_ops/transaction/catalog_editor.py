@@ -275,8 +275,8 @@ class CatalogEditor(CatalogReader):
         """Create or replace tables with definitions that other processes have staged since this transaction began.
 
         Reads their files in parallel. If an error occurs, nothing is changed. Raises NamespaceNotFoundError,
-        InvalidNameError, FileMissingError, CorruptFileError, InvalidDefinitionError if a table of the same name has another id, and
-        InvalidInputError for a definition that was staged earlier or for another table.
+        InvalidNameError, FileMissingError, CorruptFileError, InvalidDefinitionError if a table of the same name has another
+        id, and InvalidInputError for a definition that was staged earlier or for another table.
         """
         self._check_changeable()
         check_staged(staged, self.base.definition.file_path_max_size_bytes)

@@ -58,7 +58,7 @@ class _RecentCommit:
     committed_s: float
 
     def as_base(self, files: LakehouseFiles) -> Snapshot | None:
-        """Return the version as the base of a new transaction, or None if it is not recent or not the latest known version."""
+        """Return the version as the base of a new transaction, or None if it is not recent or no longer the latest."""
         newest, age_s = files.roots.newest, process_clock.now_s() - self.committed_s
         recent_s = min(_RECENT_COMMIT_DURATIONS * (self.committed_s - self.begun_s), _MAX_RECENT_S)
         if age_s >= recent_s or (newest is not None and newest.version > self.root.version):
@@ -162,7 +162,7 @@ class CommitQueue:
                 raise
 
     def _leads_at_once(self, member: Member) -> bool:
-        """Make a transaction the leader before it writes its files, if no other is queued. Return whether it is the leader.
+        """Make a transaction the leader before it writes its files, if no other is queued. Return whether it became leader.
 
         Its files are then written in the same round trip as its nodes, so that a local disk flushes its device once. On
         remote storage, transactions always write their files before they join the queue.

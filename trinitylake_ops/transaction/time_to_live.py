@@ -29,10 +29,10 @@ class AgeLimit(Protocol):
         """Record that an attempt has not written any files yet."""
 
     def check_base(self, definition: LakehouseDef) -> None:
-        """Raise the errors that ``check`` raises, if a purge may have deleted files that the base of a lost attempt needs."""
+        """Raise the errors of ``check`` if a purge may have deleted files of the version on which a lost attempt was based."""
 
     def check(self, definition: LakehouseDef) -> None:
-        """Raise TransactionExpiredError or DraftOutdatedError if the newest definition says that the change is too old."""
+        """Raise TransactionExpiredError or DraftOutdatedError if the newest definition makes the change too old."""
 
 
 @dataclass(frozen=True, slots=True)

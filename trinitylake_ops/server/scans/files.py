@@ -1,4 +1,4 @@
-"""Responses of scan planning: the files of a scan as JSON, and the request handlers."""
+"""Scan planning responses: the files of a scan as JSON, and the request handlers."""
 
 from __future__ import annotations
 
@@ -168,12 +168,12 @@ def _columns(name: str, values: Mapping[int, Any]) -> dict[str, Any]:
 
 
 def _attribute(file: DataFile, name: str) -> Any:
-    """Return an attribute of a file, None if its format version has no such field."""
+    """Return an attribute of a file, or None if its format version has no such field."""
     return getattr(file, name, None)
 
 
 def _value(kind: Any, value: Any) -> Any:
-    """Return a value in the specification's JSON form. None for infinity and NaN, which JSON cannot represent."""
+    """Return a value in the specification's JSON form. Return None for infinity and NaN, which JSON cannot represent."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
     return to_json(kind, value)
@@ -193,7 +193,7 @@ def plan_scan(call: Call) -> JsonResponse:
 
 
 def fetch_tasks(call: Call) -> JsonResponse:
-    """Return the files of a part of a scan, or further parts if it has too many files."""
+    """Return the files of a part of a scan, or smaller parts if it has too many files."""
     table, part = _table(call), part_of(call.model(FetchScanTasksRequest).plan_task)
     check_is_of(part, table)
     # A scan of the current snapshot stays on the snapshot that was current when it was planned.

@@ -4,7 +4,7 @@ The text of a part is validated when a client sends it back, like any other requ
 nothing: a principal who may plan one scan of a table may plan any scan of it, and the same rights are checked.
 
 pyiceberg evaluates a filter for each file: for its partition, its metrics, and the residual. A weaker filter selects
-the same files and possibly more, so a plan stays correct if its files carry the whole filter as their residual.
+the same files and possibly more, so a plan remains correct if the residual of its files is the whole filter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.reach import entries_within
 from trinitylake_ops.server.responses import RejectedError, bad_request
 
-#: The maximum size of a request for a scan that is planned in parts, because each part repeats it.
+#: The maximum size of a request for a scan that is planned in parts. The limit exists because each part repeats the
+#: request.
 MAX_REQUEST_BYTES = 32 << 10
 _MAX_TASK_CHARS = 64 << 10
 _MAX_BYTES = 128 << 10
@@ -58,7 +59,7 @@ class Part:
     snapshot_id: int
     #: The client's request for the whole scan.
     request: dict[str, Any]
-    #: The index of its first manifest, among the data manifests of the manifest list.
+    #: The index of its first manifest among the data manifests in the manifest list.
     first: int
     #: The index after its last manifest.
     last: int
@@ -109,19 +110,19 @@ def no_such_task() -> RejectedError:
     return RejectedError(404, "NoSuchPlanTaskException", "Plan task does not exist; plan the scan again")
 
 
-#: The units of the largest accepted filter: 50,000 values, or 5,000 predicates and operators.
+#: The maximum number of units in a filter: 50,000 values, or 5,000 predicates and operators.
 MAX_UNITS = 50_000
 _NODE_UNITS = 10
-#: The maximum number of filter units times files that one plan evaluates.
+#: The maximum product of filter units and files that one plan evaluates.
 MAX_STEPS = 2_000_000
 #: A partition spec costs as much as this number of files, because the filter is projected to its partitions.
 _FILES_PER_SPEC = 10
-#: A weaker filter replaces larger sets by ranges. pyiceberg does not compare larger sets with the metrics of a file.
+#: A weaker filter replaces sets with more values by ranges. pyiceberg does not compare such sets with a file's metrics.
 _MAX_VALUES = 200
 
 
 def units_of(content: Any) -> int:
-    """Return the units of a filter in JSON, before it is parsed. Raises RejectedError, 413, if it has too many."""
+    """Return the number of units in a JSON filter before it is parsed. Raises RejectedError, 413, if it has too many."""
     units, pending = 0, [content]
     while pending:
         value = pending.pop()
@@ -144,7 +145,7 @@ def is_too_much(units: int, n_files: int, n_specs: int) -> bool:
     """Return whether evaluating a filter for all files is too much work.
 
     Args:
-        units: The units of the filter.
+        units: The number of units in the filter.
         n_files: The number of files.
         n_specs: The number of their partition specs.
     """
@@ -187,7 +188,7 @@ def _range(part: In, schema: Schema, *, case_sensitive: bool) -> BooleanExpressi
 
 
 def n_units(expression: BooleanExpression) -> int:
-    """Return the units of a filter without large sets."""
+    """Return the number of units in a filter without its large sets."""
     if isinstance(expression, And | Or):
         return _NODE_UNITS + n_units(expression.left) + n_units(expression.right)
     return _NODE_UNITS
@@ -218,10 +219,10 @@ class EntryBudget:
 
 
 class WindowedManifest(ManifestFile):
-    """A manifest of which pyiceberg sees only the entries in ``window``. It is read from the storage once.
+    """A manifest of which only the entries in ``window`` are visible to pyiceberg. It is read from the storage once.
 
-    Entries are numbered as in the file, including those of deleted files. ``n_entries`` is their total number, None
-    before the first read, because pyiceberg skips manifests whose summary excludes the filter.
+    Entries are numbered as in the file, including those of deleted files. ``n_entries`` is their total number, or
+    None before the first read, because pyiceberg skips manifests whose summary excludes the filter.
     """
 
     window: range
@@ -237,8 +238,8 @@ class WindowedManifest(ManifestFile):
         """Return a manifest with a window.
 
         Args:
-            manifest: The entry of the manifest list.
-            window: The numbers of the entries to decode.
+            manifest: The manifest's entry in the manifest list.
+            window: The indexes of the entries to decode.
             budget: The budget that is charged for decoded entries.
         """
         windowed = cls(*manifest._data)

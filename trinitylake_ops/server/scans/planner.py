@@ -1,4 +1,4 @@
-"""Scan planning with pyiceberg's own scan, over some of a snapshot's manifests."""
+"""Scan planning with pyiceberg's own scan, restricted to some of a snapshot's manifests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from trinitylake_ops.server.scans.parts import (
     weaken,
 )
 
-#: The maximum number of manifests of a part, so that false sizes in the manifest list cannot cause unlimited work.
+#: The maximum number of manifests in a part, so that wrong sizes in the manifest list cannot cause unlimited work.
 MAX_MANIFESTS = 100
 #: The maximum number of parts in a response; the last one covers all remaining manifests.
 MAX_PARTS = 100
@@ -43,9 +43,9 @@ _MAX_NAMES = 20_000
 MAX_STATISTICS = 500_000
 #: The maximum number of data file entries that a request decodes, at 30 microseconds or more each.
 MAX_ENTRIES = 20_000
-#: More entries than any readable manifest has.
+#: A number of entries that is larger than that of any readable manifest.
 _MAX_ENTRIES_OF_FILE = 1 << 40
-#: The maximum number of delete file entries, all of which each part of a scan needs.
+#: The maximum number of delete file entries. Each part of a scan needs all of them.
 _MAX_DELETES = 100_000
 _EQUALITY = "equality deletes"
 
@@ -75,7 +75,7 @@ class Planned:
 
     tasks: Sequence[FileScanTask]
     parts: Sequence[Part]
-    #: The residual filter of all files, None if each file has its own.
+    #: The residual filter of all files, or None if each file has its own residual.
     residual: BooleanExpression | None = None
 
 
@@ -164,13 +164,13 @@ class Planner:
             tasks = self._tasks(several, whole, row_filter)
             if len(tasks) <= self._max_files:
                 return Planned(tasks, [], residual)
-        # the manifest list declares fewer files than there are
+        # the manifest list declares fewer files than the manifests contain
         return Planned([], [self._part(at, at + 1) for at in range(part.first, part.last)])
 
     def _single(
         self, part: Part, manifest: ManifestFile, deletes: list[WindowedManifest], row_filter: BooleanExpression
     ) -> tuple[list[FileScanTask], list[Part]]:
-        """Return files of one manifest, beginning with an entry, and the part with the remaining entries."""
+        """Return files of one manifest, starting from an entry, and the part with the remaining entries."""
         tasks_so_far: list[FileScanTask] = []
         begin = part.after
         budget = EntryBudget(_MAX_ENTRIES_OF_FILE)
@@ -208,7 +208,7 @@ class Planner:
         return Part(uuid, self._snapshot.snapshot_id, self._request, first, last, after)
 
     def _parts(self, data: Sequence[ManifestFile], first: int) -> list[Part]:
-        """Return parts with about as many files as fit into a response, by the sizes in the manifest list."""
+        """Return parts with about as many files as fit into a response, based on the counts in the manifest list."""
         parts: list[Part] = []
         begin, n_files = first, 0
         for at in range(first, len(data)):
@@ -225,7 +225,7 @@ class Planner:
         return self._scan_request.filter or AlwaysTrue()
 
     def _filter_for(self, manifests: Sequence[ManifestFile]) -> BooleanExpression:
-        """Return the filter to evaluate for files: the request's, or a weaker one if that is too much work."""
+        """Return the filter to evaluate for files: the requested filter, or a weaker one if that is too much work."""
         n_files, n_specs = _n_files(manifests), len({manifest.partition_spec_id for manifest in manifests})
         if not is_too_much(self._units, n_files, n_specs):
             return self._filter
@@ -319,7 +319,7 @@ def _n_files(manifests: Sequence[ManifestFile]) -> int:
 
 @contextmanager
 def _reading(snapshot: Snapshot) -> Iterator[None]:
-    """Translate the errors of pyiceberg for manifests, which for broken ones can be of any type."""
+    """Translate pyiceberg's errors for manifests. For broken manifests, they can be of any type."""
     try:
         yield
     except (TrinityLakeError, PydanticError):

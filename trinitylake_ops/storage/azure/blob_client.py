@@ -45,7 +45,7 @@ class _SingleRequestTransport(AioHttpTransport):  # type: ignore[misc] # azure-c
     """The transport of azure-core without the retries of aiohttp.
 
     aiohttp silently resends a PUT or DELETE whose connection was lost before the response. A resent create would find
-    the file of the first send and report it as another writer's file. A wire test checks that the attribute still works.
+    the file of the first send and report that another writer created it. A wire test checks that the attribute works.
     """
 
     async def open(self) -> None:

@@ -66,7 +66,8 @@ class CacheFolder:
         self.has_failed = False
         self._writes_paused_until_s = 0.0
         self._undeletable: set[str] = set()
-        # A short-lived process writes less than this before it ends, so the count starts at a random value, which makes some of these processes scan.
+        # A short-lived process writes less than this before it ends. Because the count starts at a random value,
+        # some of these processes still scan.
         self._until_scan_bytes = random.uniform(0, limit_bytes / _SCAN_SHARE)
 
     def get(self, identity: str, path: str) -> bytes | None:

@@ -36,8 +36,8 @@ class DynamoDBStorage(Storage):
     """Files under ``dynamodb://table/`` or ``dynamodb://table/prefix/``. The sort key of an item is the path.
 
     A ``create`` is one PutItem with the condition that the item does not exist. For a file larger than about 400 KB,
-    parts are written first, and the item refers to them. RetryStorage retries requests, except for parts and for the second
-    and later pages of a listing, which this class retries. All reads are strongly consistent.
+    parts are written first, and the item refers to them. RetryStorage retries requests, except for parts and for the
+    second and later pages of a listing, which this class retries. All reads are strongly consistent.
 
     Args:
         root: Normalized root URI. Opening sends no request.

@@ -36,7 +36,7 @@ class OverdueError(Exception):
 
 
 class ForkedError(Exception):
-    """This process was forked after its parent used the library. A child must not use the library's threads and sockets."""
+    """This process was forked after its parent used the library. A child must not use its threads and sockets."""
 
 
 #: All exceptions that a call may raise.

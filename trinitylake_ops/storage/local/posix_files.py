@@ -276,7 +276,7 @@ def remove_empty(folder: bytes, paths: Iterable[bytes]) -> None:
 
 @contextmanager
 def folder_without_links(folder: bytes, path: bytes) -> Iterator[tuple[bytes, int]]:
-    """Open the folder of a file part by part, so that no link is followed, not even one that is created in the meantime.
+    """Open the folder of a file part by part, so that no link is followed, even if it is created in the meantime.
 
     Yields the name of the file and the descriptor of its folder, for system calls that take both.
 

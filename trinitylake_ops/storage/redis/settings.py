@@ -13,7 +13,7 @@ from trinitylake_ops.storage.paths import check_path, check_prefix, split_root
 
 #: Maximum size of a Redis value (``proto-max-bulk-len``).
 MAX_FILE_BYTES = 512 << 20
-#: Maximum size of a path, including the folders of its root, in UTF-8. Redis allows longer keys, but other storages do not.
+#: Maximum size in UTF-8 of a path, including the folders of its root. Redis itself allows longer keys.
 MAX_PATH_BYTES = 4096
 #: Maximum number of files on a listing page and in a bulk delete, during which Redis serves no other client.
 MAX_FILES_PER_REQUEST = 1000

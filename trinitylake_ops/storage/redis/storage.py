@@ -167,7 +167,7 @@ class RedisStorage(Storage):
     def _send_and_wait(self, operation: Request, path: str, command: Command) -> int:
         """Send a script and, in the same request, wait until its effects are on the disk or on enough replicas.
 
-        Raise AmbiguousWriteError if they are not: the file exists, but a crash or a failover may lose it.
+        Raise AmbiguousWriteError if the wait fails: the file exists, but may be lost in a crash or a failover.
         """
         wait = self._settings.wait
         assert wait is not None
@@ -196,7 +196,7 @@ class RedisStorage(Storage):
         """
         key = self._location.index_key + b":confirmed"
         try:
-            # A wait only covers changes up to the last one of its own connection, so this must change a key.
+            # A wait only covers changes up to the last change of its own connection, so this must change a key.
             self._send_and_wait(Request.WRITE, path, ("INCR", key))
         except AmbiguousWriteError as error:
             raise TransientError(f"{error.message}; readers cannot rely on the file yet", path=path) from None

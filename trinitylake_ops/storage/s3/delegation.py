@@ -1,6 +1,6 @@
-"""Access delegation on S3: temporary credentials for one folder, and signatures of single requests.
+"""Access delegation on S3: temporary credentials for one folder, and signatures for individual requests.
 
-The credentials are a session of a role with a session policy for the folder, issued by AWS's STS or a compatible server
+The credentials belong to a role session with a session policy for the folder, issued by AWS STS or a compatible server
 (decision 37). The credentials of this process are never vended.
 """
 
@@ -60,7 +60,7 @@ class S3Delegate:
 
     Args:
         options: Options of the storage.
-        settings: What is vended.
+        settings: The configuration of access delegation.
 
     Raises:
         InvalidInputError: An option is invalid.
@@ -76,7 +76,7 @@ class S3Delegate:
         self._addresses: dict[str, BucketAddress] = {}
 
     def credentials(self, folder: str, *, writes: bool, name: str) -> SessionCredentials:
-        """Return credentials for a folder and nothing else. They are reused for half of their lifetime.
+        """Return credentials that are restricted to one folder. They are reused for half of their lifetime.
 
         Args:
             folder: URI of the folder, with a trailing ``/``.
@@ -115,7 +115,7 @@ class S3Delegate:
             folder: URI of the table's folder, with a trailing ``/``.
             may_write: Whether the client may write files in the folder.
             name: Name of the client, for the audit log of the session service.
-            reached: URIs of the files that the client may read. None: all files of the folder.
+            reached: URIs of the files that the client may read. None allows all files in the folder.
 
         Raises:
             LocationNotAllowedError: The request is not for the folder, or the client lacks the permission.
@@ -228,9 +228,9 @@ def folder_policy(location: S3Location, partition: str, *, writes: bool, create_
         allowed = [f"{files}/data/*", f"{files}/metadata/*"]
         denied = [f"{files}/metadata/*.metadata.json", f"{files}/metadata/*.metadata.json.gz"]
         if create_only:
-            # AWS documents the first operator. Ceph ignores it for an unknown key, but then the second operator fails.
+            # AWS documents the first operator. Ceph ignores it for an unknown key, but there the second operator fails.
             conditional = {"Null": {_IF_NONE_MATCH: "false"}, "StringLike": {_IF_NONE_MATCH: "*"}}
-            # Requests that start a multipart upload or upload a part do not have the header, and create no object.
+            # Requests that start a multipart upload or upload a part do not have the header, but they create no object.
             statements += [
                 {"Effect": "Allow", "Action": ["s3:PutObject"], "Resource": allowed, "Condition": condition}
                 for condition in (conditional, {"Bool": {_CREATES_OBJECT: "false"}})

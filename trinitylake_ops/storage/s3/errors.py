@@ -27,7 +27,7 @@ _NO_BUCKET = (
 )
 _WRONG_LOCATION = "{what}: the bucket is in another region or on another server; set the option 'region' or 'endpoint'"
 
-#: Codes about a file or a bucket precede the statuses 401 and 403, with which some servers return them.
+#: Codes for files and buckets precede the statuses 401 and 403, because some servers combine the two.
 _ERRORS = (
     *PERMISSION_CODES,
     ErrorRow(

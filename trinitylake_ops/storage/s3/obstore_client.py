@@ -1,4 +1,4 @@
-"""The clients of obstore for S3, their timeouts and their credentials."""
+"""The obstore clients for S3, their timeouts and their credentials."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from obstore import GetResult
     from obstore.store import ClientConfig, S3Credential
 
-#: Requests with bodies up to this size share one client. Each doubling has a separate client with longer timeouts.
+#: Requests with bodies up to this size share one client. For each doubling of the size, there is a separate client with
+#: longer timeouts.
 _SMALL_BODY_BYTES = 4 * 1024 * 1024
 _ONE_DAY = timedelta(days=1)
 
@@ -34,11 +35,11 @@ class Fork:
     """Tracks whether this process was forked from a process that had used obstore.
 
     obstore has one runtime per process, whose threads do not exist in a forked child. Every request of the child would
-    hang, even of a new client. A process that imported obstore without using it has no such threads.
+    hang, even through a new client. A process that imported obstore without using it has no such threads.
     """
 
     happened = False
-    #: Whether this process created a client. Requests of clients start the threads.
+    #: Whether this process created a client. The first request of a client starts the threads.
     has_clients = False
 
 
@@ -55,7 +56,7 @@ class S3Stores:
     obstore's timeouts belong to a client, not to a request, and its read timeout also runs while a body is sent.
     Uploads therefore use a client whose timeouts allow for the size of the body.
 
-    As for s3fs, botocore resolves credentials, region and endpoint that are not set by options.
+    As for s3fs, botocore resolves the credentials, region and endpoint if options do not specify them.
     """
 
     def __init__(self, bucket: str, settings: S3Settings, options: StorageOptions):
@@ -66,7 +67,7 @@ class S3Stores:
         self._address: tuple[str, str, bool] | None = None
         self._provider: Callable[[], S3Credential] | None = None
         self._lock = threading.Lock()
-        #: By the largest body in bytes, None for responses of unknown size.
+        #: Clients by the size of the largest body in bytes, None for responses of unknown size.
         self._by_allowance: dict[int | None, S3Store] = {}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Parse obstore's exceptions: status, error code and message of the response.
+"""Extract the response's status, error code and message from obstore's exceptions.
 
 The classes of obstore's exceptions are too coarse: status 409 and 412 are both AlreadyExistsError, a missing bucket is
 a FileNotFoundError, and all failures of a listing are GenericError. The exceptions have no attributes for status and
@@ -19,7 +19,7 @@ from trinitylake_ops.storage.http.requests import TransportFailure
 OBSTORE_ERRORS = (BaseError, OSError, ValueError, NotImplementedError)
 
 # These patterns match whole lines of the dump, where texts of the server and the caller are quoted on one line, with
-# escaped line breaks. Before the dump such texts are not escaped, so only the last match is trusted.
+# escaped line breaks. Before the dump, these texts are not escaped, so only the last match is trusted.
 _RESPONSE = re.compile(r'^ *inner: Status \{\n +status: (\d{3}),\n +body: (?:None|Some\(\n +"(.*)",\n)', re.MULTILINE)
 _BARE_REDIRECT = re.compile(r"^ *inner: BareRedirect", re.MULTILINE)
 _NO_RESPONSE = re.compile(r"^ *(?:inner: Http\($|source: HttpError \{$)", re.MULTILINE)

@@ -55,7 +55,7 @@ def typed_error(request: StorageRequest, error: BaseException, endpoint: str) ->
     if is_response_missing(error):
         return error_from_transport(request, transport_failure(error), endpoint, reason(error))
     if request.operation.changes_files:
-        # The request may have taken effect although obstore cannot parse the response.
+        # The request may have taken effect even though obstore cannot parse the response.
         return error_from_transport(request, TransportFailure.NO_RESPONSE, endpoint, "the response is invalid")
     return StorageError(
         f"{request.failure}: obstore cannot parse the server's response; check the option 'endpoint', or set the option"
@@ -74,7 +74,7 @@ _NOT_IN_OBSTORE = re.compile(r"[\x00-\x1f\x7f]")
 class ObstoreS3Storage(S3Storage):
     """A faster S3Storage: reads, stats, creates, writes and lists through obstore.
 
-    It uses s3fs for everything that obstore cannot do as the interface requires: deletes, because obstore raises a
+    It uses s3fs for everything that obstore does not support in the required way: deletes, because obstore raises a
     single error for a DeleteObjects request that failed for some files; ``now_ms``, because obstore does not expose the
     ``Date`` header; names with control characters; the rest of a listing after a key that obstore rejects, for example
     ``a//b``; and all requests in a forked child. A listing sends one additional request for each empty file and each
@@ -182,7 +182,7 @@ class ObstoreS3Storage(S3Storage):
         """Yield the pages of a listing, sorted by key. Yield None if obstore cannot continue.
 
         obstore lists whole folders. A listing by the beginning of a name therefore starts just before the first
-        matching name and stops after the last. It reads at most one page too many, plus the files of the folder ``a/``
+        matching name and stops after the last. It reads at most one unnecessary page, plus the files of the folder ``a/``
         for a prefix such as ``a0``.
         """
         stream: ListStream[Sequence[ObjectMeta]] | None = None

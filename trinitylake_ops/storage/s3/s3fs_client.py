@@ -1,4 +1,4 @@
-"""Clients of s3fs and botocore, and typed errors for their exceptions."""
+"""The s3fs and botocore clients, and typed errors for their exceptions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _SingleRequestSession(AIOHTTPSession):  # type: ignore[misc] # aiobotocore
     """aiobotocore's transport without the retries of aiohttp.
 
     aiohttp silently resends a PUT or DELETE whose connection was lost before the response. A resent create would find
-    the file of the first send and report it as another writer's, so a lost response must raise an error. aiohttp has no
+    the file of the first send and report that another writer created it, so a lost response must raise an error. aiohttp has no
     public option for it; a wire test checks that the attribute still works.
     """
 
@@ -177,7 +177,7 @@ _USER_AGENT = f"trinitylake-ops/{version('trinitylake-ops')}"
 
 
 def response_time(text: str | float) -> datetime:
-    """Parse a time of a response: ISO 8601 in listings, otherwise the HTTP format. Raise ValueError if it is invalid.
+    """Parse a time in a response: ISO 8601 in listings, otherwise the HTTP format. Raise ValueError if it is invalid.
 
     botocore's parser guesses the format, which takes longer than the rest of a small response.
     """
@@ -194,8 +194,8 @@ _clients: ClientCache[S3Client] = ClientCache()
 
 
 def _stay_in_region(params: dict[str, Any], **_: Any) -> None:
-    # For a bucket in another region, botocore sends further requests to find the region. It never stops if those are
-    # redirected as well. Instead, an error message asks the caller to set the region.
+    # For a bucket in another region, botocore sends more requests to find the region, and never stops if these are also
+    # redirected. Instead, fail with an error message that asks the user to set the region.
     params.get("context", {}).get("s3_redirect", {})["redirected"] = True
 
 
@@ -223,12 +223,12 @@ class BucketAddress:
     #: URL of the service.
     endpoint: str
     region: str
-    #: Whether the bucket is in the host of URLs. Otherwise it is in the path.
+    #: Whether URLs contain the bucket in the host. Otherwise the path contains it.
     is_virtual: bool
 
 
 def new_session(options: StorageOptions) -> botocore.session.Session:
-    """Create a session with the credentials of the options or, if there are none, of AWS's configuration."""
+    """Create a session with the credentials from the options or, if there are none, from AWS's configuration."""
     session = botocore.session.Session()
     session.register_component("data_loader", service_models())
     if "access_key_id" in options:
@@ -244,7 +244,7 @@ def bucket_address(session: botocore.session.Session, settings: S3Settings, buck
         settings: Validated options of the root.
         bucket: Name of the bucket.
     """
-    # This client sends nothing. It resolves the endpoint and the region from all sources of AWS's configuration.
+    # This client sends nothing. It resolves the endpoint and the region from all AWS configuration sources.
     client = session.create_client(
         "s3",
         region_name=settings.region,

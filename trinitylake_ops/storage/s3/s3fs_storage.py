@@ -220,7 +220,7 @@ class S3Storage(Storage):
 
     async def _call(self, file_system: s3fs.S3FileSystem, method: str, **arguments: Any) -> S3Response:
         """Send one request, and update the estimate of the server's clock."""
-        await file_system.set_session()  # the first call takes long, and must not count as latency of the server
+        await file_system.set_session()  # the first call is slow, and must not count as server latency
         sent_at_ms = monotonic_ms()
         response: S3Response | None = None
         try:

@@ -9,7 +9,7 @@ from trinitylake_ops.storage.http.aws import AWS_ENVIRONMENT, AwsSettings, aws_e
 from trinitylake_ops.storage.http.settings import BucketLocation
 from trinitylake_ops.storage.options import Kind, Option
 
-#: Maximum number of keys of a DeleteObjects request and of a page of a listing.
+#: Maximum number of keys in a DeleteObjects request and on a page of a listing.
 MAX_KEYS_PER_REQUEST = 1000
 
 CLIENT = Option(
@@ -51,7 +51,7 @@ class S3Location(BucketLocation):
 
 @dataclass(frozen=True, slots=True)
 class S3Settings(AwsSettings):
-    """Validated options. None: determined by AWS's environment variables and configuration files."""
+    """Validated options. A field is None if AWS's environment variables and configuration files determine its value."""
 
     specs = S3_OPTIONS
     addressing_style: str

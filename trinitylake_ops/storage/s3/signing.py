@@ -1,7 +1,7 @@
-"""Sign single S3 requests for clients without credentials. Each request is validated before it is signed.
+"""Sign individual S3 requests for clients without credentials. Each request is validated before it is signed.
 
 A signature covers the method, host, path and query, and the headers that it lists. Some servers also obey headers that
-are not covered, for example the source of a copy. Writes are therefore also restricted by the credentials that sign
+are not covered, for example the header with the source of a copy. Writes are therefore also restricted by the credentials that sign
 them (decision 37).
 """
 
@@ -100,7 +100,7 @@ def check_request(
         folder: Folder of the table.
         address: Address of the bucket.
         may_write: Whether files may be written.
-        reached: URIs of the files that may be read. None: all files of the folder.
+        reached: URIs of the files that may be read. None allows all files in the folder.
 
     Returns:
         Whether the request writes a file.
@@ -175,7 +175,7 @@ def _host(split: SplitResult) -> str:
 
 
 def _key(split: SplitResult, folder: S3Location, address: BucketAddress) -> str:
-    """Return the key of a URI. It is empty for the bucket."""
+    """Return the key in a URI. It is empty if the URI is that of the bucket."""
     endpoint = urlsplit(address.endpoint)
     hosts = {endpoint.netloc: f"{endpoint.path}/{folder.bucket}", f"{folder.bucket}.{endpoint.netloc}": endpoint.path}
     start = hosts.get(split.netloc)
