@@ -1,8 +1,8 @@
 """Charts of versions, and the formatting of values.
 
 This module computes positions, without markup. The axis shows evenly spaced versions instead of time, because
-commits come in bursts; times are shown as labels below the axis. With more than MAX_BARS versions, each bar represents a round number of
-versions, and its height is divided among their states.
+commits come in bursts; times are shown as labels below the axis. With more than MAX_BARS versions, each bar represents
+a round number of versions, and its height is divided among their states.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ def _version_ticks(axis: _Axis) -> tuple[Tick, ...]:
 
 
 def _time_ticks(timeline: Timeline, axis: _Axis) -> tuple[Tick, ...]:
-    """Label the first version of each period, if there is space. The period is chosen so that there are several labels."""
+    """Label the first version of each period, if there is space. The period is chosen to produce several labels."""
     times = [
         (version.number, utc_datetime(version.record.created_at_ms).isoformat())
         for version in timeline.versions

@@ -95,7 +95,7 @@ def timeline(
 
     Args:
         records: The content of the versions' roots.
-        definition: The latest lakehouse definition, None if it is damaged.
+        definition: The latest lakehouse definition, or None if it is damaged.
         verdicts: The decisions of a plan.
         expired_now: The versions that the plan has expired.
         latest: The latest version, required if there may be no records.

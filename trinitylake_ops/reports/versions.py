@@ -64,7 +64,7 @@ def expiration_page(plan: ExpirationPlan, report: ExpirationReport | None = None
 
     Args:
         plan: The plan.
-        report: The result, None before the plan is applied.
+        report: The result, or None before the plan is applied.
     """
     versions = _planned(plan, report)
     n_bytes, n_files = (plan.bytes, len(plan.freed.sizes_bytes)) if report is None else (report.bytes, report.files)

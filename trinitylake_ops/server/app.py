@@ -170,7 +170,8 @@ class Application:
         path, changes, held_body = request.scope["raw_path"], False, _HeldBody()
         is_look = request.method in ("GET", "HEAD")
         if "transfer-encoding" in request.headers and "content-length" in request.headers:
-            # A proxy may determine the length from the other header, and forward the rest of the body as another request.
+            # A proxy may determine the length from the other header, and forward the rest of the body as another
+            # request.
             error = RejectedError(
                 400,
                 "BadRequestException",

@@ -109,7 +109,8 @@ class Call:
 
     def document(self) -> dict[str, Any]:
         """Return the body as a JSON object. Raises RejectedError (400, or 413 for too many values)."""
-        # Punctuation within strings is counted as well. A parsed value takes tens of bytes, but as few as two in the body.
+        # Punctuation within strings is counted as well. A value takes tens of bytes once it is parsed,
+        # but as few as two in the body.
         if sum(self.body.count(mark) for mark in (b",", b"[", b"{")) > _MAX_VALUES:
             raise RejectedError(413, "BadRequestException", f"the body contains more than {_MAX_VALUES} values")
         # An object becomes a schema field, an update or a part of a filter, which takes about 0.1 ms each.
@@ -131,7 +132,7 @@ class Call:
             **defaults: Values for fields that the specification allows clients to omit.
 
         Raises:
-            RejectedError: 400 or 413 if the body is not an acceptable JSON object.
+            RejectedError: Status 400 or 413 if the body is not an acceptable JSON object.
             InvalidInputError: If a value is invalid.
             pydantic.ValidationError: If the body does not match the model.
         """
@@ -140,7 +141,7 @@ class Call:
             return kind.model_validate(content)
 
     def check(self, scope: Scope, namespace: str) -> None:
-        """Raise RejectedError, 403, if the principal does not have a scope in a namespace.
+        """Raise RejectedError (403) if the principal does not have a scope in a namespace.
 
         Args:
             scope: The required scope.
@@ -167,7 +168,7 @@ class Call:
         return bool(namespaces) and all(self.principal.may(scope, namespace) for namespace in namespaces)
 
     def check_table(self, scope: Scope, definition: TableDef, latest: Snapshot | None = None) -> None:
-        """Raise RejectedError, 403, unless :meth:`may_change`. The message reveals no namespace.
+        """Raise RejectedError (403) unless :meth:`may_change`. The message reveals no namespace.
 
         Args:
             scope: The required scope.
@@ -183,7 +184,7 @@ class Call:
     def requested_table(self, scope: Scope = Scope.READ) -> RequestedTable:
         """Return the table in the path, after checking the principal's scope under all of its current names.
 
-        Raises RejectedError, 403, NoSuchTableError, or StorageError.
+        Raises RejectedError (403), NoSuchTableError, or StorageError.
         """
         namespace, name = self.table
         self.check(scope, namespace)
@@ -193,7 +194,7 @@ class Call:
         return RequestedTable(catalog, definition, latest)
 
     def flag(self, name: str) -> bool:
-        """Return a boolean query parameter, False if it is absent. Raises RejectedError, 400."""
+        """Return a boolean query parameter, False if it is absent. Raises RejectedError (400)."""
         value = self.query.get(name, "false").lower()
         if value not in ("true", "false"):
             raise bad_request(f"{name} must be true or false")
@@ -208,7 +209,7 @@ class RequestedTable:
     catalog: TrinityLakeCatalog
     #: The definition of the table at that version.
     definition: TableDef
-    #: The latest version, None if the warehouse is at another version.
+    #: The latest version, or None if the warehouse is at another version.
     latest: Snapshot | None
 
 
@@ -252,10 +253,10 @@ def page_of(call: Call, names: Sequence[str]) -> tuple[list[str], str | None]:
         names: All names.
 
     Returns:
-        The names of the page, and the token of the next page, None for the last page.
+        The names of the page, and the token of the next page, or None for the last page.
 
     Raises:
-        RejectedError: 400 if the token or the page size is invalid.
+        RejectedError: Status 400 if the token or the page size is invalid.
     """
     token, ordered = call.query.get("pageToken"), sorted(names)
     size = _page_size(call)
@@ -333,10 +334,10 @@ def transaction_of(call: Call, message: str, base: Snapshot | None = None) -> Tr
     Args:
         call: The request.
         message: The commit message.
-        base: The version to build on, None for the latest one.
+        base: The version to build on, or None for the latest one.
 
     Raises:
-        RejectedError: 400 or 422 if the idempotency key is invalid, too old, or was used for another request.
+        RejectedError: Status 400 or 422 if the idempotency key is invalid, too old, or was used for another request.
     """
     lake, key = call.warehouse.served.lake, call.headers.get("idempotency-key")
     publication = None if key is None else publication_id("idempotency-key", call.principal.name, _checked_key(key))
@@ -411,7 +412,7 @@ def _version_before(lake: Lakehouse, timestamp_ms: int) -> int:
 
 
 def _check_same_request(lake: Lakehouse, version: int, call: Call) -> None:
-    """Raise RejectedError, 422, if the idempotency key was used for another request."""
+    """Raise RejectedError (422) if the idempotency key was used for another request."""
     properties = decode_commit_info(lake.snapshot(version).root.system).get("properties")
     before = properties.get(_KEYED) if isinstance(properties, dict) else None
     if before is not None and before != _request_text(call):
@@ -430,7 +431,7 @@ def changed(call: Call, change: Callable[[TrinityLakeCatalog], T]) -> T | None:
         change: Makes the change. Called again for each retry.
 
     Returns:
-        The result of the change, None if an earlier attempt of this request was already committed.
+        The result of the change, or None if an earlier attempt of this request was already committed.
 
     Raises:
         CommitFailedException: After too many conflicts. Other errors of the catalog are raised unchanged.
@@ -447,7 +448,7 @@ def retry_on_conflict(attempt: Callable[[], T], note_conflict: Callable[[], None
         note_conflict: Called for each conflict.
 
     Returns:
-        The result of the attempt, None if the request was already carried out.
+        The result of the attempt, or None if the request was already carried out.
 
     Raises:
         CommitFailedException: After ``MAX_ATTEMPTS`` conflicts. Other errors of an attempt are raised unchanged.

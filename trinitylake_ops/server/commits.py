@@ -104,7 +104,7 @@ class TableCommit:
 
     @classmethod
     def of(cls, request: CommitTableRequest) -> TableCommit:
-        """Return the table commit in a request. Raises NoSuchNamespaceError, or RejectedError if it has too many parts."""
+        """Return the commit in a request. Raises NoSuchNamespaceError, or RejectedError if it has too many parts."""
         if max(len(request.updates), len(request.requirements)) > _MAX_PARTS:
             raise bad_request(
                 f"a table commit may have at most {_MAX_PARTS} updates and as many requirements; split it"
@@ -203,7 +203,7 @@ class _Attempt:
         self._io: StorageFileIO = self._catalog.io
 
     def commit(self) -> Mapping[Name, Committed]:
-        """Commit, and return each table after it. Raises CommitConflictError, and the errors of :func:`commit_tables`."""
+        """Commit, and return each changed table. Raises CommitConflictError and the errors of :func:`commit_tables`."""
         with self._txn:
             tables = {commit.name: self._load(commit) for commit in self._commits}
             if any(_was_applied(commit, tables[commit.name]) for commit in self._commits):
@@ -261,9 +261,10 @@ class _Attempt:
         return self._read_back(response)
 
     def _read_back(self, response: CommitTableResponse) -> Committed:
-        """Return a table after the commit, from the bytes that the commit writes. Raises the errors of :func:`check_readable`.
+        """Return a table after the commit, from the bytes that the commit writes.
 
-        The bytes are parsed once, and the result is cached for the next request for the table.
+        Raises the errors of :func:`check_readable`. The bytes are parsed only once, and the
+        result is cached for the next request for the table.
         """
         uri = response.metadata_location
         data = self._txn.added_file(uri.removeprefix(self._io.root))
@@ -458,7 +459,7 @@ def check_readable(text: bytes, uri: str) -> LoadedMetadata:
         uri: The URI of the metadata file, for errors.
 
     Raises:
-        RejectedError: 400 if readers would reject it.
+        RejectedError: Status 400 if readers would reject it.
     """
     try:
         with as_invalid_input():

@@ -59,8 +59,8 @@ def vends_credentials(call: Call, requested: RequestedTable | None) -> bool:
     """Whether the client may get credentials for the folder of a table that the principal may read.
 
     Credentials give access to all files in the folder, including those of the latest version. A warehouse at an older
-    version therefore vends credentials only for a table that still exists in the latest version. The principal may read those
-    files there, because :meth:`Call.requested_table` has checked its rights under all current names.
+    version therefore vends credentials only for a table that still exists in the latest version. The principal may read
+    those files there, because :meth:`Call.requested_table` has checked its rights under all current names.
 
     Args:
         call: The request.
@@ -82,7 +82,7 @@ def access_at(call: Call, namespace: str, table: str, location: str | None, *, w
         call: The request.
         namespace: The namespace of the table.
         table: The name of the table.
-        location: The location of the table, None for an external table.
+        location: The location of the table, or None for an external table.
         writes: Whether the client may write in the folder.
         is_vended: Whether the client gets credentials, from :func:`vends`.
 
@@ -143,7 +143,7 @@ def may_write(call: Call, namespace: str, requested: RequestedTable) -> bool:
 
 
 def own_folder(call: Call, location: str) -> str | None:
-    """Return the folder of a managed table as a URI that ends with ``/``, None if access to it cannot be delegated.
+    """Return the folder of a managed table as a URI that ends with ``/``, or None if access to it cannot be delegated.
 
     A clone shares files with its parent, and must not give access to the parent's files.
 
@@ -245,7 +245,7 @@ def _reached_files(call: Call, requested: RequestedTable) -> ReachedFiles:
 
 
 def _folder(call: Call, requested: RequestedTable) -> str | None:
-    """Return the folder of a table, None if the server gives no access to it."""
+    """Return the folder of a table, or None if the server gives no access to it."""
     definition = requested.definition
     if not definition.is_managed:
         return None

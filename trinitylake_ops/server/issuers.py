@@ -53,7 +53,7 @@ class Key:
 
     #: The key.
     key: jwt.PyJWK
-    #: The only algorithm that the issuer allows for the key, None for any algorithm of its family.
+    #: The only algorithm that the issuer allows for the key, or None for any algorithm of its family.
     algorithm: str | None
 
     def fits(self, algorithm: str) -> bool:
@@ -91,7 +91,7 @@ class Keys:
         self._fetching: Future[None] | None = None
 
     def refresh_for(self, kid: str | None) -> Future[None] | None:
-        """Return the download to wait for before a token with a key id is checked, None if no download is needed."""
+        """Return the download to wait for before a token with a key id is checked, or None if no download is needed."""
         now_s = self._now()
         with self._lock:
             is_old = self._fetched_s is None or now_s - self._fetched_s >= KEPT_SECONDS
@@ -109,7 +109,8 @@ class Keys:
         """Return the key with an id that fits an algorithm.
 
         Args:
-            kid: The key id in the token. For a token without a key id, there must be exactly one key of the algorithm's family.
+            kid: The key id in the token. For a token without a key id, there must be exactly one key of the algorithm's
+                family.
             algorithm: The algorithm in the token.
 
         Returns:
@@ -160,7 +161,7 @@ class Keys:
         return keys
 
     def _key(self, content: Any) -> Key | None:
-        """Return a key of the set, None if it is not for signatures or its algorithm is not accepted."""
+        """Return a key of the set, or None if it is not for signatures or its algorithm is not accepted."""
         if not isinstance(content, dict) or content.get("use", "sig") != "sig":
             return None
         if content.get("alg", self._algorithms[0]) not in self._algorithms or "d" in content:
@@ -294,7 +295,7 @@ def _texts(where: str, name: str, value: Any) -> list[str]:
 
 
 def _checked_url(where: str, url: str) -> str:
-    """Return the address of keys. It must use TLS, because otherwise an attacker could forge keys in transit and sign tokens."""
+    """Return the address of keys. It must use TLS, so that an attacker cannot forge keys in transit and sign tokens."""
     try:
         split = urlsplit(url)
         host = split.hostname or ""
@@ -426,7 +427,7 @@ def _claimed_issuer(token: str) -> str:
 
 
 def _principal(settings: IssuerSettings, claims: dict[str, Any]) -> Principal:
-    """Return the principal of verified claims. The issuer's prefix distinguishes its name from those of static tokens."""
+    """Return the principal of verified claims. The issuer's prefix distinguishes its name from static tokens."""
     subject = claims.get(settings.principal)
     if not isinstance(subject, str) or not _PRINCIPAL.fullmatch(subject):
         raise unauthorized_error(

@@ -142,7 +142,7 @@ def table_response(
     """Return a 200 response with a table.
 
     Args:
-        location: The URI of its metadata file, None for a staged table.
+        location: The URI of its metadata file, or None for a staged table.
         metadata: The end of the body with the table's metadata, from :func:`as_member`. It is by far the largest part,
             so it is encoded once and sent unchanged.
         members: Additional members of the body.
@@ -165,8 +165,8 @@ NO_CONTENT = JsonResponse(204)
 def failed(error: Exception, *, changes: bool, request_id: str) -> JsonResponse:
     """Return the response to a request that failed, and log unexpected errors.
 
-    For a change, clients treat 500 as an unknown outcome. A storage error after which it is certain that nothing changed is
-    therefore reported as 503. The response does not contain the text of unexpected errors.
+    For a change, clients treat 500 as an unknown outcome. A storage error after which it is certain that nothing
+    changed is therefore reported as 503. The response does not contain the text of unexpected errors.
 
     Args:
         error: The failure.
@@ -197,7 +197,7 @@ def token_rejection() -> JsonResponse:
 
 
 def late_error(*, changes: bool) -> RejectedError:
-    """Return the error for a request that exceeded its time limit. The request continues, so the outcome of a change is unknown."""
+    """Return the error for a request that exceeded its time limit but continues. The outcome of a change is unknown."""
     return RejectedError(
         504,
         UNKNOWN_STATE if changes else UNAVAILABLE,

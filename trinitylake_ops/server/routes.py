@@ -107,7 +107,7 @@ def find_route(method: str, raw_path: bytes) -> tuple[Route, Mapping[str, str]]:
         The route, and the decoded names in the path.
 
     Raises:
-        RejectedError: 404 for an unknown path, 405 for the wrong method, 400 for a name that is not UTF-8.
+        RejectedError: Status 404 for an unknown path, 405 for the wrong method, 400 for a name that is not UTF-8.
     """
     segments = raw_path.decode("ascii", "replace").strip("/").split("/")
     methods = []

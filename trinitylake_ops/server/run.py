@@ -92,8 +92,8 @@ class LimitedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the head of a request, or close the connection if there are too many."""
         super().connection_made(transport)
-        # asyncio's own loop sets this option only for some sockets. Without it, the second part of a response is delayed
-        # by 40 ms.
+        # asyncio's own loop sets this option only for some sockets. Without it, the second part of a response is
+        # delayed by 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.max_connections:
             transport.abort()
@@ -107,7 +107,7 @@ class LimitedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Process received data. Between requests, the data is the head of the next request or the rest of an unused body."""
+        """Process received data. Between requests, it is the head of the next request or the rest of an unused body."""
         is_first, self._is_new = self._is_new, False
         super().data_received(data)
         if not getattr(self.cycle, "response_complete", True):
@@ -128,7 +128,7 @@ class LimitedConnection(H11Protocol):
             self._bound_unread()
 
     def _bound_unread(self) -> None:
-        """Close the connections with the oldest unread responses, until the remaining connections are within the limit."""
+        """Close the connections with the oldest unread responses, until the remaining ones are within the limit."""
         self.unread.pop(self, None)
         self.unread[self] = None
         sizes = {connection: connection.transport.get_write_buffer_size() for connection in self.unread}

@@ -74,10 +74,11 @@ class Execution:
             kind: The class of work.
             work: The step.
             changes: Whether the step may change a lakehouse.
-            tables: The tables that the step changes. The step waits, without occupying a thread, until it is first in their queues.
+            tables: The tables that the step changes. The step waits, without occupying a thread, until it is first in
+                their queues.
 
         Raises:
-            RejectedError: 503 if the step did not begin, 504 if it did not end in time.
+            RejectedError: Status 503 if the step did not begin, 504 if it did not end in time.
             ClientDisconnect: If the client disconnected before the step began.
         """
         ticket = await self._enter_queue(tables) if tables else None
@@ -165,7 +166,8 @@ class Readiness:
 
     async def _lakehouses_respond(self) -> bool:
         if time.monotonic() - self._probed_s >= MAX_PROBE_AGE_S:
-            # Only one probe runs at a time, so that a hanging storage occupies a single thread, however often clients probe.
+            # Only one probe runs at a time, so that a hanging storage occupies a single thread, however often clients
+            # probe.
             if self._probe is None or self._probe.done():
                 self._probe = asyncio.create_task(self._all_respond())
             await asyncio.wait({self._probe}, timeout=PROBE_TIMEOUT_S)

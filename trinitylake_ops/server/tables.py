@@ -122,7 +122,7 @@ def create_table(call: Call) -> JsonResponse:
 
 
 def committed_table(call: Call) -> list[Name]:
-    """Return the table that a commit changes. Raises RejectedError, 403, if the principal may not change it."""
+    """Return the table that a commit changes. Raises RejectedError (403) if the principal may not change it."""
     call.check(Scope.WRITE, call.table[0])
     return [call.table]
 
@@ -143,7 +143,7 @@ def commit_table(call: Call) -> JsonResponse:
 
 
 def committed_tables(call: Call) -> list[Name]:
-    """Return the tables that a transaction changes. Raises RejectedError, 403, if the principal may not change one."""
+    """Return the tables that a transaction changes. Raises RejectedError (403) if the principal may not change one."""
     names = [_identifier_of(isinstance(change, dict) and change.get("identifier")) for change in _changes(call)]
     for namespace, _ in names:
         call.check(Scope.WRITE, namespace)
@@ -240,10 +240,10 @@ def renamed(
 
 
 def _check_all_names(call: Call, name: tuple[str, str]) -> None:
-    """Raise RejectedError, 403, unless the principal may write the table under all of its current names."""
+    """Raise RejectedError (403) unless the principal may write the table under all of its current names."""
     if call.principal.min_scope < Scope.WRITE:
         latest = call.warehouse.served.lake.snapshot()
-        with contextlib.suppress(NotFoundError):  # the change reports this error, unless this request was already carried out
+        with contextlib.suppress(NotFoundError):  # the change reports it, unless this request was already carried out
             call.check_table(Scope.WRITE, latest.table(*name), latest)
 
 
@@ -307,7 +307,7 @@ def _table_response(
 
 
 def _check_served_format(metadata: TableMetadata) -> None:
-    """Raise RejectedError, 406, for a format version that pyiceberg cannot write as JSON."""
+    """Raise RejectedError (406) for a format version that pyiceberg cannot write as JSON."""
     if metadata.format_version > LATEST_WRITTEN_VERSION:
         raise unsupported(
             f"the table has Iceberg format version {metadata.format_version}, and this server supports versions up to"
@@ -339,8 +339,8 @@ def _matches(requested: str, tag: str) -> bool:
 def _make_local_folders(call: Call, location: str) -> None:
     """Create the folders of a managed table on a local disk, if this process may write there.
 
-    Some engines do not create folders when they write files. No folder is created at other locations, because a definition
-    or metadata file of another writer could name any location.
+    Some engines do not create folders when they write files. No folder is created at other locations, because a
+    definition or metadata file of another writer could name any location.
     """
     root = call.warehouse.served.lake.root
     if root.startswith(_LOCAL) and managed_table_id(location, root) is not None:

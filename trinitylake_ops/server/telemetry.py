@@ -217,7 +217,7 @@ def record_response(span: Span, operation: str, status: int, error: str | None) 
         span: The span.
         operation: The method and the route template.
         status: The HTTP status of the response.
-        error: The type of the failure, None for success.
+        error: The type of the failure, or None for success.
     """
     span.update_name(operation)
     span.set_attributes({"http.route": operation.partition(" ")[2], "http.response.status_code": status})

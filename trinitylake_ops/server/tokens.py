@@ -31,7 +31,7 @@ _FIELDS = frozenset({"name", "sha256", "scope", "namespaces", "lakehouses", "exp
 
 
 class Scope(IntEnum):
-    """Rights of a principal. Each scope includes the previous scopes. OPERATE also allows registering external tables."""
+    """Rights of a principal. Each scope includes the previous ones. OPERATE also allows registering external tables."""
 
     NONE = 0
     READ = 1
@@ -81,7 +81,7 @@ class Principal:
             namespace: The name of the namespace.
 
         Raises:
-            RejectedError: 403 if the principal does not have the scope.
+            RejectedError: Status 403 if the principal does not have the scope.
         """
         if not self.may(scope, namespace):
             message = f"{self.name} is not allowed to {scope.name.lower()} in namespace {namespace}"
@@ -165,7 +165,7 @@ class Tokens:
 def bearer_of(authorization: str | None) -> str:
     """Return an ``Authorization`` header in bearer form. Browsers send the token as the basic authentication password.
 
-    A bearer header is returned unchanged. Raises RejectedError, 401, for any other header, so that a browser prompts
+    A bearer header is returned unchanged. Raises RejectedError (401) for any other header, so that a browser prompts
     for the token.
     """
     kind, _, encoded = (authorization or "").partition(" ")

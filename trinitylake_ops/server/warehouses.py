@@ -47,8 +47,8 @@ _EXPORT = "export-"
 _CLONE = "clone-"
 _MAX_CHARS = 1_000
 _FORMS = f"write {MAIN}, v12, {_TIME}2030-01-31T12:00:00Z, {_EXPORT}NAME or {_CLONE}NAME"
-#: The cache sizes for parsed metadata, measured by its JSON size (it takes several times as much memory), and for encoded
-#: metadata.
+#: The cache sizes for parsed metadata, measured by its JSON size (it takes several times as much memory), and for
+#: encoded metadata.
 _PARSED_BYTES, _ENCODED_BYTES = 8 << 20, 16 << 20
 #: The cache size for large encoded metadata. Parsed metadata has a separate limit for it.
 _LARGE_ENCODED_BYTES = 32 << 20
@@ -85,7 +85,7 @@ class Served:
             name: The name of the lakehouse in the server's settings.
             lake: The lakehouse.
             delegate: Gives clients access to table files, or None for no access.
-            parent: The parent of a clone, None for other lakehouses.
+            parent: The parent of a clone, or None for other lakehouses.
         """
         catalog = catalog_at(lake)
         catalog.parsed = ParsedMetadata(_PARSED_BYTES)
@@ -116,7 +116,7 @@ class Warehouse:
     served: Served
     #: The name, without the name of the lakehouse.
     name: str
-    #: The version, None for the latest one. Only the latest version is writable.
+    #: The version, or None for the latest one. Only the latest version is writable.
     version: Snapshot | None = None
 
     @property
@@ -183,7 +183,7 @@ class Warehouse:
         return is_there or bool(self.served.names.keys_of(latest, table_id))
 
     def check_writable(self) -> None:
-        """Raise RejectedError, 403, if the warehouse is read-only."""
+        """Raise RejectedError (403) if the warehouse is read-only."""
         if self.name.startswith(_CLONE):
             raise forbidden(
                 f"warehouse {self.name} is a clone, which this server serves read-only; serve the clone's own root to"
@@ -272,7 +272,7 @@ def _opened(settings: LakehouseSettings) -> Lakehouse:
 
 
 def _delegate(settings: LakehouseSettings) -> Delegate | None:
-    """Return the delegate that gives clients access to files of tables, None if that is not configured."""
+    """Return the delegate that gives clients access to files of tables, or None if that is not configured."""
     files = settings.files
     if not files.is_on:
         return None
@@ -314,7 +314,7 @@ def _unreadable(name: str, error: errors.StorageError) -> RejectedError:
 
 
 def _snapshot(lake: Lakehouse, name: str) -> Snapshot | None:
-    """Return the version that a warehouse name selects, None for the latest."""
+    """Return the version that a warehouse name selects, or None for the latest."""
     if name == MAIN:
         return None
     try:

@@ -1,7 +1,8 @@
 """Threads for requests, and a queue of commits for each table.
 
 Each class of work has its own thread pool, so requests of one class never wait for a thread of another class. Within a
-pool, principals take turns, and a single principal never occupies all threads. All methods are called on the event loop.
+pool, principals take turns, and a single principal never occupies all threads. All methods are called on the event
+loop.
 
 A commit that waits in a queue occupies no thread. The queues are in the memory of one server, and correctness never
 depends on them, because other processes can change the same tables.
@@ -92,7 +93,7 @@ class _Pool:
             work: The function to run in a thread.
 
         Raises:
-            RejectedError: 503 if too many jobs are waiting, in total or for this principal.
+            RejectedError: Status 503 if too many jobs are waiting, in total or for this principal.
         """
         queue = self._queues.get(principal, ())
         if self.is_full or self._running[principal] + len(queue) >= self._max_per_principal:
@@ -164,7 +165,7 @@ class _Pool:
 
 
 def _without_stop_iteration(work: Callable[[], Any]) -> Any:
-    """Run a job. An asyncio future cannot store StopIteration, so a job that raises this exception would never complete."""
+    """Run a job. An asyncio future cannot store StopIteration, so a job that raises it would never complete."""
     try:
         return work()
     except StopIteration as error:
@@ -176,7 +177,8 @@ class Workers:
 
     Args:
         limits: The number of threads, and of requests that may wait for a thread.
-        is_shared: Whether requests come from different principals. Without tokens, all requests have the same principal.
+        is_shared: Whether requests come from different principals. Without tokens, all requests have the same
+            principal.
     """
 
     def __init__(self, limits: Limits, *, is_shared: bool):
@@ -199,7 +201,7 @@ class Workers:
             work: The function to run in a thread.
 
         Raises:
-            RejectedError: 503 if too many jobs are waiting.
+            RejectedError: Status 503 if too many jobs are waiting.
         """
         return self._pools[kind].submit(principal, work)
 
@@ -273,7 +275,7 @@ class TableQueue:
             tables: The tables that the commit changes.
 
         Raises:
-            RejectedError: 503 if too many commits are in the queues, in total or for this principal.
+            RejectedError: Status 503 if too many commits are in the queues, in total or for this principal.
         """
         if len(self) >= self._most or self._n_places[principal] >= self._max_per_principal:
             raise busy_error()

@@ -87,7 +87,8 @@ class Storage(ABC):
         Args:
             path: Path relative to the root.
             offset: First byte of the range. The result is empty if it is at or past the end of the file.
-            length: Number of bytes in the range, which is cut off at the end of the file. None reads to the end of the file.
+            length: Number of bytes in the range, which is cut off at the end of the file. None reads to the end of the
+                file.
             limit_bytes: Size limit of a read without a length. None: ``whole_file_limit_bytes``.
 
         Raises:

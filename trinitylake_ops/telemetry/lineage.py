@@ -1,7 +1,7 @@
 """Send the lineage of publications as OpenLineage events, with OpenLineage's client library.
 
-OpenLineage's own environment variables (``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG``, ``OPENLINEAGE__TRANSPORT__...``) configure the
-target. Without them no events are created. Requires the extra ``lineage``.
+OpenLineage's own environment variables (``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG``, ``OPENLINEAGE__TRANSPORT__...``)
+configure the target. Without them no events are created. Requires the extra ``lineage``.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ _ends: list[Callable[[], None]] = []
 
 
 def listen_once() -> Callable[[], None]:
-    """Start passing all measurements to the meters of the process, unless started. Return a function that stops this."""
+    """Start passing all measurements to the meters of the process, at most once. Return a function that stops this."""
     with _lock:
         if not _ends:
             _ends.append(listen(OtelListener()))

@@ -131,7 +131,7 @@ _about: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVa
 
 @contextmanager
 def about(**fields: Any) -> Iterator[None]:
-    """Add fields, such as ``operation`` and ``run_id``, to each log line within a block. None keeps the current value."""
+    """Add fields, such as ``operation`` and ``run_id``, to each log line in a block. None keeps the current value."""
     token = _about.set({**_fields_now(), **{name: value for name, value in fields.items() if value is not None}})
     try:
         yield

@@ -1,8 +1,8 @@
 """Record spans through OpenTelemetry's API (``opentelemetry-api``) if the process has configured it, or do nothing.
 
 The API is never imported here, because loading it takes longer than opening a lakehouse. To record spans, an
-application, its automatic instrumentation, or ``telemetry/otel.py`` loads the API and sets a tracer provider. Otherwise,
-each span costs one dictionary lookup.
+application, its automatic instrumentation, or ``telemetry/otel.py`` loads the API and sets a tracer provider.
+Otherwise, each span costs one dictionary lookup.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _known: tuple[Any, Any] = (None, None)  # a provider, and its tracer
 
 
 def tracer() -> Any | None:
-    """Return the tracer of the process, None if no provider was set."""
+    """Return the tracer of the process, or None if no provider was set."""
     global _known  # noqa: PLW0603 - creating a tracer costs more than a span
     interface = sys.modules.get("opentelemetry.trace")
     provider_of = getattr(interface, "get_tracer_provider", None)  # None while another thread imports it

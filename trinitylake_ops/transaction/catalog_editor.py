@@ -250,7 +250,7 @@ class CatalogEditor(CatalogReader):
 
         Args:
             key: The key of a namespace or a table.
-            location: The location of the definition, None to delete the key.
+            location: The location of the definition, or None to delete the key.
             mirrors: Whether the caller copies all names from another lakehouse.
 
         Raises:
@@ -275,8 +275,8 @@ class CatalogEditor(CatalogReader):
         """Create or replace tables with definitions that other processes have staged since this transaction began.
 
         Reads their files in parallel. If an error occurs, nothing is changed. Raises NamespaceNotFoundError,
-        InvalidNameError, FileMissingError, CorruptFileError, InvalidDefinitionError if a table of the same name has another
-        id, and InvalidInputError for a definition that was staged earlier or for another table.
+        InvalidNameError, FileMissingError, CorruptFileError, InvalidDefinitionError if a table of the same name has
+        another id, and InvalidInputError for a definition that was staged earlier or for another table.
         """
         self._check_changeable()
         check_staged(staged, self.base.definition.file_path_max_size_bytes)
@@ -308,7 +308,7 @@ class CatalogEditor(CatalogReader):
         self._changes.files[path] = data
 
     def added_file(self, path: str) -> bytes | None:
-        """Return the bytes of a file that the commit will write, None if there is no such file."""
+        """Return the bytes of a file that the commit will write, or None if there is no such file."""
         return self._changes.files.get(path)
 
     def _table_key_in_namespace(self, namespace: str, table: str) -> str:

@@ -43,7 +43,7 @@ _STAGED_ID = "\0id "
 class ChangeSet:
     """The changes of one transaction relative to its base version."""
 
-    #: The new entry of each changed key, None for a deletion.
+    #: The new entry of each changed key, or None for a deletion.
     writes: dict[str, Entry | None] = field(default_factory=dict)
     #: The lakehouse definition, if it changes.
     definition: LakehouseDef | None = None
@@ -249,7 +249,7 @@ class NewNames:
 
     Args:
         base: The version that the change is based on.
-        writes: Each changed key with its new entry, None for a deletion.
+        writes: Each changed key with its new entry, or None for a deletion.
     """
 
     def __init__(self, base: Snapshot, writes: Mapping[str, Entry | None]):

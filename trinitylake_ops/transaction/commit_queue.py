@@ -162,7 +162,7 @@ class CommitQueue:
                 raise
 
     def _leads_at_once(self, member: Member) -> bool:
-        """Make a transaction the leader before it writes its files, if no other is queued. Return whether it became leader.
+        """Make a transaction the leader before it writes its files, if no other is queued. Return whether it leads.
 
         Its files are then written in the same round trip as its nodes, so that a local disk flushes its device once. On
         remote storage, transactions always write their files before they join the queue.
@@ -328,7 +328,7 @@ def _wait_for_slot(member: Member, pacing: Pacing) -> Iterator[Committed | None]
 
 
 def _latest(files: LakehouseFiles, known_version: int) -> Committed | None:
-    """Return the latest version, None if it is ``known_version`` or cannot be read."""
+    """Return the latest version, or None if it is ``known_version`` or cannot be read."""
     try:
         version = find_later(files.roots, known_version)
         if version == known_version:

@@ -132,7 +132,7 @@ def draft_of_tree(
 class Writes:
     """The changes that transactions write on a base version."""
 
-    #: The location of the new definition by key, None for a deletion.
+    #: The location of the new definition by key, or None for a deletion.
     messages: Mapping[str, str | None]
     #: New files by path.
     files: Mapping[str, bytes]

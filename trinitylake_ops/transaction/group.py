@@ -217,7 +217,7 @@ class Group:
             gather: Adds members that may be committed on a base version. Called before each draft.
 
         Returns:
-            The version, None if nothing was committed.
+            The version, or None if nothing was committed.
 
         Raises:
             CorruptFileError: The root of ``newest`` cannot be decoded. The members then have no outcome.

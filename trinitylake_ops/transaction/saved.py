@@ -216,7 +216,7 @@ def pinned_version(latest: Snapshot, pin_id: str) -> int:
 
 
 def version_of(files: LakehouseFiles, transaction_id: str, after: int, latest: int) -> int | None:
-    """Return the version that contains a transaction, None if no version does.
+    """Return the version that contains a transaction, or None if no version does.
 
     Args:
         files: The files of the lakehouse.

@@ -103,7 +103,7 @@ class Submission:
         return _largest(self._info, self._summary())
 
     def writes_on(self, base: Snapshot) -> Writes | None:
-        """Return the transaction's writes on ``base``, None if nothing would change."""
+        """Return the transaction's writes on ``base``, or None if nothing would change."""
         messages: dict[str, str | None] = {}
         self._check_not_reclaimed()
         files = dict(self._changes.files)

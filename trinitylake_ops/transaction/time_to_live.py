@@ -29,7 +29,7 @@ class AgeLimit(Protocol):
         """Record that an attempt has not written any files yet."""
 
     def check_base(self, definition: LakehouseDef) -> None:
-        """Raise the errors of ``check`` if a purge may have deleted files of the version on which a lost attempt was based."""
+        """Raise the errors of ``check`` if a purge may have deleted files that the base of a lost attempt needs."""
 
     def check(self, definition: LakehouseDef) -> None:
         """Raise TransactionExpiredError or DraftOutdatedError if the newest definition makes the change too old."""

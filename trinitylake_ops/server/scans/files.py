@@ -48,7 +48,7 @@ def scan_document(
 
     Raises:
         CorruptFileError: If a file has invalid partition values or column bounds.
-        RejectedError: 413 if the filter is too long to be repeated for each file.
+        RejectedError: Status 413 if the filter is too long to be repeated for each file.
     """
     writer = _Writer(metadata, stats_fields, planned.residual)
     tasks, n_bytes = [], 0
@@ -173,14 +173,14 @@ def _attribute(file: DataFile, name: str) -> Any:
 
 
 def _value(kind: Any, value: Any) -> Any:
-    """Return a value in the specification's JSON form. Return None for infinity and NaN, which JSON cannot represent."""
+    """Return a value in the specification's JSON form, or None for infinity and NaN, which JSON cannot represent."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return None
     return to_json(kind, value)
 
 
 def _expression(expression: BooleanExpression) -> Any:
-    """Return an expression as a JSON document, None if it cannot be serialized."""
+    """Return an expression as a JSON document, or None if it cannot be serialized."""
     dump = getattr(expression, "model_dump", None)
     return None if dump is None else dump(mode="json")
 

@@ -67,7 +67,7 @@ class Part:
     after: int = 0
 
     def text(self) -> str:
-        """Encode the part for the client. Raises RejectedError, 400, if the request is too long to be repeated."""
+        """Encode the part for the client. Raises RejectedError (400) if the request is too long to be repeated."""
         request = json.dumps(self.request, separators=(",", ":"))
         if len(request) > MAX_REQUEST_BYTES:
             raise bad_request(
@@ -80,7 +80,7 @@ class Part:
 
 
 def part_of(text: str) -> Part:
-    """Decode the text of a part. Raises RejectedError, 404, if it is not valid."""
+    """Decode the text of a part. Raises RejectedError (404) if it is not valid."""
     if len(text) > _MAX_TASK_CHARS:
         raise no_such_task()
     try:
@@ -122,7 +122,7 @@ _MAX_VALUES = 200
 
 
 def units_of(content: Any) -> int:
-    """Return the number of units in a JSON filter before it is parsed. Raises RejectedError, 413, if it has too many."""
+    """Count the units of a JSON filter before it is parsed. Raises RejectedError (413) if there are too many."""
     units, pending = 0, [content]
     while pending:
         value = pending.pop()

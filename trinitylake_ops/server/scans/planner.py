@@ -88,7 +88,7 @@ class Planner:
         max_files: The maximum number of data files in one response.
 
     Raises:
-        RejectedError: 400, 404, 406 or 413 if the request describes no valid scan.
+        RejectedError: Status 400, 404, 406 or 413 if the request does not describe a valid scan.
     """
 
     def __init__(self, table: Table, request: dict[str, Any], max_files: int):
@@ -263,7 +263,7 @@ def _check_names(request: dict[str, Any]) -> None:
 
 
 def check_is_of(part: Part, table: Table) -> None:
-    """Raise RejectedError, 404, if the part belongs to another table.
+    """Raise RejectedError (404) if the part belongs to another table.
 
     Args:
         part: The part.

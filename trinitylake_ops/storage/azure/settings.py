@@ -71,7 +71,8 @@ _ACCOUNT_HOST = re.compile(
 )
 #: A shared access signature in a root, for example in a pasted link.
 _SIGNATURE = re.compile(r"(?i)[?&]sig=")
-# The service changes or rejects such names: it replaces "\" by "/", rejects control characters, and drops trailing dots.
+# The service changes or rejects such names: it replaces "\" by "/", rejects control characters, and drops trailing
+# dots.
 _INVALID_IN_NAME = re.compile(r"[\x00-\x1f\x7f-\x9f\\]|\.(?:/|$)")
 
 

@@ -138,7 +138,8 @@ class HdfsSettings:
         config = {
             "dfs.client.failover.sleep.base.millis": "10",
             "dfs.client.failover.sleep.max.millis": "100",
-            # If there is no replacement for a failed DataNode, continue without it. The NameNode restores replicas later.
+            # If there is no replacement for a failed DataNode, continue without it. The NameNode restores replicas
+            # later.
             "dfs.client.block.write.replace-datanode-on-failure.best-effort": "true",
         }
         if location.port is not None:

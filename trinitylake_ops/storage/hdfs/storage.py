@@ -91,7 +91,8 @@ class HdfsStorage(Storage):
                 return b""
             return bytes(reader.read_range(offset, n_bytes)) if n_bytes <= _SMALL_BYTES else reader
 
-        # A small file needs one call in another thread. A large file needs two, so that its size affects the time limit.
+        # A small file needs one call in another thread. A large file needs two, so that its size affects the time
+        # limit.
         content_or_reader = self._client.send(request, read_if_small)
         if isinstance(content_or_reader, bytes):
             return content_or_reader

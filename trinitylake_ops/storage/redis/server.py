@@ -2,8 +2,8 @@ r"""Durability checks of a Redis server, its clock, and the scripts that it runs
 
 Redis runs one script at a time and no other command in the meantime, so that no client sees a file without its entry in
 the index. Redis does not roll back a failed script, so a script that changes two keys undoes the first change if the
-second fails. The append-only file contains the effects of a script as one transaction: after a crash, either all or none
-of them exist.
+second fails. The append-only file contains the effects of a script as one transaction: after a crash, either all or
+none of them exist.
 
 The index is a sorted set whose members all have score 0, so that Redis sorts them by their bytes. A member is the path,
 a NUL, and ``size milliseconds``. Paths contain no NUL, so the members of a path are between ``path\0`` and ``path\1``.

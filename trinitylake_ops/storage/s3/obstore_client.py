@@ -67,7 +67,7 @@ class S3Stores:
         self._address: tuple[str, str, bool] | None = None
         self._provider: Callable[[], S3Credential] | None = None
         self._lock = threading.Lock()
-        #: Clients by the size of the largest body in bytes, None for responses of unknown size.
+        #: Clients by the size of the largest body in bytes, or None for responses of unknown size.
         self._by_allowance: dict[int | None, S3Store] = {}
 
     @classmethod

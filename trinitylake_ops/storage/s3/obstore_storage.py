@@ -182,8 +182,8 @@ class ObstoreS3Storage(S3Storage):
         """Yield the pages of a listing, sorted by key. Yield None if obstore cannot continue.
 
         obstore lists whole folders. A listing by the beginning of a name therefore starts just before the first
-        matching name and stops after the last. It reads at most one unnecessary page, plus the files of the folder ``a/``
-        for a prefix such as ``a0``.
+        matching name and stops after the last. It reads at most one unnecessary page, plus the files of the folder
+        ``a/`` for a prefix such as ``a0``.
         """
         stream: ListStream[Sequence[ObjectMeta]] | None = None
         start_after = _start_before(key_prefix)

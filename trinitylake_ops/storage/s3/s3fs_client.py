@@ -67,8 +67,8 @@ class _SingleRequestSession(AIOHTTPSession):  # type: ignore[misc] # aiobotocore
     """aiobotocore's transport without the retries of aiohttp.
 
     aiohttp silently resends a PUT or DELETE whose connection was lost before the response. A resent create would find
-    the file of the first send and report that another writer created it, so a lost response must raise an error. aiohttp has no
-    public option for it; a wire test checks that the attribute still works.
+    the file of the first send and report that another writer created it, so a lost response must raise an error.
+    aiohttp has no public option for it; a wire test checks that the attribute still works.
     """
 
     async def _get_session(self, proxy_url: str | None) -> _SingleRequest:

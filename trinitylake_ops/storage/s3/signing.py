@@ -1,8 +1,8 @@
 """Sign individual S3 requests for clients without credentials. Each request is validated before it is signed.
 
 A signature covers the method, host, path and query, and the headers that it lists. Some servers also obey headers that
-are not covered, for example the header with the source of a copy. Writes are therefore also restricted by the credentials that sign
-them (decision 37).
+are not covered, for example the header with the source of a copy. Writes are therefore also restricted by the
+credentials that sign them (decision 37).
 """
 
 from __future__ import annotations
