@@ -1,6 +1,6 @@
 """Charts of versions, and the formatting of values.
 
-This module computes positions, without markup. The axis shows evenly spaced versions instead of time, because
+This module computes positions and produces no markup. The axis shows evenly spaced versions instead of time, because
 commits come in bursts; times are shown as labels below the axis. With more than MAX_BARS versions, each bar represents
 a round number of versions, and its height is divided among their states.
 """
@@ -142,7 +142,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Arc:
-    """A rollback, from its version to the restored one. The arc is short if that version is unknown."""
+    """A rollback, from its version to the restored version. The arc is short if the restored version is unknown."""
 
     from_x: float
     to_x: float

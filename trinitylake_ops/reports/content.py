@@ -213,7 +213,7 @@ def kind_rows(reclaimed: ReclaimedFiles) -> tuple[KindRow, ...]:
 def tree_of(snapshot: Snapshot) -> Tree:
     """Return the tree of a version, or the reason why it cannot be read. Reads all its nodes.
 
-    A damaged tree must not prevent the report, because damage is a reason to create one.
+    A damaged tree must not prevent the report, because damage is a reason to create a report.
     """
     try:
         shape = snapshot.tree_shape()
@@ -245,7 +245,7 @@ _SEVERITIES = ("error", "warning", "past")
 
 
 def finding_rows(findings: Sequence[Finding]) -> Findings:
-    """Return the first findings, errors first, and a summary of the others."""
+    """Return the first findings, errors first, and a summary of the remaining findings."""
     ordered = sorted(findings, key=lambda finding: _SEVERITIES.index(finding.severity))
     rows = tuple(
         FindingRow(

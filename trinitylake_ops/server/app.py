@@ -71,7 +71,7 @@ _NO_OPERATION = "other"
 
 @dataclass(slots=True)
 class _HeldBody:
-    """The part of a request's body that is in memory."""
+    """The part of a request body that is held in memory."""
 
     #: The name of the principal.
     principal: str = ""
@@ -305,7 +305,7 @@ class Application:
         return JsonResponse(200, self._states.page(names), _PAGE_HEADERS)
 
     async def _principal(self, request: Request, *, allows_password: bool) -> Principal:
-        """Return the principal. For the status page, browsers send a token as the basic authentication password."""
+        """Return the principal. For the status page, browsers send the token as the basic authentication password."""
         authorization = request.headers.get("authorization")
         if allows_password and (self._tokens is not None or self._issuers is not None):
             authorization = bearer_of(authorization)

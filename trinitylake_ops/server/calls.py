@@ -1,7 +1,7 @@
-"""A request as its handler sees it: its principal, its body, and the transaction that it commits.
+"""A request as passed to its handler: the principal, the body, and the transaction that the handler commits.
 
 A request with an ``Idempotency-Key`` is a publication (``iceberg/write/publication.py``): its id is recorded in the
-version that contains its change. Any replica can therefore find it, and no store of responses is needed.
+version that contains its change. Any replica can therefore find it, and no response store is needed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from trinitylake_ops.versions.time_travel import find_version_before
 
 M = TypeVar("M", bound=IcebergBaseModel)
 
-#: The separator of the levels of a namespace in a path.
+#: The separator between namespace levels in a path.
 SEPARATOR = "\x1f"
 _DOCUMENT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _PROPERTIES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
@@ -78,7 +78,7 @@ class Call:
     principal: Principal
     #: The warehouse that the path names.
     warehouse: Warehouse
-    #: The id of the request in the log.
+    #: The id that identifies the request in the log.
     request_id: str
     #: The limits of the server.
     limits: Limits
@@ -94,7 +94,7 @@ class Call:
     def table(self) -> tuple[str, str]:
         """The namespace and the table in the path. Raises NoSuchTableError if the namespace has several levels.
 
-        Iceberg's Java client requests a metadata table as ``ns.t.snapshots``, and expects this error for it.
+        Iceberg's Java client requests a metadata table as ``ns.t.snapshots``, and expects this error in the response.
         """
         try:
             return self.namespace, self.names["table"]
@@ -296,7 +296,7 @@ def too_large(limit_bytes: int) -> RejectedError:
 
 T = TypeVar("T")
 
-#: How long a key can be sent again after it was created, by the client's clock.
+#: How long after its creation a key can be sent again, on the client's clock.
 KEY_LIFETIME_MS = 30 * 60_000
 #: The accepted difference between the clocks of clients and of the storage.
 CLOCK_MARGIN_MS = 5 * 60_000
@@ -306,7 +306,7 @@ _MAX_MESSAGE_CHARS = 500
 _MAX_REQUEST_CHARS = 300
 _KEY_CHARS = 36
 _DIGEST_CHARS = 12
-#: The commit property that identifies the request of an idempotency key.
+#: The commit property that identifies the request for an idempotency key.
 _KEYED = "asked"
 
 
@@ -322,7 +322,7 @@ class RequestTarget(LatestTarget):
     def change(self, message: str) -> Iterator[Transaction]:
         """Begin a change of the request, and commit it at the end of the block.
 
-        Raises CommittedByOtherError if the request was already carried out, and the errors of a commit.
+        Raises CommittedByOtherError if the request was already carried out, or an error of a commit.
         """
         with transaction_of(self._call, message) as txn:
             yield txn
@@ -334,7 +334,7 @@ def transaction_of(call: Call, message: str, base: Snapshot | None = None) -> Tr
     Args:
         call: The request.
         message: The commit message.
-        base: The version to build on, or None for the latest one.
+        base: The version to build on, or None for the latest version.
 
     Raises:
         RejectedError: Status 400 or 422 if the idempotency key is invalid, too old, or was used for another request.
@@ -386,7 +386,7 @@ def _check_unpublished(lake: Lakehouse, publication: str, key: uuid.UUID, call: 
             " send a new key"
         )
     if made_ms > now_ms + CLOCK_MARGIN_MS:
-        made_ms = now_ms - KEY_LIFETIME_MS  # the client's clock is fast, so its timestamp is not usable
+        made_ms = now_ms - KEY_LIFETIME_MS  # the client's clock is ahead, so its timestamp is not usable
     searched_to = _version_before(lake, made_ms - CLOCK_MARGIN_MS)
 
     def check(latest: Snapshot) -> None:

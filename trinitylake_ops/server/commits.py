@@ -365,7 +365,7 @@ class _Attempt:
         return new.entries, {snapshot_id for snapshot_id, manifests in new.listed.items() if not manifests}
 
     def _reached_locations(self, commit: TableCommit, io: StorageFileIO) -> set[str]:
-        """Return the locations of all files of the table. Raises LocationNotAllowedError for an external one."""
+        """Return the locations of all files of the table. Raises LocationNotAllowedError for an external file."""
         return {file.location for file in files_of(self._txn.table(*commit.name), io)}
 
 
@@ -456,7 +456,7 @@ def check_readable(text: bytes, uri: str) -> LoadedMetadata:
 
     Args:
         text: The metadata as JSON.
-        uri: The URI of the metadata file, for errors.
+        uri: The URI of the metadata file, for error messages.
 
     Raises:
         RejectedError: Status 400 if readers would reject it.

@@ -1,4 +1,4 @@
-"""Access to the files of tables for clients without storage credentials: vended credentials and signed requests."""
+"""Access to table files for clients without storage credentials: vended credentials and signed requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ENDPOINT = "s3.endpoint"
 _REGIONS = ("client.region", "s3.region")
 _PATH_STYLE = "s3.path-style-access"
 _GCS_ENDPOINT = "gcs.service.host"
-#: The client property with the endpoint to refresh credentials, by the scheme of the storage.
+#: The client property with the endpoint for refreshing credentials, by storage scheme.
 _REFRESH = {"s3": "client.refresh-credentials-endpoint", "gs": "gcs.oauth2.refresh-credentials-endpoint"}
 NOT_KEPT = {"Cache-Control": "no-store"}
 
@@ -43,7 +43,7 @@ class Access:
 
 
 def vends(call: Call, requested: RequestedTable | None) -> bool:
-    """Whether the response about a table contains credentials: the client requests them, and is allowed to get them.
+    """Whether the response about a table contains credentials: the client requests them and is allowed to get them.
 
     Args:
         call: The request.
@@ -169,7 +169,7 @@ def _path(call: Call, namespace: str, table: str, endpoint: str) -> str:
 
 
 def _public_config(call: Call) -> dict[str, str]:
-    """Return the client properties for access to the files of tables, except credentials."""
+    """Return the client properties for access to table files, except credentials."""
     lake = call.warehouse.served.lake
     scheme = lake.root.partition("://")[0]
     if scheme not in _REFRESH:

@@ -71,7 +71,7 @@ class Operation:
     query: tuple[str, ...] = ()
     #: The headers that have an effect.
     headers: tuple[str, ...] = ()
-    #: The members of the body, required ones first; None for a request without a body.
+    #: The members of the body, required members first, or None for a request without a body.
     body: tuple[str, ...] | None = None
 
 

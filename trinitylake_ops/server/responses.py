@@ -206,7 +206,7 @@ def late_error(*, changes: bool) -> RejectedError:
 
 
 def busy_error() -> RejectedError:
-    """Return the error for a request that was rejected because too many others are waiting. Nothing was done."""
+    """Return the error for a request that was rejected because too many requests are waiting. Nothing was done."""
     return too_many("too many requests are waiting; retry later")
 
 

@@ -29,7 +29,7 @@ _BACKLOG = 2_048
 #: The interval of thread switches. By default, a request waits up to 5 ms for the interpreter for each busy thread.
 _SWITCH_SECONDS = 0.0005
 #: Additional listening sockets. For each listening socket, uvloop accepts only one connection before it serves all
-#: connections with pending data, so new clients would wait behind many active ones.
+#: connections with pending data, so new clients would wait behind many active connections.
 _MORE_LISTENERS = 15
 _MAX_FILES = 65_536
 #: For TLS 1.2, only cipher suites with forward secrecy and authenticated encryption. All suites of TLS 1.3 are allowed.
@@ -42,11 +42,11 @@ _FREE_CHUNKS, _BYTES_PER_CHUNK = 128, 256
 
 
 class TooManyChunksError(Exception):
-    """The chunks of a body are too small, which is expensive because h11 parses each of them on the event loop."""
+    """The chunks of a body are too small, which is expensive because h11 parses each chunk on the event loop."""
 
 
 class ChunkLimitedParser(h11.Connection):
-    """An HTTP/1.1 parser that limits the number of chunks of a body in proportion to its size."""
+    """An HTTP/1.1 parser that limits the number of chunks in a body in proportion to the body's size."""
 
     _n_chunks = _n_bytes = 0
 
@@ -206,7 +206,7 @@ def _authentication(settings: ServerSettings) -> str:
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit on open files, because each connection needs one and the default is often 1,024."""
+    """Raise the limit on open files, because each connection needs an open file and the default is often 1,024."""
     try:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)

@@ -1,4 +1,4 @@
-"""Scheduling of requests, and readiness of the server."""
+"""Request scheduling, and readiness of the server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Scheduler:
         self.queue = TableQueue(max_jobs, max(1, max_jobs // 2) if is_shared else max_jobs)
 
     def begin(self, principal: str, request: Request) -> Execution:
-        """Begin the execution of a request whose body has arrived. Its time limit starts now.
+        """Begin the execution of a request whose body has arrived. The time limit starts now.
 
         Args:
             principal: The name of the principal.
@@ -135,7 +135,7 @@ logger = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 5.0
 #: The minimum interval between probes of the storage.
 MAX_PROBE_AGE_S = 1.0
-#: A pool is saturated if requests wait and none has begun or ended for this time.
+#: A pool is saturated if requests are waiting and no request has begun or ended for this time.
 STALLED_SECONDS = 5.0
 
 

@@ -28,7 +28,7 @@ _SHOWN_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class LakehouseSettings:
-    """Settings of one served lakehouse."""
+    """Settings for one served lakehouse."""
 
     #: The URI of its root.
     root: str
@@ -46,9 +46,9 @@ class Limits:
     body_bytes: int = 16 << 20
     #: The maximum total size of all request bodies in memory.
     bodies_bytes: int = 256 << 20
-    #: The maximum total size of responses that clients have not read yet, not counting the newest one.
+    #: The maximum total size of responses that clients have not read yet, not counting the newest response.
     unread_bytes: int = 512 << 20
-    #: How long a client may take to send the head of a request.
+    #: How long a client may take to send a request head.
     head_seconds: float = 30.0
     #: How long a connection without requests stays open.
     idle_seconds: float = 75.0
@@ -56,8 +56,8 @@ class Limits:
     stop_seconds: float = 10.0
     #: The maximum number of names on one page of a list.
     page_names: int = 1_000
-    #: How long a request may run before the client gets an error; the work continues. Also how long a client may take
-    #: to send a body, and to read a response.
+    #: How long a request may run before the client gets an error; the work continues. Also limits how long a client may
+    #: take to send a body, and to read a response.
     seconds: float = 300.0
     #: The maximum number of concurrent reads, and of concurrent changes.
     threads: int = 32

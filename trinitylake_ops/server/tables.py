@@ -94,7 +94,7 @@ def table_exists(call: Call) -> JsonResponse:
 
 
 def create_table(call: Call) -> JsonResponse:
-    """Create a managed table, or stage one that is created by a later commit."""
+    """Create a managed table, or stage a table that a later commit creates."""
     namespace = call.namespace
     call.check(Scope.WRITE, namespace)
     absent: dict[str, Any] = {"location": None, "partition-spec": None, "write-order": None}
@@ -143,7 +143,7 @@ def commit_table(call: Call) -> JsonResponse:
 
 
 def committed_tables(call: Call) -> list[Name]:
-    """Return the tables that a transaction changes. Raises RejectedError (403) if the principal may not change one."""
+    """Return the tables that a transaction changes. Raises RejectedError (403) if any of them may not be changed."""
     names = [_identifier_of(isinstance(change, dict) and change.get("identifier")) for change in _changes(call)]
     for namespace, _ in names:
         call.check(Scope.WRITE, namespace)

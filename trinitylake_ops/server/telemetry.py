@@ -191,7 +191,7 @@ _MAX_CHARS = 512
 
 @contextmanager
 def request_span(method: str, headers: Mapping[str, str], request_id: str) -> Iterator[Span]:
-    """Begin the span of a request, as a child of the client's span if the client passes one.
+    """Begin the span of a request, as a child of the client's span if the client passes a span.
 
     Args:
         method: The HTTP method.

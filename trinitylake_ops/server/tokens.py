@@ -43,7 +43,7 @@ class Scope(IntEnum):
 class Principal:
     """The authenticated sender of a request."""
 
-    #: The name in the log and in commits.
+    #: The name that appears in the log and in commits.
     name: str
     #: The scope in namespaces without an entry in ``namespaces``.
     scope: Scope
@@ -117,7 +117,7 @@ class Tokens:
         return list(self._load().values())
 
     async def principal(self, authorization: str | None) -> Principal:
-        """Return the principal of an ``Authorization`` header. Raises RejectedError (401, or 503)."""
+        """Return the principal of an ``Authorization`` header. Raises RejectedError (401, or 503 if the file is unusable)."""
         try:
             principals = await self._current()
         except InvalidInputError as error:
@@ -135,7 +135,7 @@ class Tokens:
         return principal
 
     async def _current(self) -> dict[str, Principal]:
-        """Read the file in one thread for all requests, because the file system may hang."""
+        """Read the file in a single thread for all requests, because the file system may hang."""
         reading = self._reading
         if reading is None or reading.done():
             reading = self._reading = asyncio.create_task(asyncio.to_thread(self._load))

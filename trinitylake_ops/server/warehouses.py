@@ -116,7 +116,7 @@ class Warehouse:
     served: Served
     #: The name, without the name of the lakehouse.
     name: str
-    #: The version, or None for the latest one. Only the latest version is writable.
+    #: The version, or None for the latest version. Only the latest version is writable.
     version: Snapshot | None = None
 
     @property

@@ -24,7 +24,7 @@ from trinitylake_ops.server.settings import Limits
 
 
 class Work(StrEnum):
-    """A class of requests, by the resource that they need most."""
+    """A class of requests that need the same resource most."""
 
     #: Requests that load or list objects, which wait for the storage and are latency-sensitive.
     READ = "read"
@@ -220,7 +220,7 @@ class Workers:
         return pool.n_running, pool.n_waiting
 
     def saturated(self, max_s: float) -> list[Work]:
-        """Return the classes of work that reject every request, or have made no progress for ``max_s`` seconds."""
+        """Return the classes of work that reject all requests, or have made no progress for ``max_s`` seconds."""
         return [kind for kind, pool in self._pools.items() if pool.is_full or pool.stalled_s > max_s]
 
     def close(self) -> None:
@@ -253,8 +253,8 @@ class TableQueue:
     All methods are called on the event loop.
 
     Args:
-        most: The maximum number of commits in all queues, including running ones.
-        max_per_principal: The maximum number of commits of one principal.
+        most: The maximum number of commits in all queues, including running commits.
+        max_per_principal: The maximum number of commits by one principal.
     """
 
     def __init__(self, most: int, max_per_principal: int):
@@ -264,7 +264,7 @@ class TableQueue:
         self._n_places: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        """Return the number of commits in the queues, including running ones."""
+        """Return the number of commits in the queues, including running commits."""
         return self._n_places.total()
 
     def enter(self, principal: str, tables: Iterable[TableKey]) -> QueueTicket:

@@ -4,8 +4,9 @@ One daemon thread per process runs submitted work in order. Work that is submitt
 once. Pending work is completed at interpreter exit and before a fork; a process that is killed or calls ``os._exit``
 drops it. Nothing durable may depend on background work.
 
-The runner belongs to the process and not to a ``Lakehouse``: exit and fork handling need one per process, and command
-lines, servers and catalogs open lakehouses themselves. ``using`` replaces it, for example in tests that count requests.
+The runner belongs to the process and not to a ``Lakehouse``: exit and fork handling need one per process, and command-
+line tools, servers and catalogs open lakehouses themselves. ``using`` replaces it, for example in tests that count
+requests.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Runner(Protocol):
 
 
 class ThreadRunner:
-    """Runs work on one daemon thread, which starts on first use, in the order of first submission.
+    """Runs work in the order of first submission, on one daemon thread that starts on first use.
 
     Attributes:
         n_draining: Number of threads that wait in ``drain``.

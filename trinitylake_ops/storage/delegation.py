@@ -67,7 +67,7 @@ class DelegationSettings:
 
 
 class FolderCredentials(Protocol):
-    """Temporary credentials for one folder. Their text form shows no secret."""
+    """Temporary credentials for one folder. Their ``repr`` shows no secrets."""
 
     @property
     def expires_at_ms(self) -> int:
@@ -113,7 +113,7 @@ class CachedCredentials(Generic[C]):
         self._cache: LRUCache[Hashable, tuple[float, C]] = LRUCache(_MAX_CACHED)
 
     def get(self, key: Hashable, issue: Callable[[], C]) -> C:
-        """Return the cached credentials of a key, or new ones.
+        """Return the cached credentials for a key, or new credentials.
 
         Args:
             key: Identifies the folder, the rights and the principal.

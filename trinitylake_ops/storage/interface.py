@@ -72,7 +72,7 @@ class Storage(ABC):
 
     @property
     def is_high_latency(self) -> bool:
-        """Whether a create takes longer than starting it in another thread."""
+        """Whether a create takes longer than starting a thread for it."""
         return self.concurrency > 1 and self.serial_create_limit <= 1
 
     @property
@@ -82,7 +82,7 @@ class Storage(ABC):
 
     @abstractmethod
     def read(self, path: str, *, offset: int = 0, length: int | None = None, limit_bytes: int | None = None) -> bytes:
-        """Return the bytes of a file or of a range of it. Never return a part of a file that is being written (S3).
+        """Return the bytes of a file or a range of bytes. Never return a part of a file that is being written (S3).
 
         Args:
             path: Path relative to the root.

@@ -179,8 +179,8 @@ P = ParamSpec("P")
 class ObservedStorage(StorageWrapper):
     """Emits telemetry for each request. Below a RetryStorage, each attempt is a request.
 
-    A request that is alone in its round trip gets its own span. Requests that share a round trip share one span
-    (``storage/parallel.py``).
+    A request that is the only one in its round trip gets a separate span. Requests that share a round trip share one
+    span (``storage/parallel.py``).
     """
 
     def __init__(self, inner: Storage):

@@ -1,4 +1,4 @@
-"""Open the storage of a root, after validating its options."""
+"""Open the storage of a root after validating the options."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _WORD = re.compile(r"[\w.+-]{0,20}", re.ASCII)
 _MAX_DIGITS = 18
 _NO_CONTROL_CHARACTER = re.compile(r"[^\x00-\x1f\x7f]+")
 _NO_WHITE_SPACE = re.compile(r"[^\x00-\x20\x7f]+")
-#: Any text at all, including an empty one.
+#: Any text, including empty text.
 ANY_TEXT = re.compile(r"(?s).*")
 
 
@@ -63,14 +63,14 @@ class Kind(Enum):
 class Option:
     """The specification of one option of a storage.
 
-    Settings, validation, redaction, Dagster's configuration and the documentation are generated from it. Names of
+    Settings, validation, redaction, Dagster's configuration and the documentation are derived from it. Names of
     credentials are recognized by ``is_secret``, because texts are also redacted where no specification is available.
 
     Raises InvalidInputError if ``is_secret`` contradicts the name.
     """
 
     name: str
-    #: What the option does: lower-case text without a final period.
+    #: Description of the option: lower-case text without a trailing period.
     help: str
     kind: Kind = Kind.TEXT
     #: Typed default value. None if the storage or environment variables determine the value.
@@ -87,7 +87,7 @@ class Option:
     form: str = ""
     #: Whether the value is a credential, which messages must not contain.
     is_secret: bool = False
-    #: Environment variables that set the value if the option does not. The first one that is not empty is used.
+    #: Environment variables that set the value if the option does not. The first nonempty variable is used.
     environment: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class Option:
         return f"text without {'white space and ' if self.kind is Kind.TOKEN else ''}control characters"
 
     def parse(self, text: str) -> Any:
-        """Return the typed value of a text: str, bool, float or int.
+        """Parse a text into a typed value: str, bool, float or int.
 
         Raise InvalidInputError if it is invalid. The message contains the text only if it is a short word.
         """
@@ -178,7 +178,7 @@ def quoted(value: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of an option is a credential, which messages and logs must not contain."""
+    """Whether an option's value is a credential, which messages and logs must not contain."""
     return _SECRET_NAME.fullmatch(name.rpartition(".")[2]) is not None
 
 
@@ -247,7 +247,7 @@ COMMON_OPTIONS = (
 
 
 class StorageOptions(Mapping[str, str]):
-    """An immutable mapping of option names to strings. Its text form hides credentials.
+    """An immutable mapping of option names to strings. Its ``repr`` hides credentials.
 
     ``SCHEME.NAME`` is an option for all roots of a scheme, and ``NAME`` an option for roots of the lakehouse's scheme.
     A catalog and the files of its tables can therefore be on different storages. Pickles contain the credentials,

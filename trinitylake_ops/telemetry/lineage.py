@@ -85,7 +85,7 @@ def is_wanted(environment: Mapping[str, str] | None = None) -> bool:
 def publication_events(
     root: str, version: int, origin: Origin, published: Sequence[PublishedTable], read: Sequence[ReadTable]
 ) -> list[RunEvent]:
-    """Return the two events of a publication: the start of the run, and its end with all tables.
+    """Return the two events of a publication: the start of the run, and the end of the run with all tables.
 
     A dataset's namespace is the root of its lakehouse, and its name is the name of the table.
 

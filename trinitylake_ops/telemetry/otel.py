@@ -1,4 +1,4 @@
-"""Send metrics through OpenTelemetry's API, and set up its SDK in processes that have not configured one.
+"""Send metrics through OpenTelemetry's API, and set up its SDK in processes that have not configured an SDK.
 
 Importing this module requires the API; ``send`` requires the extra ``otel``. OpenTelemetry's own variables, such as
 ``OTEL_EXPORTER_OTLP_ENDPOINT`` and ``OTEL_TRACES_SAMPLER``, configure the target, the sampling and the headers.

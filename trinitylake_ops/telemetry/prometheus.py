@@ -29,7 +29,7 @@ class PrometheusListener:
     """Collects the metrics of this process.
 
     Args:
-        registry: The registry to use, by default a new one.
+        registry: The registry to use. By default a new registry.
         without: Instruments that the caller already provides in ``registry``.
     """
 

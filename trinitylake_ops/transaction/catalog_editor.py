@@ -50,7 +50,7 @@ class CatalogEditor(CatalogReader):
     def __init__(self, base: Snapshot):
         self.base = base
         self._changes = ChangeSet()
-        self._adopting: set[str] = set()  # keys of tables that may get the id of an existing table
+        self._adopting: set[str] = set()  # keys of tables that may receive the id of an existing table
         self._is_open = True
         self._is_frozen = False
 

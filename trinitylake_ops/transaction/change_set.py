@@ -41,7 +41,7 @@ _STAGED_ID = "\0id "
 
 @dataclass(slots=True)
 class ChangeSet:
-    """The changes of one transaction relative to its base version."""
+    """The changes that one transaction makes to its base version."""
 
     #: The new entry of each changed key, or None for a deletion.
     writes: dict[str, Entry | None] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class ChangeSet:
         conflicts += self._id_conflicts(latest, changes)
         for namespace in sorted(self.relied_namespaces):
             conflicts += self._namespace_conflicts(namespace, base, latest)
-        for namespace in sorted(self.replaced_namespaces):  # includes namespaces that others have recreated
+        for namespace in sorted(self.replaced_namespaces):  # includes namespaces that other transactions have recreated
             conflicts += new_table_conflicts(keys, changes, namespace, self.writes)
         if isolation != IsolationLevel.SNAPSHOT:
             conflicts += read_conflicts(keys, changes, self.read_keys, self.read_prefixes)

@@ -94,7 +94,7 @@ class CommitQueue:
         self._exclusive_lock = threading.RLock()  # reentrant: a precondition of an exclusive transaction may commit
         self._waiting: deque[Member] = deque()
         self._arriving: set[Member] = set()  # members that are writing their files before they join the queue
-        # The leader waits for them without a lock: an interrupt could release a lock that another thread holds.
+        # The leader waits for these members without a lock: an interrupt could release a lock of another thread.
         self._arrivals: SimpleQueue[None] | None = None
         self._leader: Member | None = None
         self._newest: Committed | None = None
@@ -117,7 +117,7 @@ class CommitQueue:
         return None if recent_commit is None else recent_commit.as_base(files)
 
     def commit(self, submission: Submission, max_attempts: int) -> int:
-        """Commit a transaction, possibly together with others, and return its version.
+        """Commit a transaction, possibly together with other transactions, and return its version.
 
         An exclusive transaction bypasses the queue, so that no queued transaction waits for it. Exclusive transactions
         commit one after another, unless they are large, so that they do not conflict with each other.
@@ -164,7 +164,7 @@ class CommitQueue:
     def _leads_at_once(self, member: Member) -> bool:
         """Make a transaction the leader before it writes its files, if no other is queued. Return whether it leads.
 
-        Its files are then written in the same round trip as its nodes, so that a local disk flushes its device once. On
+        Its files are then written in the same round trip as its nodes, so that a local disk is flushed only once. On
         remote storage, transactions always write their files before they join the queue.
         """
         with self._lock:
@@ -220,7 +220,7 @@ class CommitQueue:
             self._requeue(group.abandoned())
 
     def _latest_known(self, member: Member, newest: Committed | None) -> Committed | None:
-        """Return the latest version known to this process, so that ``member`` does not conflict with its commits."""
+        """Return the latest version that this process knows, so that ``member`` does not conflict with earlier commits."""
         root = member.base.files.roots.newest
         newest = newest if root is None else _later(newest, Committed(root.version, root))
         return newest if self._newest is None else _later(newest, self._newest)
@@ -228,8 +228,8 @@ class CommitQueue:
     def _await_arriving(self, member: Member) -> None:
         """Wait for members that are writing their files, if they are at least as many as the waiting members.
 
-        One version for all of them takes less time than two. The wait lasts at most as long as ``member`` took to write
-        its files.
+        One version for all of these members takes less time than two versions. The wait lasts at most as long as
+        ``member`` took to write its files.
         """
         arrivals = SimpleQueue[None]()
         with self._lock:

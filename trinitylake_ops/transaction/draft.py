@@ -86,7 +86,7 @@ class Draft:
     definition: LakehouseDef
     #: Run while the files are written. If a check raises an error, the root is not sent.
     checks: Sequence[Callable[[], None]] = ()
-    #: Called with the error of a file that could not be written, before it is raised.
+    #: Called with the error for a file that could not be written, before the error is raised.
     on_write_error: Callable[[TrinityLakeError], None] | None = None
 
     def root(self, cost: CommitCost, path: str, version: int) -> KnownRoot:

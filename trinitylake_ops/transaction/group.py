@@ -90,7 +90,7 @@ class Member:
 
     @property
     def begun_at_ms(self) -> int:
-        """When the transaction began, by the storage's clock."""
+        """When the transaction began, on the storage's clock."""
         return self.submission.begun_at_ms
 
     @property
@@ -151,7 +151,7 @@ class Member:
         self.wakes.set()
 
     def result(self) -> int:
-        """Return the version of the outcome, or raise its error."""
+        """Return the committed version, or raise the error."""
         if isinstance(self.outcome, BaseException):
             raise self.outcome
         assert self.outcome is not None
@@ -166,7 +166,7 @@ class Group:
     """Transactions that are committed as one version: a leader and its followers.
 
     A group is both the change (commit.Committable) and its age limit (time_to_live.AgeLimit). A member that conflicts,
-    has expired or has used up its attempts fails alone, and the others continue.
+    has expired or has used up its attempts fails alone, and the other members continue.
     """
 
     def __init__(self, leader: Member, pacing: Pacing):
@@ -338,7 +338,7 @@ class Group:
         if not self._pending:
             raise AllSettledError("no transaction of the group is left")
 
-    # The age limit: each member has its own
+    # The age limit, which is separate for each member
 
     def begin_writing(self) -> None:
         """Do nothing: each transaction keeps its age."""
@@ -405,7 +405,7 @@ def _check_names(member: Member, base: Snapshot) -> None:
 def _fail_owner(owners: Mapping[str, Member], error: TrinityLakeError) -> None:
     """Fail the member that owns the file that could not be written.
 
-    If there is one, raises DraftOutdatedError, and the next draft leaves the member out.
+    If there is such a member, raises DraftOutdatedError, and the next draft leaves the member out.
     """
     member = None if error.path is None else owners.get(error.path)
     if member is not None:

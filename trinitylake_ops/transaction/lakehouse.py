@@ -286,7 +286,7 @@ class Lakehouse:
             properties: Free-form properties for the log.
             operation: The name of the operation, for the log.
             run_id: The id of a run, for the log.
-            transaction_id: A UUID by which the commit can be found later (``saved.version_of``). By default a new one.
+            transaction_id: A UUID by which the commit can be found later (``saved.version_of``). By default a new UUID.
             base: A version to begin on that was recently the latest. By default the latest version.
 
         Raises:
@@ -334,7 +334,7 @@ class Lakehouse:
         return stage_definition(self.snapshot(), namespace, table, definition)
 
     def alter_definition(self, message: str | None = None, **fields: Any) -> int:
-        """Change settings of the lakehouse in a separate commit, and return its version.
+        """Change settings of the lakehouse in a separate commit, and return the new version.
 
         A new ``table_root`` is claimed for this lakehouse.
 
@@ -344,7 +344,7 @@ class Lakehouse:
 
         Raises:
             InvalidDefinitionError: A field is unknown, invalid or fixed at creation.
-            InvalidInputError: The table root changes while the current one contains tables.
+            InvalidInputError: The table root changes while the current root contains tables.
         """
         with self.transaction(message=message, operation="alter-definition") as txn:
             before = txn.base.definition
@@ -386,7 +386,7 @@ class Lakehouse:
         *,
         written_since_ms: int | None = None,
     ) -> int:
-        """Commit a change of an operation, and return its version, or ``base.version`` if nothing changes.
+        """Commit an operation's change, and return the new version, or ``base.version`` if nothing changes.
 
         Waiting transactions of this process do not join the commit, and the commit does not wait for slots.
 
@@ -394,8 +394,8 @@ class Lakehouse:
             change: The change.
             base: The latest version when the change was made.
             max_attempts: The number of attempts after which a conflict fails the commit.
-            written_since_ms: When the first file of the change was written, by the storage's clock. The time to live
-                counts from it. By default it counts from the first file of each attempt.
+            written_since_ms: When the first file of the change was written, on the storage's clock. The time to live
+                starts then. By default it starts with the first file of each attempt.
 
         Raises:
             CommitConflictError: The change conflicts with another commit.

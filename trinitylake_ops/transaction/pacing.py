@@ -1,7 +1,8 @@
 """Coordinate a commit with other writers: fairness, the commit lock, early reads and staged roots.
 
-Commits can be understood without this module. ``Pacing`` is its whole interface, and its default does nothing. The
-module only saves requests and time and distributes them fairly; the correctness of a commit does not depend on it.
+Commits can be understood without this module. ``Pacing`` is its entire interface, and the default implementation does
+nothing. The module only saves requests and time and distributes them fairly; the correctness of a commit does not
+depend on it.
 
 A writer that has lost several attempts, or one long attempt, requests a slot: other writers then wait before committing
 (protocol.md, "Fairness"; fast-commits.md). A request is an empty file whose name contains the
@@ -42,7 +43,8 @@ MAX_WAIT_S = 20.0
 #: Maximum time that a process waits for a writer with long attempts: as a multiple of one attempt, and in total.
 _MAX_ATTEMPTS_WAITED = 2
 MAX_WAIT_FOR_LONG_ATTEMPTS_S = 120.0
-#: How often a writer renews its request, and how long a request is valid after a renewal, by the storage's clock.
+#: How often a writer renews its request, and how long a request is valid after a renewal according to the storage's
+#: clock.
 RENEWAL_S = 1.0
 LAPSE_MS = 3_500
 _MIN_PAUSES = 8
@@ -61,7 +63,7 @@ class Pacing:
     """The pacing of one commit. This default does nothing.
 
     A commit calls ``slot`` around all its work. It calls ``calls_with_files``, ``seen``, ``calls_with_root`` and
-    ``end_attempt`` in each attempt, and ``note_other_commit`` and ``note_conflict`` after each conflict. In the end it
+    ``end_attempt`` in each attempt, and ``note_other_commit`` and ``note_conflict`` after each conflict. Finally it
     calls ``committed`` or ``withdraw``, and ``close`` in any case. Failures of pacing itself are only logged.
     """
 
@@ -131,7 +133,7 @@ def pace(files: LakehouseFiles, fairness: Fairness | None = None) -> Pacing:
 
 
 class WriterPacing(Pacing):
-    """Waits for slots, requests one after conflicts, reads the next root early, and stages its root on a local disk."""
+    """Waits for slots, requests a slot after conflicts, reads the next root early, and stages roots on a local disk."""
 
     def __init__(self, files: LakehouseFiles, fairness: Fairness | None):
         self._storage = files.storage
@@ -202,7 +204,7 @@ class WriterPacing(Pacing):
             self._slot_request.withdraw()
 
     def close(self) -> None:
-        """Stop renewing the request, so that other writers do not wait for an interrupted one."""
+        """Stop renewing the request, so that other writers do not wait for an interrupted writer."""
         if self._slot_request is not None:
             self._slot_request.end()
 
@@ -254,7 +256,7 @@ class SlotRequest:
             self._end_renewal()
 
     def withdraw(self) -> None:
-        """Send no more requests, and delete the current one."""
+        """Send no more requests, and delete the current request."""
         with self._lock:
             self._is_over = True
             self._delete()

@@ -37,7 +37,7 @@ from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """The root is ours: its version is committed."""
+    """This writer created the root: its version is committed."""
 
     root: KnownRoot
 

@@ -85,7 +85,7 @@ def check_staged(staged: Sequence[object], limit_bytes: int) -> None:
         limit_bytes: The maximum length of a path.
 
     Raises:
-        InvalidInputError: An object was not returned by ``stage_definition``, or two of them have the same table or
+        InvalidInputError: An object was not returned by ``stage_definition``, or two definitions have the same table or
             file.
     """
     definitions = [item for item in staged if isinstance(item, StagedDefinition) and type(item.location) is str]
@@ -129,7 +129,7 @@ def read_staged(snapshot: Snapshot, staged: Sequence[StagedDefinition]) -> list[
 
 
 def write_saved(storage: Storage, saved: SavedTransaction) -> None:
-    """Write the file of a saved transaction, replacing an earlier one. Raises StorageError."""
+    """Write the file of a saved transaction, replacing an earlier file. Raises StorageError."""
     path = saved_transaction_path(saved.id)
     storage.write(path, saved.to_bytes(path))
 

@@ -39,7 +39,7 @@ class Precondition:
 
     #: Raises a typed error for a version on which the transaction must not be committed.
     check: Callable[[Snapshot], None]
-    #: Whether other transactions in a group may affect the condition, so that the transaction needs its own version.
+    #: Whether other transactions in a group may affect the condition, so that the transaction needs a separate version.
     is_alone: bool
 
 
@@ -52,7 +52,7 @@ class Submission:
         changes: The changes.
         isolation: The isolation level.
         info: The commit info of the transaction.
-        begun_at_ms: When the transaction began, by the storage's clock.
+        begun_at_ms: When the transaction began, on the storage's clock.
         preconditions: Conditions that are checked on each later version.
         was_saved: Whether the transaction was saved, so that other processes may have resumed it.
     """
@@ -94,7 +94,7 @@ class Submission:
         return self._changes.definition is not None or any(condition.is_alone for condition in self._preconditions)
 
     def footprint(self) -> Footprint:
-        """Return the keys that the transaction touches, including those of its new views. Raises StorageError."""
+        """Return the keys that the transaction touches, including the keys of its new views. Raises StorageError."""
         footprint, view_keys = self._changes.footprint(self._keys, self._isolation), self._names.view_keys
         return replace(footprint, keys={*footprint.keys, *view_keys}) if view_keys else footprint
 
@@ -139,7 +139,7 @@ class Submission:
         self._names.check(base)
 
     def rename_files(self) -> None:
-        """Choose new names for all files, because those with the old names may be deleted at any time."""
+        """Choose new names for all files, because files with the old names may be deleted at any time."""
         self._paths.clear()
         self._definition_path = None
         self._was_rolled_back = True

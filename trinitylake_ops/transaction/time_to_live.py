@@ -23,7 +23,7 @@ _FIELD = "orphans_removed_before_millis"
 
 
 class AgeLimit(Protocol):
-    """Limits the age of a change at its commit."""
+    """Limits the age that a change may have when it is committed."""
 
     def begin_writing(self) -> None:
         """Record that an attempt has not written any files yet."""
@@ -37,11 +37,11 @@ class AgeLimit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TransactionAge:
-    """Limits the age of a transaction, which counts from its beginning, to the lakehouse's time to live."""
+    """Limits the age of a transaction, measured from its beginning, to the lakehouse's time to live."""
 
     #: The storage of the lakehouse.
     storage: Storage
-    #: When the transaction began, by the storage's clock.
+    #: When the transaction began, on the storage's clock.
     begun_at_ms: int
 
     def begin_writing(self) -> None:
@@ -59,7 +59,7 @@ class TransactionAge:
 
 
 class OperationAge:
-    """Limits the age of an operation that writes all its files in each attempt. It counts from the first file.
+    """Limits the age of an operation that writes all its files in each attempt. The age is measured from the first file.
 
     Reads before the first file may take any time. If the root can be created, nothing was committed since the version
     that was read, so all files of that version still exist.
@@ -70,7 +70,7 @@ class OperationAge:
         self._writing_since_ms: int | None = None
 
     def begin_writing(self) -> None:
-        """Count from now."""
+        """Measure the age from now."""
         self._writing_since_ms = self._storage.now_ms()
 
     def check_base(self, definition: LakehouseDef) -> None:

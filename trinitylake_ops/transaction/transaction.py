@@ -52,7 +52,7 @@ class Transaction(CatalogEditor):
         isolation: The isolation level.
         info: The commit info: message, operation, run and properties.
         queue: The commit queue of the process.
-        transaction_id: The id, a UUID. By default a new one.
+        transaction_id: The transaction id, a UUID. By default a new UUID.
 
     Raises:
         InvalidInputError: The commit info is too long.
@@ -108,11 +108,11 @@ class Transaction(CatalogEditor):
 
     @property
     def begun_at_ms(self) -> int:
-        """When the transaction began, by the storage's clock, in milliseconds since the epoch."""
+        """When the transaction began, on the storage's clock, in milliseconds since the epoch."""
         return self._begun_at_ms
 
     def reset_age(self) -> None:
-        """Count the time to live from now, because no file was written before.
+        """Measure the time to live from now, because no file has been written yet.
 
         The base may be old: if the next version can be created, nothing was committed since. Raises ConflictError for a
         transaction that was saved, because other processes know its age.
@@ -123,7 +123,7 @@ class Transaction(CatalogEditor):
         self._begun_at_ms = self.base.files.storage.now_ms()
 
     def backdate(self, begun_at_ms: int) -> None:
-        """Count the time to live from an earlier time, when the oldest published file was written.
+        """Measure the time to live from an earlier time, when the oldest published file was written.
 
         Orphan removal keeps unreferenced files only for the time to live.
         """
@@ -228,7 +228,7 @@ class Transaction(CatalogEditor):
             return error.committed_version
 
     def save(self) -> str:
-        """Save the transaction, end it in this process, and return its id, with which another process resumes it.
+        """Save the transaction, end it in this process, and return its id, with which another process can resume it.
 
         The transaction keeps its age: it must be committed within the lakehouse's ``txn_ttl_millis`` after it began. If
         saving fails, the file may still have been written. The transaction can then be saved again or ended, but

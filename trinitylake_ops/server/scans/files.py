@@ -206,7 +206,7 @@ def fetch_tasks(call: Call) -> JsonResponse:
 
 
 def no_such_plan(call: Call) -> JsonResponse:
-    """Report that a plan does not exist: every plan is completed in its own request, and none is stored."""
+    """Report that a plan does not exist: every plan is completed within its request, and no plan is stored."""
     _table(call)
     raise RejectedError(
         404, "NoSuchPlanIdException", "Plan does not exist: this server completes plans at once and stores none"

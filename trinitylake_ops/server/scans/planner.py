@@ -208,7 +208,7 @@ class Planner:
         return Part(uuid, self._snapshot.snapshot_id, self._request, first, last, after)
 
     def _parts(self, data: Sequence[ManifestFile], first: int) -> list[Part]:
-        """Return parts with about as many files as fit into a response, based on the counts in the manifest list."""
+        """Return parts with about as many files as fit into a response, using the file counts in the manifest list."""
         parts: list[Part] = []
         begin, n_files = first, 0
         for at in range(first, len(data)):

@@ -92,7 +92,7 @@ class BlobClient:
         at_fork(self)
 
     def run(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a request on the event loop and wait for it. Errors of the client library are raised."""
+        """Run a request on the event loop and wait for it. Errors of the client library are raised unchanged."""
         return run_on_loop(request())
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:

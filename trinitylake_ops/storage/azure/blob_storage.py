@@ -49,7 +49,7 @@ _CLOCK_PATH = "_ops/clock"
 class AzureStorage(Storage):
     """Files under ``abfss://container@account.dfs.core.windows.net/prefix/`` or ``az://container/prefix/``.
 
-    A path is the rest of the blob's name, literally. Each operation is one request, which is sent once: a ``create`` is
+    The path is the rest of the blob name, unchanged. Each operation is one request, which is sent once: a ``create`` is
     one Put Blob with ``If-None-Match: *``, never a list of blocks, and a read is one Get Blob. RetryStorage retries
     requests, except for the second and later pages of a listing, which this class retries. Times are truncated to
     seconds. Folders of hierarchical accounts, and folder markers of other accounts, are not files.
@@ -148,7 +148,7 @@ class AzureStorage(Storage):
         """Delete up to 256 files in one request.
 
         If any delete failed, each file is deleted by a separate request, because the response does not reliably show
-        which one failed.
+        which of them failed.
         """
         path_by_name = {self._location.name(path): path for path in paths}
         if not path_by_name:

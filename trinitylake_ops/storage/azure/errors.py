@@ -25,11 +25,11 @@ from trinitylake_ops.storage.http.requests import (
     error_from_table,
 )
 
-#: Codes of a hierarchical account if a path is a folder or below a file.
+#: Error codes of a hierarchical account for a path that is a folder, or is below a file.
 NO_FILE_CODES = frozenset(
     {"BlobNotFound", "DirectoryIsNotEmpty", "DirectoryNotEmpty", "PathNotFound", "ResourceNotFound"}
 )
-#: Codes of a hierarchical account that does not support batches.
+#: Error codes of a hierarchical account that does not support batches.
 NO_BATCH_CODES = frozenset(
     {
         "BlobOverwritePermissionNotSupported", "FeatureNotYetSupportedForHierarchicalNamespaceAccounts",

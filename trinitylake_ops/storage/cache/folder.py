@@ -175,7 +175,7 @@ class CacheFolder:
             logger.warning("cannot %s the cache folder %s: %s; continuing without it", verb, self.folder, error)
 
     def _evict(self) -> None:
-        """If the files take more than 7/8 of the limit, delete the least recently used ones, down to 3/4 of it."""
+        """If the files exceed 7/8 of the limit, delete the least recently used files until 3/4 of the limit remain."""
         files = sorted(self._files())
         total_bytes = sum(file.size_bytes for file in files)
         if total_bytes * 8 <= self.limit_bytes * 7:

@@ -22,7 +22,7 @@ V = TypeVar("V")
 
 #: Memory that an entry uses in addition to its value: its key and its hash table entries.
 ENTRY_OVERHEAD_BYTES = 512
-#: An entry may take up to ``1 / _LARGEST_SHARE`` of the capacity. A larger entry would evict too many others.
+#: An entry may take up to ``1 / _LARGEST_SHARE`` of the capacity. A larger entry would evict too many other entries.
 _LARGEST_SHARE = 8
 
 

@@ -48,7 +48,7 @@ class FileCache:
 
     @property
     def n_dropped(self) -> int:
-        """Number of drops so far. Bytes that were read before a drop must not be put into the cache after it."""
+        """Number of drops so far. Bytes that were read before a drop must not be cached after the drop."""
         return self._n_dropped
 
     def grow(self, capacity_bytes: int) -> None:
@@ -113,7 +113,7 @@ class FileCache:
             running.has_ended.wait()
             return read() if running.data is None else running.data
         try:
-            new_read.data = self.get(identity, path)  # another thread may have put it since the first check
+            new_read.data = self.get(identity, path)  # another thread may have cached it since the first check
             if new_read.data is None:
                 new_read.data = read()
                 self.put(identity, path, new_read.data, n_dropped)
@@ -266,7 +266,7 @@ def decoded(storage: Storage, path: str, data: bytes, decode: Callable[[bytes, s
         storage: The storage that the bytes were read from.
         path: The path of the file.
         data: The bytes that were read.
-        decode: Decodes bytes; the second argument is the path, for errors.
+        decode: Decodes bytes; the second argument is the path, for error messages.
 
     Raises:
         CorruptFileError: The file in the storage is damaged.
@@ -292,7 +292,7 @@ def shared_cache_view(
     Args:
         storage: The storage to read from.
         is_immutable: Returns whether the file at a path never changes.
-        options: Storage options, including those of the cache.
+        options: Storage options, including cache options.
 
     Raises:
         InvalidInputError: A cache option is invalid.
@@ -310,7 +310,7 @@ def private_cache_view(
     Args:
         storage: The storage to read from.
         is_immutable: Returns whether the file at a path never changes.
-        options: Storage options, including those of the cache.
+        options: Storage options, including cache options.
 
     Raises:
         InvalidInputError: A cache option is invalid.

@@ -12,11 +12,11 @@ from trinitylake_ops.storage.contract.suite import StorageContract
 
 
 class TestStorage(StorageContract):
-    """The contract. Attributes of the factory, for example ``time_precision_ms``, override those of the contract."""
+    """The contract. Attributes of the factory, for example ``time_precision_ms``, override class attributes."""
 
     @pytest.fixture(autouse=True)
     def factory(self, request: pytest.FixtureRequest) -> None:
-        """Take the factory and its attributes."""
+        """Use the factory, and apply its attributes."""
         self._factory = request.config.stash[FACTORY]
         for name in ("time_precision_ms", "n_passing_files", "n_listed_files"):
             setattr(self, name, getattr(self._factory, name, getattr(StorageContract, name)))

@@ -33,9 +33,9 @@ _CHECKSUM = "x-amz-crc32"
 class _VerifyingSession:
     """A botocore transport that verifies responses and limits their time.
 
-    botocore accepts truncated responses and waits for slow ones. DynamoDB sends a checksum with every response. Without
-    this check, a response of a proxy or of another server could be mistaken for an empty response, and the file
-    would seem to be missing.
+    botocore accepts truncated responses, and waits indefinitely for slow responses. DynamoDB sends a checksum with
+    every response. Without this check, a response of a proxy or of another server could be mistaken for an empty
+    response, and the file would seem to be missing.
     """
 
     def __init__(self, session: URLLib3Session, settings: DynamoDBSettings):
@@ -169,8 +169,8 @@ class TableRequests:
         With the option ``create_table``, a missing table is treated as empty, and created by the first create or write.
 
         Args:
-            operation: Operation of the storage, for errors.
-            path: Path of the file, for errors.
+            operation: Operation of the storage, for error messages.
+            path: Path of the file, for error messages.
             method: Name of the client's method.
             arguments: Keyword arguments of the method.
         """

@@ -196,7 +196,7 @@ class Parts:
         """Write all parts of a file for a new upload. The item of the file is not changed.
 
         Args:
-            operation: Operation of the storage, for errors.
+            operation: Operation of the storage, for error messages.
             path: Path of the file.
             body: Content of the file.
 
@@ -315,7 +315,7 @@ class Parts:
         """Delete up to 25 items in one request, and return the keys that the server did not process.
 
         Args:
-            path: Path of the file, for errors.
+            path: Path of the file, for error messages.
             keys: Keys of the items.
         """
         table = self._location.table

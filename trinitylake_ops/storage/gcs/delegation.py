@@ -48,7 +48,7 @@ _INVALID_RESPONSE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, Ove
 
 @dataclass(frozen=True, slots=True)
 class DownscopedToken:
-    """A temporary token for one folder. Its text form does not show it."""
+    """A temporary token for one folder. Its ``repr`` does not show the token."""
 
     token: str = field(repr=False)
     #: Expiration time on the clock of this machine, in milliseconds since the epoch.

@@ -60,7 +60,7 @@ class ObjectResponse(NamedTuple):
 
 
 class GcsStorage(Storage):
-    """Files under ``gs://bucket/`` or ``gs://bucket/prefix/``. A path is the rest of the object's name, literally.
+    """Files under ``gs://bucket/`` or ``gs://bucket/prefix/``. The path is the rest of the object name, unchanged.
 
     Each operation is one request of the JSON API, which is sent once: a ``create`` is one multipart upload with the
     condition ``ifGenerationMatch=0``, never a resumable upload, and a read is one GET. RetryStorage retries requests,

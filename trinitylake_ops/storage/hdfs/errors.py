@@ -44,7 +44,7 @@ FAILURES = (OSError, RuntimeError, ForkedError, OverdueError)
 
 
 class Step(Enum):
-    """One or more requests that take effect together. The value is the verb for messages."""
+    """One or more requests that take effect together. The value is the verb that messages use."""
 
     READ = "read"
     STAT = "look up"
@@ -58,7 +58,7 @@ class Step(Enum):
 
     @property
     def changes_files(self) -> bool:
-        """Whether the step may have an effect for readers although its response is lost."""
+        """Whether the step may have an effect for readers even if its response is lost."""
         return self in (Step.CREATE, Step.WRITE, Step.DELETE)
 
     @property
@@ -69,7 +69,7 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A step, as error messages describe it."""
+    """A step, described for error messages."""
 
     step: Step
     #: Path relative to the root. For LIST, the prefix.

@@ -117,7 +117,7 @@ class HdfsStorage(Storage):
         self._put(Step.WRITE, path, data, makes_folder=False)
 
     def delete(self, path: str) -> None:
-        """Delete a file or an empty folder. The next file in the folder creates it again."""
+        """Delete a file or an empty folder. A write to a deleted folder creates the folder again."""
         absolute = self._location.absolute(path)
         try:
             self._client.call(lambda client: client.delete(absolute, False))

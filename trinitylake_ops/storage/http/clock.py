@@ -24,7 +24,7 @@ _SECOND_MS = 1000.0
 
 
 def monotonic_ms() -> float:
-    """Return the local monotonic time in milliseconds, including time asleep if the system supports it."""
+    """Return the local monotonic time in milliseconds, including suspended time if the system supports it."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) / 1_000_000
     return time.monotonic_ns() / 1_000_000
@@ -62,11 +62,11 @@ class _Estimate(NamedTuple):
 class ServerClock:
     """Estimates the server's clock with the local monotonic clock. Thread-safe; a forked child keeps the estimate.
 
-    A ``Date`` has whole seconds and was taken between the send of the request and the arrival of the response. So the
-    server's clock shows at least that second when the response arrives, and showed less than the next second when the
-    request was sent. From then on the bounds drift apart by ``MAX_DRIFT``. The tightest bounds of all responses are
-    used. If they contradict each other, because a clock was set or several hosts respond, the newest response replaces
-    them.
+    A ``Date`` has whole seconds and was taken between the send of the request and the arrival of the response. The
+    server's clock therefore shows at least that second when the response arrives, and showed less than the next second
+    when the request was sent. From then on the bounds drift apart by ``MAX_DRIFT``. The tightest bounds of all
+    responses are used. If they contradict each other, because a clock was set or several hosts respond, the newest
+    response replaces them.
 
     ``now_ms`` returns the lower bound. If one clock responds that drifts by less than ``MAX_DRIFT``, the result is
     never ahead of that clock and never decreases. It lags by less than 1.05 s plus the round trip of the newest

@@ -22,7 +22,7 @@ from trinitylake_ops.storage.options import StorageOptions
 
 
 class Request(Enum):
-    """The operation of a request. The value is the verb for messages."""
+    """The operation of a request. The value is the verb that messages use."""
 
     READ = "read"
     STAT = "look up"
@@ -34,11 +34,11 @@ class Request(Enum):
 
     @property
     def changes_files(self) -> bool:
-        """Whether the request may take effect although its response is lost."""
+        """Whether the request may take effect even if its response is lost."""
         return self in (Request.CREATE, Request.WRITE, Request.DELETE)
 
 
-#: Operations that may take effect although the response is lost.
+#: Operations that may take effect even if the response is lost.
 CHANGES = tuple(request for request in Request if request.changes_files)
 #: Statuses of responses after which the request may have taken effect.
 SERVER_ERRORS = range(500, 1000)
@@ -67,7 +67,7 @@ _MAX_SHOWN_CHARACTERS = 160
 
 @dataclass(frozen=True, slots=True)
 class StorageRequest:
-    """A request to a storage, as error messages describe it."""
+    """A request to a storage, described for error messages."""
 
     operation: Request
     #: Path relative to the root. For LIST, the prefix.
@@ -136,7 +136,7 @@ def error_from_table(
 
     Args:
         table: Error table of the storage. Its messages may also use ``bucket`` and ``response``, which is the response
-            without the server's message, because that may quote the request or its signature.
+            without the server's message, because that message may quote the request or its signature.
         request: The request that failed.
         status: HTTP status. None for the result of one file in a batch.
         code: The service's error code. None if the response has none, for example because it is from a proxy.

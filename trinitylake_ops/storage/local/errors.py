@@ -160,7 +160,7 @@ def outcome_unknown(error: OSError) -> bool:
 
 
 def ambiguous_write(error: OSError, root: str, path: str, verb: str) -> AmbiguousWriteError:
-    """Return the error for a write that may have taken effect, or may be lost by a crash of the machine.
+    """Return the error for a write that may have taken effect, or may be lost if the machine crashes.
 
     Args:
         error: Error of the operating system.

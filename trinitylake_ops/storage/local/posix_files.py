@@ -66,7 +66,7 @@ def overwrite_in_place(name: bytes, data: bytes) -> bool:
         os.close(descriptor)
 
 
-#: Flags for opening a file that may be anything, for example a named pipe, which would block.
+#: Flags for opening a file of any type, for example a named pipe, without blocking.
 READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -141,7 +141,7 @@ def _create_in_unlisted_folder(name: bytes) -> None:
 
 
 def link_to_free_name(temporary: bytes, target: bytes) -> None:
-    """Move a complete file to its name, atomically, without replacing a file.
+    """Move a complete file to its final name, atomically and without replacing an existing file.
 
     This creates a hard link or, if the file system does not support links, renames the file without replacement.
 

@@ -61,10 +61,10 @@ class _StagedFile:
 class LocalStorage(Storage):
     """Files under ``file:///folder/``. The first write creates the folder.
 
-    A file is written with a temporary name in ``_ops/tmp/``, and then linked (create) or renamed (write) to its name,
-    so that it is visible completely or not at all. With ``fsync``, the file, its folder and the parents of new folders
-    are on the device before a call returns, so that an acknowledged write survives a crash of the machine. Deletes are
-    not synced: a file may reappear after a crash.
+    A file is written with a temporary name in ``_ops/tmp/``, and then linked (create) or renamed (write) to its final
+    name, so that it is visible completely or not at all. With ``fsync``, the file, its folder and the parents of new
+    folders are on the device before a call returns, so that an acknowledged write survives a crash of the machine.
+    Deletes are not synced: a file may reappear after a crash.
 
     A killed process may leave a file in ``_ops/tmp/``, which nothing reads. The clock of this storage (S8) is the clock
     of the machine. Files whose names are not UTF-8 and symbolic links are omitted from listings.
@@ -185,7 +185,7 @@ class LocalStorage(Storage):
         self._put(path, data, os.replace, "write")
 
     def write_best_effort(self, path: str, data: bytes) -> None:
-        """Overwrite a file of the same size in place, or replace the file. Do not sync it or create folders.
+        """Overwrite a file of the same size in place, or replace the file. Neither sync the file nor create folders.
 
         Args:
             path: Path relative to the root.
@@ -271,7 +271,7 @@ class LocalStorage(Storage):
         if self.fsync:
             try:
                 self._sync(unsynced, folder)
-            except OSError as error:  # the file is visible, but a crash of the machine may lose it
+            except OSError as error:  # the file is visible, but may be lost if the machine crashes
                 raise ambiguous_write(error, self.root, path, verb) from error
 
     def _check_clock(self, path: str, temporary: bytes) -> None:
@@ -291,15 +291,15 @@ class LocalStorage(Storage):
         return b"%b/%b" % (self._temporary_folder, os.urandom(16).hex().encode())
 
     def _sync(self, unsynced: Sequence[bytes], *folders: bytes) -> None:
-        """Sync the entries of ``folders`` and, in the same wait, the entries for folders that may not be synced."""
+        """Sync the entries of ``folders`` and, at the same time, the entries for folders that may not be synced yet."""
         run_parallel(sync_folder, list({*folders, *map(os.path.dirname, unsynced)}), self.concurrency)
         self._known_folders.update(unsynced)
 
     def _make_folder(self, folder: bytes) -> builtins.list[bytes]:
         """Create a folder and its parents. Return the folders whose entries may not be on the device.
 
-        This includes an existing folder the first time, because the process that created it may not have synced it yet.
-        Without ``fsync``, the result is empty.
+        On first use, this includes existing folders, because the process that created them may not have synced them
+        yet. Without ``fsync``, the result is empty.
         """
         if folder in self._known_folders or folder == b"/":
             return []

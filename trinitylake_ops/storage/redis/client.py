@@ -69,8 +69,8 @@ class RedisClient:
     """Sends commands to the server of a root, or to the node of a cluster that has its keys. Thread-safe.
 
     Each command is sent once. The retries of redis-py are disabled, because a create that is resent after a lost
-    response would find its own file. Only commands that a node rejects because the keys are on another node are sent to
-    that node. Connections are created on first use, including in a forked child.
+    response would find its own file. Only commands that a node rejects because another node has the keys are sent
+    again, to that node. Connections are created on first use, including in a forked child.
     """
 
     def __init__(self, location: RedisLocation, settings: RedisSettings):

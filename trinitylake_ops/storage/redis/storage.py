@@ -56,9 +56,9 @@ class RedisStorage(Storage):
     """Files under ``redis://host:port/db/name/`` or ``rediss://...``, and in folders below.
 
     Each operation is one request, which is sent once. A ``create`` is one script that sets the value if it does not
-    exist and adds it to the index. RetryStorage retries requests, except for the second and later pages of a listing,
-    which this class retries. If creates and writes wait for a disk or for replicas, the script and the wait are sent
-    together on one connection.
+    exist and adds the file to the index. RetryStorage retries requests, except for the second and later pages of a
+    listing, which this class retries. If creates and writes wait for a disk or for replicas, the script and the wait
+    are sent together on one connection.
 
     Args:
         root: Normalized root URI. Opening sends no request.

@@ -36,7 +36,7 @@ _MAX_SESSION_NAME_CHARS = 64
 
 @dataclass(frozen=True, slots=True)
 class SessionCredentials:
-    """Temporary credentials. Their text form shows no secret."""
+    """Temporary credentials. Their ``repr`` shows no secrets."""
 
     access_key_id: str = field(repr=False)
     secret_access_key: str = field(repr=False)

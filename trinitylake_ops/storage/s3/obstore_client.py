@@ -35,7 +35,7 @@ class Fork:
     """Tracks whether this process was forked from a process that had used obstore.
 
     obstore has one runtime per process, whose threads do not exist in a forked child. Every request of the child would
-    hang, even through a new client. A process that imported obstore without using it has no such threads.
+    hang, even through a new client. A process that only imported obstore has no such threads.
     """
 
     happened = False

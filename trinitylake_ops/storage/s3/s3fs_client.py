@@ -117,7 +117,7 @@ class S3Client:
         at_fork(self)
 
     def run(self, request: Callable[[s3fs.S3FileSystem], Coroutine[Any, Any, T]]) -> T:
-        """Run a request on the event loop and wait for it. Errors of the client library are raised."""
+        """Run a request on the event loop and wait for it. Errors of the client library are raised unchanged."""
         return run_on_loop(request(self._file_system()))
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:

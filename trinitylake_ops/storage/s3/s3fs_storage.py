@@ -30,7 +30,7 @@ _NOT_IN_XML = re.compile("[\x00-\x08\x0b-\x1f\ufffe\uffff]")
 
 
 class S3Storage(Storage):
-    """Files under ``s3://bucket/`` or ``s3://bucket/prefix/``. A path is the rest of the key, literally.
+    """Files under ``s3://bucket/`` or ``s3://bucket/prefix/``. The path is the rest of the key, unchanged.
 
     Each operation is one request, which is sent once: a ``create`` is one PUT with ``If-None-Match: *``, up to S3's
     limit of 5 GiB, and a read is one GET. RetryStorage retries requests, except for the second and later pages of a

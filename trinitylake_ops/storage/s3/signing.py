@@ -79,7 +79,7 @@ class UnsignedRequest:
 
 @dataclass(frozen=True, slots=True)
 class SignedRequest:
-    """A request with the headers that sign it."""
+    """A request with the headers that contain its signature."""
 
     uri: str
     headers: Mapping[str, Sequence[str]]
@@ -231,7 +231,7 @@ def signed(request: UnsignedRequest, region: str, keys: Credentials) -> SignedRe
 
 
 class _Signer(S3SigV4Auth):  # type: ignore[misc]
-    """Signs the headers that S3 requires. The body is not available: the client sends it to S3."""
+    """Signs the headers that S3 requires. The body is not available, because the client sends it directly to S3."""
 
     def __init__(self, keys: Credentials, region: str, content_hash: str):
         super().__init__(keys, "s3", region)
