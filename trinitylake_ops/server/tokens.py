@@ -117,7 +117,7 @@ class Tokens:
         return list(self._load().values())
 
     async def principal(self, authorization: str | None) -> Principal:
-        """Return the principal of an ``Authorization`` header. Raises RejectedError (401, or 503 if the file is unusable)."""
+        """Return the principal for an ``Authorization`` header. Raises RejectedError (401, or 503 for a bad file)."""
         try:
             principals = await self._current()
         except InvalidInputError as error:

@@ -220,7 +220,7 @@ class CommitQueue:
             self._requeue(group.abandoned())
 
     def _latest_known(self, member: Member, newest: Committed | None) -> Committed | None:
-        """Return the latest version that this process knows, so that ``member`` does not conflict with earlier commits."""
+        """Return the latest version that this process knows, so that ``member`` does not conflict with its commits."""
         root = member.base.files.roots.newest
         newest = newest if root is None else _later(newest, Committed(root.version, root))
         return newest if self._newest is None else _later(newest, self._newest)
