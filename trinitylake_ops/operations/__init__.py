@@ -1,4 +1,5 @@
-"""Operations on a whole lakehouse. Operations that destroy or roll back make a plan first, which is then executed."""
+"""Operations on a whole lakehouse. Operations that delete or roll back content
+first make a plan, which is then executed."""
 
 from __future__ import annotations
 

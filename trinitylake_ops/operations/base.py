@@ -1,8 +1,8 @@
 """Base classes of operations and their plans, with the cost and the telemetry of each run.
 
-A plan only reads. Its digest is ``<base version>-<sha256>`` over the base version and all effects, so an approval
-covers exactly these effects. If the effects depend on the time, the digest also contains the time, and the plan is made
-again for the version and the time of the approved digest.
+Planning only reads. The digest of a plan is ``<base version>-<sha256>`` over the base version and all effects, so an
+approval covers exactly these effects. If the effects depend on the time, the digest also contains the time, and the
+plan is made again for the version and time in the approved digest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def operation_span(operation: str) -> Iterator[None]:
-    """Report a block to telemetry as an operation: a span, a log line, its outcome and its duration in seconds."""
+    """Report a block to telemetry as an operation, with a span, a log line, the outcome and the duration in seconds."""
     begun_s, outcome = time.monotonic(), "failed"
     run_id = acting_run()
     attributes = {"trinitylake.operation": operation, **({"trinitylake.run": run_id} if run_id else {})}
@@ -128,7 +128,7 @@ class Plan(Document):
     base_version: int
     #: Identifies the content of the base version (:func:`base_id_of`), because version numbers are not unique.
     base_id: str = field(repr=False, compare=False)
-    #: The operation that made the plan and executes it. Not part of the content.
+    #: The operation that made the plan and executes it. Not part of the plan's content.
     operation: PlannedOperation[Any, Any] = field(repr=False, compare=False)
 
     @property
@@ -165,11 +165,11 @@ class CommitReport(Document):
 
     operation: str
     base_version: int
-    #: The committed version; ``base_version`` if there was nothing to do.
+    #: The committed version, or ``base_version`` if there was nothing to do.
     version: int
-    #: The number of objects or exports of the plan.
+    #: The number of objects or exports in the plan.
     changed: int
-    #: Tables whose files cannot all be read, with the reason. A rollback restored them; other operations skipped them.
+    #: Tables with unreadable files, and the reason for each. A rollback restores them; other operations skip them.
     damaged: Mapping[str, str] = field(default_factory=dict)
     cost: Cost
 
@@ -202,7 +202,7 @@ def digest_of(base_version: int, base_id: str, *content: object) -> str:
     """Return the digest of a plan.
 
     Args:
-        base_version: The version that the plan was made on.
+        base_version: The version that the plan is based on.
         base_id: The identifier of that version, from :func:`base_id_of`.
         *content: The effects of the plan, as JSON values.
     """
@@ -214,7 +214,7 @@ def timed_digest(base_version: int, now_ms: int, *content: object) -> str:
     """Return the digest ``<base version>-<time in ms>-<sha256>`` of a plan that depends on the time.
 
     Args:
-        base_version: The version that the plan was made on.
+        base_version: The version that the plan is based on.
         now_ms: The time of the plan by the storage's clock, in milliseconds since the epoch.
         *content: The effects of the plan, as JSON values.
     """
@@ -239,7 +239,7 @@ ReportT = TypeVar("ReportT", bound=Document)
 class PlannedOperation(ABC, Generic[PlannedT, ReportT]):
     """Base of operations, which make and execute plans on a lakehouse.
 
-    Fields of subclasses are the options of planning and execution, and what planning has opened.
+    Fields of subclasses hold the options for planning and execution, and resources opened during planning.
     """
 
     #: The name of the operation in spans, metrics and the log.
@@ -249,21 +249,21 @@ class PlannedOperation(ABC, Generic[PlannedT, ReportT]):
 
     @abstractmethod
     def plan(self) -> PlannedT:
-        """Make a plan on the latest version, without writing."""
+        """Make a plan based on the latest version, without writing."""
 
     @abstractmethod
     def run(self, plan: PlannedT, approved_digest: str | None) -> ReportT:
-        """Apply a plan, as documented by the ``execute`` method of the plan."""
+        """Apply a plan. See the ``execute`` method of the plan."""
 
     def execute(self, plan: PlannedT, approved_digest: str | None = None) -> ReportT:
         """Run a plan, and report the run to telemetry.
 
         Args:
             plan: A plan of this operation.
-            approved_digest: The digest of the approved plan; None to apply the plan without an approval.
+            approved_digest: The digest of the approved plan; None to apply the plan without approval.
 
         Raises:
-            TrinityLakeError: As documented by the ``execute`` method of the plan.
+            TrinityLakeError: See the ``execute`` method of the plan.
         """
         with operation_span(self.telemetry_name):
             return self.run(plan, approved_digest)
@@ -298,7 +298,7 @@ class TimedOperation(PlannedOperation[TimedT, ReportT]):
         """Return the approved plan, made again for the version and the time in its digest.
 
         Args:
-            plan: The plan to return if no digest was approved, or its own digest.
+            plan: The plan to return if no digest was approved, or if the approved digest is that of the plan.
             approved_digest: The digest of the approved plan, if any.
 
         Raises:

@@ -20,9 +20,9 @@ class Budget:
     """Limits of an operation that deletes files, or of verify. None means no limit.
 
     An operation that reaches ``max_requests`` or ``max_seconds`` stops early, and continues in the next run. The limits
-    cover all of its requests: planning, marking, sealing, deleting and recording. A started step is completed, so
-    releasing a lease or committing may exceed the limit by a few requests. A listing counts as one request. Raises
-    InvalidInputError for numbers that are not positive.
+    cover all of its requests: planning, marking, sealing, deleting and recording. A step that has started is completed,
+    so releasing a lease or committing can exceed the limit by a few requests. A listing counts as one request. Raises
+    InvalidInputError if a number is not positive.
     """
 
     max_requests: int | None = None
@@ -73,7 +73,7 @@ class Spending:
 
     @classmethod
     def of(cls, budget: Budget | Spending) -> Spending:
-        """Return the usage so far. For a budget alone, usage starts now."""
+        """Return the usage so far. For a budget without usage, start counting now."""
         return budget if isinstance(budget, Spending) else cls(budget)
 
     def exhausted(self) -> str | None:
@@ -107,16 +107,16 @@ class Spending:
             self.requests += requests
 
     def check_time(self) -> None:
-        """Raise BudgetSpentError if the time is over, for long work within one request."""
+        """Raise BudgetSpentError if the time limit was reached, for long work within one request."""
         if (spent := self._overdue()) is not None:
             raise BudgetSpentError(spent)
 
     def listed(self, listing: Iterator[FileInfo], *, always: bool = False) -> Iterator[FileInfo]:
-        """Yield a listing, and raise BudgetSpentError once the time is over.
+        """Yield a listing, and raise BudgetSpentError once the time limit is reached.
 
         Args:
             listing: The listed files.
-            always: Whether to check the time also after planning.
+            always: Whether to check the time limit after planning as well.
         """
         for number, info in enumerate(listing, start=1):
             yield info
@@ -177,7 +177,7 @@ class CountingStorage(MeteredStorage):
 
 
 def counting_storage(storage: Storage, spending: Spending) -> CountingStorage:
-    """Return a storage whose requests are charged to a budget, or the storage itself if they already are.
+    """Return a storage whose requests are charged to a budget, or the storage itself if it already charges them.
 
     Args:
         storage: The storage.

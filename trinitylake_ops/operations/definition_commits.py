@@ -1,4 +1,4 @@
-"""Commits that change the lakehouse definition and no object, and the retry of commits after conflicts."""
+"""Commits that change only the lakehouse definition, and commit retries after conflicts."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def commit_on_latest(
     *,
     may_succeed: Callable[[], bool] = lambda: True,
 ) -> T:
-    """Plan on the latest version and commit, and retry after conflicts with other commits.
+    """Make a plan based on the latest version and commit, and retry after conflicts with other commits.
 
     Args:
-        attempt: Plans, commits, and returns the result. Receives the number of the attempt, starting at 1.
+        attempt: Plans, commits, and returns the result. Receives the attempt number, starting at 1.
         max_attempts: The maximum number of attempts.
         may_succeed: Whether another attempt can succeed after a conflict.
 
@@ -51,10 +51,10 @@ class DefinitionChange:
 
     operation: str
     message: str
-    #: Returns the definition to record on a base: the same one if only the commit itself matters, or None if nothing is
-    #: left to do. Checks its preconditions each time, and raises typed errors.
+    #: Returns the definition to record on a base: the unchanged definition if only the commit itself matters, or None
+    #: if nothing is left to do. Checks its preconditions on each call, and raises typed errors.
     change: Callable[[Snapshot], LakehouseDef | None]
-    #: Called with the old and the new base before ``change``, after other commits.
+    #: Called before ``change`` with the old and the new base, if other commits happened in between.
     rebased: Callable[[Snapshot, Snapshot], None] = lambda _base, _latest: None
     counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -76,7 +76,7 @@ class DefinitionChange:
 
         Args:
             lake: The lakehouse.
-            base: The version that the change was planned on.
+            base: The version that the change was planned for.
             written_since_ms: When the oldest file that the definition names was written, in milliseconds since the
                 epoch, if the definition names files.
 

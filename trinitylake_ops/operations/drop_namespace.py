@@ -1,4 +1,4 @@
-"""Drop a namespace with its tables, by a plan and its execution."""
+"""Plan and execute the drop of a namespace with its tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_MESSAGE_CHARS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class DropNamespacePlan(Plan):
-    """The namespace and the tables to drop. Older versions keep them."""
+    """The namespace and the tables to drop. They remain readable in older versions."""
 
     base_version: int
     namespace: str
@@ -61,7 +61,7 @@ class DropNamespacePlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class DropNamespace(PlannedOperation[DropNamespacePlan, CommitReport]):
-    """Drops a namespace. One that contains tables needs ``cascade``."""
+    """Drops a namespace. A namespace that contains tables requires ``cascade``."""
 
     telemetry_name = "drop-namespace"
 
@@ -69,7 +69,7 @@ class DropNamespace(PlannedOperation[DropNamespacePlan, CommitReport]):
     cascade: bool
 
     def plan(self) -> DropNamespacePlan:
-        """Make a plan on the latest version. Raises the errors of :func:`plan_drop_namespace`."""
+        """Make a plan based on the latest version. Raises the errors of :func:`plan_drop_namespace`."""
         latest = self.lake.snapshot()
         check_no_gap(self.lake.files.roots, latest.version)
         tables = tuple(latest.tables(self.namespace))

@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 class Weight(Enum):
-    """The kind of an item of work, which determines how many items go into a batch."""
+    """The kind of a work item, which determines how many items form a batch."""
 
-    ANSWER = auto()  # a small file, or whether a file exists
+    ANSWER = auto()  # a read of a small file, or an existence check
     DEFINITION = auto()  # a definition, and the metadata of its table
     ROOT = auto()
     NODE = auto()
@@ -39,8 +39,8 @@ class Weight(Enum):
 class Work(Protocol[A_contra, T_co]):
     """Work on many items, for example to read, copy, check or list files.
 
-    It must pickle together with its storages, and be safe to run twice or late. It uses the threads of the storage's
-    ``*_many`` methods. An exception ends the operation.
+    It must be picklable together with its storages, and be safe to run twice or late. It uses the threads of the
+    storage's ``*_many`` methods. An exception ends the operation.
     """
 
     @property
@@ -56,7 +56,7 @@ class Work(Protocol[A_contra, T_co]):
 
 
 class Guard(Protocol):
-    """A further condition of deletions, which must pickle: whether files at a location may be deleted at all."""
+    """An additional, picklable condition for deletions: whether files at a location may be deleted at all."""
 
     @property
     def storage(self) -> Storage:
@@ -70,8 +70,8 @@ class Guard(Protocol):
 class DeletionFence:
     """Conditions that were satisfied just before a batch of deletions, and must stay satisfied while it is sent.
 
-    No request may be sent once a newer lease or the version at ``next_root`` exists, the time is over, or the guard
-    raises.
+    No request may be sent once a newer lease or the version at ``next_root`` exists, the lease has expired, or the
+    guard raises an error.
     """
 
     #: The storage of the lakehouse. The files to delete may be on another storage.
@@ -80,7 +80,7 @@ class DeletionFence:
     lease: int
     #: When the lease expires, by the clock of ``storage``, in milliseconds since the epoch.
     until_ms: int
-    #: The path of the root of the version after the marked ones.
+    #: The path of the root of the version that follows the marked versions.
     next_root: str
     guard: Guard | None = None
 
@@ -94,17 +94,17 @@ class DeleteOutcome:
 
 
 class Listing(Protocol):
-    """Files to list, as a whole or in parts."""
+    """Files to list, all at once or in parts."""
 
     def whole(self) -> Iterator[FileInfo]:
-        """Yield all files, possibly with additional ones. Raises StorageError."""
+        """Yield all files, possibly with additional files. Raises StorageError."""
 
     def parts(self) -> tuple[Work[Any, Sequence[FileInfo]], Sequence[Any]]:
-        """Return the work that lists a part, and the parts."""
+        """Return the work that lists one part, and the parts to list."""
 
 
 class Executor(Protocol):
-    """Runs work on many items. Callers do not depend on its kind."""
+    """Runs work on many items. Callers do not depend on the kind of executor."""
 
     @property
     def window(self) -> int:
@@ -125,7 +125,7 @@ class Executor(Protocol):
         """Yield the listed files in any order. Raises StorageError."""
 
     def prefetch(self, read: Callable[[], None]) -> None:
-        """Read files ahead, if that is cheaper than later reads; otherwise do nothing."""
+        """Read files ahead if this is cheaper than reading them later; otherwise do nothing."""
 
     def limited(self, storage: Storage, spending: Spending) -> Storage:
         """Return a storage that enforces the budget of a run.
@@ -150,7 +150,7 @@ class Executor(Protocol):
             fence: The conditions of the deletion; None if there are none.
 
         Returns:
-            The failures, and the files that were not sent.
+            The failures, and the files for which no request was sent.
         """
 
 

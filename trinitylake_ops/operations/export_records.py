@@ -34,14 +34,14 @@ CLONE = "clone"
 
 
 def check_name(name: str, kind: str = EXPORT) -> None:
-    """Check that a text can be the name of an export or clone.
+    """Check that a text is a valid name for an export or clone.
 
     Args:
-        name: The text.
+        name: The text to check.
         kind: ``EXPORT`` or ``CLONE``, for the message.
 
     Raises:
-        InvalidNameError: It cannot.
+        InvalidNameError: The name is not valid.
     """
     validate_name(name, MAX_NAME_BYTES, kind)
     if name.isdecimal():
@@ -49,7 +49,7 @@ def check_name(name: str, kind: str = EXPORT) -> None:
 
 
 def kind_of(record: ExportRecord | None) -> str:
-    """Return ``CLONE`` or ``EXPORT``. Exports of other programs have no record."""
+    """Return ``CLONE`` or ``EXPORT``. Exports made by other programs have no record."""
     return CLONE if record is not None and record.clone_id else EXPORT
 
 
@@ -73,7 +73,7 @@ def check_unused(definition: LakehouseDef, name: str) -> None:
 
 
 def is_interrupted(record: ExportRecord | None, wanted: ExportRecord) -> bool:
-    """Whether a record is that of an interrupted export which the wanted one would resume."""
+    """Whether a record belongs to an interrupted export that the wanted export would resume."""
     return (
         record is not None
         and record.state == ExportState.COPYING
@@ -83,7 +83,7 @@ def is_interrupted(record: ExportRecord | None, wanted: ExportRecord) -> bool:
 
 
 def begin(lake: Lakehouse, wanted: ExportRecord, check_source: Callable[[Snapshot], None]) -> tuple[ExportRecord, bool]:
-    """Commit the record of an export, or find the record of an interrupted one to resume.
+    """Commit the record of an export, or find the record of an interrupted export to resume.
 
     Args:
         lake: The lakehouse.
@@ -91,7 +91,7 @@ def begin(lake: Lakehouse, wanted: ExportRecord, check_source: Callable[[Snapsho
         check_source: Raises if the source is not kept in the given version.
 
     Returns:
-        The record, and whether it is that of an interrupted export.
+        The record, and whether it belongs to an interrupted export.
 
     Raises:
         ExportExistsError: Another export has the name.
@@ -163,9 +163,9 @@ def check_copying(base: Snapshot, record: ExportRecord) -> ExportRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportInfo:
-    """One export, as the lakehouse records it.
+    """One export, as recorded in the lakehouse.
 
-    An export that another program recorded has only a name and a location; its version, level and times are None.
+    An export recorded by another program has only a name and a location; its version, level and times are None.
     """
 
     #: The name of the export.
@@ -180,11 +180,11 @@ class ExportInfo:
     location: str
     #: When the export was recorded.
     created_at: datetime | None
-    #: When it stops keeping its version; None for never.
+    #: When the export stops keeping its version; None for never.
     retain_until: datetime | None
-    #: The path of its manifest.
+    #: The path of the export's manifest.
     manifest_path: str | None
-    #: The root of the lakehouse that it was exported to; None within the lakehouse.
+    #: The root of the lakehouse that it was exported to; None for an export within the lakehouse.
     target: str | None = None
     #: The exported namespaces; empty for all.
     namespaces: tuple[str, ...] = ()
@@ -236,7 +236,7 @@ def _info(record: ExportRecord) -> ExportInfo:
 
 
 def check_no_clone(record: ExportRecord | None) -> None:
-    """Raise InvalidInputError if a record is that of a clone, which has separate operations."""
+    """Raise InvalidInputError if a record belongs to a clone, because clones have separate operations."""
     if record is not None and record.clone_id:
         raise InvalidInputError(
             f"{record.name!r} is a clone at {record.target_uri}, not an export; use compare, promote or drop-clone"
@@ -262,14 +262,14 @@ class CopiedFile:
     source: str | None
     #: The location of the copy.
     target: str
-    #: Its size.
+    #: The file size.
     size_bytes: int
-    #: Its SHA-256, as hexadecimal digits.
+    #: The SHA-256 of the file, as hexadecimal digits.
     sha256: str
 
     @classmethod
     def of(cls, source: str | None, target: str, data: bytes) -> CopiedFile:
-        """Return the record of a copy with these bytes.
+        """Return the record of a copy with this content.
 
         Args:
             source: The location of the original; None for a rebuilt node.
@@ -289,7 +289,7 @@ def begin_manifest(
     Args:
         storage: The storage of the lakehouse that records the export.
         record: The record of the export.
-        targets: The planned copies, as (location of the original, location of the copy).
+        targets: The planned copies, as pairs (location of the original, location of the copy).
         with_definitions: Whether definitions are copied.
 
     Raises:
@@ -342,7 +342,7 @@ def _copies_of_earlier_runs(storage: Storage, path: str) -> dict[str, CopiedFile
 
 
 def read_manifest(storage: Storage, path: str) -> list[CopiedFile]:
-    """Return the copies that the manifest of a complete export names.
+    """Return the copies listed in the manifest of a complete export.
 
     Args:
         storage: The storage of the lakehouse that records the export.
@@ -368,7 +368,7 @@ def _parse_copy(file: Mapping[str, Any], path: str) -> CopiedFile:
 
 
 def manifest_targets(storage: Storage, path: str) -> set[str]:
-    """Return the locations of the copies that the manifest of an export names; none if it is not written yet.
+    """Return the locations of the copies listed in an export's manifest; none if it has not been written yet.
 
     Args:
         storage: The storage of the lakehouse that records the export.
@@ -395,7 +395,7 @@ def check_manifest(storage: Storage, record: ExportRecord) -> None:
 
     Raises:
         FileMissingError: The manifest or the root does not exist.
-        CorruptFileError: The manifest cannot be read, or the root differs.
+        CorruptFileError: The manifest cannot be read, or the root does not match its checksum.
         InvalidLocationError: A location is not valid.
         StorageError: A storage request failed.
     """

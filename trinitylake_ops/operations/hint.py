@@ -1,4 +1,4 @@
-"""Check and repair of the hint file (FORMAT.md, L10). A wrong hint never fails a read, but costs readers requests."""
+"""Check and repair of the hint file (FORMAT.md, L10). A wrong hint only costs readers extra requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trinitylake_ops.versions.roots import Roots, find_latest
 from trinitylake_ops.versions.snapshot import is_sealed_root
 
 _MAX_PROBES = 20
-_PAUSE_S = 0.1  # usually longer than a writer takes between its root and the hint
+_PAUSE_S = 0.1  # usually longer than a writer takes to update the hint after its root
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class HintState(StrEnum):
     AHEAD = "ahead"
     MISSING = "missing"
     GARBAGE = "garbage"
-    #: It names a purged version: reads are slower, and other programs may fail at its root.
+    #: The hint names a purged version: reads are slower, and other programs may fail when they read its root.
     SEALED = "sealed"
 
 
@@ -58,13 +58,13 @@ class HintReport(Document):
 
 def inspect_hint(lake: Lakehouse) -> HintReport:
     """Compare the hint with the latest version. Raises LakehouseNotFoundError, StorageError."""
-    background.drain()  # pending hints of commits of this process
+    background.drain()  # pending hint updates for commits of this process
     metered = MeteredLakehouse(lake)
     state, hinted, latest = _state(metered.lake.files.roots)
     for _ in range(_MAX_PROBES):
         if state != HintState.BEHIND:
             break
-        # A writer sets the hint after the root, so a commit between the two reads looks like a late hint.
+        # A writer sets the hint after the root, so a commit between the two reads looks like an outdated hint.
         before = hinted
         process_clock.sleep(_PAUSE_S)
         state, hinted, latest = _state(metered.lake.files.roots)
@@ -86,7 +86,7 @@ def repair_hint(lake: Lakehouse) -> HintReport:
         storage, roots, latest = metered.lake.storage, metered.lake.files.roots, report.latest
         while True:
             storage.write(HINT_PATH, str(latest).encode("ascii"))
-            # A later commit may have set the hint first, so do not leave an older version in it.
+            # A later commit may already have set the hint, so do not leave an older version in it.
             if latest == MAX_VERSION or not storage.exists(roots.path(latest + 1)):
                 return replace(report, latest=latest, repaired=True, cost=metered.cost())
             latest = find_latest(roots)[0]

@@ -1,4 +1,4 @@
-"""Search older versions for intact content that can replace damaged objects of the latest version."""
+"""Search older versions for intact content that can replace damaged objects in the latest version."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ class IntactDefinitionSearch:
         self._damaged_files = damaged_files
 
     def find(self, base: Snapshot, damaged: Iterable[ObjectName]) -> tuple[list[IntactDefinition], set[str]]:
-        """Find, for each damaged object, the newest version that has it intact.
+        """Find the newest version with an intact definition for each damaged object.
 
-        Versions before one without the object are not searched: there the name belonged to another object, which was
-        dropped.
+        The search for an object stops at a version without it, because before that version the name belonged to another
+        object, which was dropped.
 
         Args:
             base: The latest version.
             damaged: The names of the damaged objects.
 
         Returns:
-            The definitions, and the locations of current definitions of objects that no version has intact.
+            The definitions, and the locations of the current definitions of objects that are intact in no version.
 
         Raises:
             StorageError: A storage request failed.
@@ -102,7 +102,7 @@ class IntactDefinitionSearch:
     def _intact_entry(
         self, snapshot: Snapshot, key: str, name: ObjectName, rejected: set[str], known_id: str | None
     ) -> str | None:
-        """Return the location of a version's definition, if it is intact and has the known id, if any."""
+        """Return the location of a version's definition if it is intact and has the known id, if the id is known."""
         try:
             location = snapshot.entry(key)
             if location is None or location in rejected:
@@ -136,7 +136,7 @@ class IntactDefinitionSearch:
 
 
 def _may_have(snapshot: Snapshot, key: str) -> bool:
-    """Whether a version has an object, or its tree is damaged."""
+    """Whether a version contains an object, or its tree is damaged."""
     try:
         return snapshot.entry(key) is not None
     except DAMAGED_FILE_ERRORS:

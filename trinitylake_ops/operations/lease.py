@@ -1,8 +1,8 @@
-"""The lease that lets one operation delete at a time (docs/internals/protocol.md, "Expiry").
+"""The lease that allows only one operation at a time to delete files (docs/internals/protocol.md, "Expiry").
 
-The lease is the file ``_ops/lease-<k>.json`` with the largest k. To acquire it, an operation creates k + 1 if absent,
-once lease k has ended, and deletes the older ones. The holder checks for a larger number before each batch. The lease
-only saves work: operations that overlap because a holder was suspended delete no needed file.
+The lease is the file ``_ops/lease-<k>.json`` with the largest k. To acquire it, an operation creates lease k + 1
+if absent once lease k has ended, and deletes the older leases. The holder checks for a larger number before each
+batch. The lease only saves work: even if operations overlap because a holder was suspended, they delete no needed file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Lease:
     expires_at_ms: int
 
     def check(self) -> None:
-        """Check that this process still holds the lease, and renew it in time.
+        """Check that this process still holds the lease, and renew it before it expires.
 
         Raises MaintenanceBlockedError if another operation has acquired it.
         """
@@ -54,7 +54,7 @@ class Lease:
             self._write(now_ms + DURATION_MS)
 
     def release(self) -> None:
-        """End the lease, best effort. If that fails, it expires later."""
+        """End the lease on a best-effort basis. If this fails, the lease expires later."""
         try:
             self._write(0)
         except StorageError as error:
@@ -77,7 +77,7 @@ def lease(storage: Storage, operation: str) -> Iterator[Lease]:
 
     Raises:
         MaintenanceBlockedError: Another operation holds the lease.
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     new_lease = _acquire(storage, operation)
     try:
@@ -87,7 +87,7 @@ def lease(storage: Storage, operation: str) -> Iterator[Lease]:
 
 
 def describe_lease(storage: Storage) -> str | None:
-    """Return a sentence about the operation that holds the lease, or None. Takes a listing and one read.
+    """Return a sentence about the operation that holds the lease, or None. Sends one listing and one read request.
 
     Raises StorageError.
     """
@@ -118,7 +118,7 @@ def _acquire(storage: Storage, operation: str) -> Lease:
     data = _content(lease_path(new_lease.number), holder, operation, new_lease.expires_at_ms)
     if not create_settled(storage, lease_path(new_lease.number), data, is_ours=lambda existing: existing == data):
         raise _lease_taken_error(lease_path(new_lease.number))
-    storage.delete_many([info.path for info in existing.values()])  # never the newest, so numbers are never reused
+    storage.delete_many([info.path for info in existing.values()])  # except the newest, so that no number is reused
     return new_lease
 
 
@@ -129,7 +129,7 @@ def _existing_leases(storage: Storage) -> dict[int, FileInfo]:
 
 
 def _check_ended(storage: Storage, info: FileInfo, now_ms: int) -> None:
-    """Raise MaintenanceBlockedError unless a lease has ended. An unreadable lease ends by its age."""
+    """Raise MaintenanceBlockedError unless a lease has ended. The end of an unreadable lease depends on its age."""
     try:
         content = decode_sealed_json(storage.read(info.path, limit_bytes=MAX_NOTE_BYTES), info.path)
         expires_at_ms, operation = int(content["expires_at_ms"]), str(content["operation"])

@@ -1,4 +1,4 @@
-"""Commits that point tables to rewritten metadata, for trimming and relocating."""
+"""Commits that point tables to rewritten metadata, used by trim and relocate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ T = TypeVar("T", bound=PlannedTable)
 
 @contextmanager
 def discarded_on_failure(io: StorageFileIO) -> Iterator[list[str]]:
-    """Yield a list for the locations of written files, which are deleted, best effort, if nothing was committed."""
+    """Yield a list for the locations of written files, and try to delete these files if nothing was committed."""
     written: list[str] = []
     try:
         yield written
@@ -64,7 +64,7 @@ def check_tables(txn: Transaction, tables: Sequence[PlannedTable], planned: str,
         txn: The transaction.
         tables: The tables of the plan.
         planned: The name of the operation, for the message.
-        remedy: The end of the message.
+        remedy: What the user can do, for the end of the message.
 
     Raises:
         CommitConflictError: A table has changed.
@@ -83,7 +83,7 @@ def check_tables(txn: Transaction, tables: Sequence[PlannedTable], planned: str,
 
 
 def alter_tables(txn: Transaction, storage: Storage, tables: Sequence[T], write: Callable[[T], TableDef]) -> None:
-    """Write the metadata of tables in parallel, and point the tables to it.
+    """Write new metadata for tables in parallel, and point the tables to it.
 
     Args:
         txn: The transaction.

@@ -1,6 +1,6 @@
-"""Register existing Iceberg tables, one by its metadata file or all of a catalog, as tables of a lakehouse.
+"""Register existing Iceberg tables in a lakehouse: a single table by its metadata file, or all tables of a catalog.
 
-Nothing of a table is copied or changed. A registered table is EXTERNAL, so the lakehouse never deletes its files. Other
+No file of a table is copied or changed. A registered table is EXTERNAL, so the lakehouse never deletes its files. Other
 programs can continue to write to it; their commits are not visible until it is registered again.
 """
 
@@ -47,7 +47,7 @@ _Name = tuple[str, str]
 def register_table(
     lake: Lakehouse, namespace: str, table: str, metadata_location: str, *, table_type: str = EXTERNAL
 ) -> int:
-    """Add an existing Iceberg table by its current metadata file, in one commit, and return the version.
+    """Add an existing Iceberg table, identified by its current metadata file, in one commit, and return the version.
 
     A managed table of this lakehouse that was dropped becomes MANAGED again. No file of any other table is ever
     deleted.
@@ -57,7 +57,7 @@ def register_table(
         namespace: The namespace.
         table: The name of the new table.
         metadata_location: The metadata file, as a URI, an absolute path, or a path under the root.
-        table_type: EXTERNAL or FEDERATED, for a table that is not of this lakehouse.
+        table_type: EXTERNAL or FEDERATED, for a table that does not belong to this lakehouse.
 
     Raises:
         ObjectExistsError: The table exists.
@@ -67,7 +67,7 @@ def register_table(
         CorruptFileError: The file is not Iceberg metadata.
         UnsupportedTypeError: The schema has a type that a lakehouse column cannot have.
         InvalidInputError: The file is in a table folder of this lakehouse, but no kept version refers to it.
-        MaintenanceBlockedError: For a file in such a folder, another operation is deleting files.
+        MaintenanceBlockedError: The file is in such a folder, and another operation is deleting files.
         TrinityLakeError: The commit failed.
     """
     uri = registered_uri(lake.root, metadata_location)
@@ -89,7 +89,8 @@ def register_table(
 def _deletions_blocked(lake: Lakehouse, uris: Iterable[str]) -> Iterator[Callable[[Snapshot], None]]:
     """Keep operations from deleting files while tables in this lakehouse's table folders are registered.
 
-    A purge or an orphan removal could otherwise delete files of a dropped table, and a writer those of a failed commit.
+    Otherwise, a purge or an orphan removal could delete files of a dropped table, and a writer could delete files of
+    a failed commit.
     Yields a precondition of the commit, which checks that deletions are still blocked.
 
     Raises:
@@ -107,9 +108,9 @@ def _deletions_blocked(lake: Lakehouse, uris: Iterable[str]) -> Iterator[Callabl
 
 
 def _check_committed(lake: Lakehouse, metadata_paths: Collection[str]) -> None:
-    """Raise InvalidInputError unless tables of kept versions have all of these metadata files.
+    """Raise InvalidInputError unless tables of kept versions refer to all of these metadata files.
 
-    Definitions that only older versions have are read first, because usually a dropped table is registered again.
+    Definitions that exist only in older versions are read first, because the table is usually a dropped one.
     """
     survey = survey_versions(uncached(lake))
     reach, missing = CatalogReach(survey.lake.files), set(metadata_paths)
@@ -134,9 +135,9 @@ class RegistrationReport(Document):
 
     #: The name of the catalog.
     catalog: str
-    #: The latest version before.
+    #: The latest version before the registration.
     base_version: int
-    #: The version that has all tables; ``base_version`` if there were none to register.
+    #: The version that contains all tables; ``base_version`` if there were no tables to register.
     version: int
     #: The created namespaces.
     namespaces: tuple[str, ...]
@@ -146,7 +147,7 @@ class RegistrationReport(Document):
     known: tuple[str, ...]
     #: Tables of other formats, which were skipped.
     not_iceberg: tuple[str, ...]
-    #: The requests and the time that the registration took.
+    #: The requests and time that the registration took.
     cost: Cost
 
     def table(self) -> Table:
@@ -168,21 +169,21 @@ def register_catalog(
     *,
     namespaces: Sequence[str] | None = None,
 ) -> RegistrationReport:
-    """Add all tables of a pyiceberg catalog, or those of some of its namespaces, in one commit.
+    """Add all tables of a pyiceberg catalog, or the tables of some of its namespaces, in one commit.
 
-    Missing namespaces are created. A table that exists with the same metadata file is skipped. Nothing is written
-    unless all tables can be registered.
+    Missing namespaces are created. A table that already exists with the same metadata file is skipped. Nothing is
+    written unless all tables can be registered.
 
     Args:
         lake: The lakehouse.
-        catalog: An open catalog, or the name of one in the configuration of pyiceberg.
+        catalog: An open catalog, or the name of a catalog in the pyiceberg configuration.
         properties: Properties of the catalog, which override its configuration.
-        namespaces: Registers only these namespaces and the namespaces within them. The levels of a nested namespace are
+        namespaces: Register only these namespaces and the namespaces within them. The levels of a nested namespace are
             joined by dots.
 
     Raises:
-        ObjectExistsError: Tables exist with other metadata, or two tables of the catalog would get the same name. The
-            message lists them.
+        ObjectExistsError: Tables exist with different metadata, or two tables of the catalog would get the same name.
+            The message lists them.
         InvalidInputError: The catalog cannot be opened, or lacks a namespace.
         StorageError: A request to the catalog or the storage failed.
         TrinityLakeError: A table cannot be registered; see :func:`register_table`.
@@ -288,7 +289,7 @@ class _Source:
 
     @contextmanager
     def _describing_failures(self, operation: str) -> Iterator[None]:
-        """Convert failures to StorageError with the catalog and the operation, as each client has its own errors."""
+        """Convert failures to StorageError with the catalog and the operation, because clients raise different errors."""
         try:
             yield
         except TrinityLakeError:
@@ -298,7 +299,7 @@ class _Source:
             raise StorageError(f"catalog {self.name!r} cannot {operation}: {type(error).__name__}: {reason}") from error
 
     def _public(self, text: str) -> str:
-        """Remove the values of the catalog's properties from a text, because any of them can contain a credential."""
+        """Remove the values of the catalog properties from a text, because any of them can contain a credential."""
         values = {str(value) for name, value in self.catalog.properties.items() if name not in _PUBLIC_PROPERTIES}
         for value in sorted(values, key=len, reverse=True):
             if len(value) >= _MIN_SECRET_CHARS:
@@ -309,9 +310,9 @@ class _Source:
 def _new_tables(
     txn: Transaction, root: str, tables: Sequence[tuple[_Name, str]]
 ) -> tuple[dict[_Name, str], list[_Name]]:
-    """Return the URIs of the metadata of tables to register, by name, and the tables already registered.
+    """Return the metadata URIs of the tables to register, by name, and the tables already registered.
 
-    Raises ObjectExistsError with the names of all tables that exist with other metadata.
+    Raises ObjectExistsError with the names of all tables that exist with different metadata.
     """
     new: dict[_Name, str] = {}
     conflicts: list[str] = []

@@ -1,8 +1,8 @@
 """Relocate tables: after a lakehouse's files were copied or moved, update the locations in its tables' metadata.
 
-All tables of the latest version get new metadata files, manifest lists and manifests in one commit: a transfer of these
-files within the lakehouse, under new names. No data file is copied. Older versions are not changed. They remain
-readable without relocation, as the latest one was before.
+All tables of the latest version get new metadata files, manifest lists and manifests in one commit. They are written
+within the lakehouse under new names. No data file is copied. Older versions are not changed. They remain readable
+without relocation, as the latest version was before.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class MovedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class RelocationPlan(Plan):
-    """Show the tables that would get metadata with the current location of the lakehouse."""
+    """The tables that would get new metadata with the current location of the lakehouse."""
 
     #: The latest version when the plan was made.
     base_version: int
@@ -77,8 +77,8 @@ class RelocationPlan(Plan):
     refused: dict[str, str]
     #: The number of files to write.
     files: int
-    #: The table root that the lakehouse would stop using, because the lakehouse was there before or a copy of it is
-    #: there.
+    #: The table root that the lakehouse would stop using, because it is a former location of the lakehouse or is used
+    #: by a copy of it.
     left_table_root: str
     #: The new table root of this lakehouse; empty if it does not change.
     table_root: str
@@ -109,13 +109,13 @@ class RelocationPlan(Plan):
         return new_table(title, "table", "files to write", "note", rows=rows)
 
     def execute(self, approved_digest: str | None = None) -> RelocationReport:
-        """Write new metadata of the tables and commit it in one version, or commit nothing without tables.
+        """Write new metadata of the tables and commit it in one version, or commit nothing if there are no tables.
 
-        The relocation is planned again whenever a concurrent commit changed a table. Files of a failed attempt are
+        The relocation is planned again whenever a concurrent commit has changed a table. Files of a failed attempt are
         deleted if possible.
 
         Args:
-            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            approved_digest: The digest of the approved plan; None to apply the plan without approval.
 
         Raises:
             PlanChangedError: The plan made now does not have the approved digest.
@@ -131,11 +131,11 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
 
     telemetry_name = "relocation"
 
-    #: The new table root; empty to keep the present one.
+    #: The new table root; empty to keep the current table root.
     table_root: str = ""
 
     def plan(self) -> RelocationPlan:
-        """Plan on the latest version. See :func:`plan_relocation` for the errors."""
+        """Make a plan based on the latest version. See :func:`plan_relocation` for the errors."""
         return on_latest(self.lake, self._plan_on)
 
     def _plan_on(self, base: Snapshot) -> RelocationPlan:
@@ -163,7 +163,7 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
         )
 
     def _check_not_under_root(self, tables: Sequence[MovedTable]) -> None:
-        """Raise InvalidInputError if tables under the lakehouse's root were below the new table root before."""
+        """Raise InvalidInputError if tables under the lakehouse root used to be below the new table root."""
         under_root = [table for table in tables if table.files.home == self.lake.root]
         uris = [uri for table in under_root for uri in table.files.uris]
         if self.table_root and any(uri.startswith(self.table_root) for uri in uris):
@@ -190,7 +190,7 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
         return self.table_root != _normalized_table_root(base) or existing is None or bool(existing.refusal)
 
     def run(self, plan: RelocationPlan, approved_digest: str | None) -> RelocationReport:
-        """Plan again on the latest version, and relocate."""
+        """Make a new plan based on the latest version, and relocate."""
         metered = MeteredLakehouse(self.lake)
         operation = replace(self, lake=metered.lake)
         first_plan = operation.plan()
@@ -199,7 +199,7 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
 
         def attempt(number: int) -> RelocationReport:
             current = first_plan if number == 1 else operation.plan()
-            if approved_digest is not None:  # the approval covers these effects on any later version
+            if approved_digest is not None:  # the approval covers the same effects on any later version
                 replace(current, base_version=first_plan.base_version, base_id=first_plan.base_id).check_approved(
                     approved_digest
                 )
@@ -218,7 +218,7 @@ class Relocation(PlannedOperation[RelocationPlan, "RelocationReport"]):
 
 @dataclass(frozen=True, kw_only=True)
 class RelocationReport(Document):
-    """Report the relocated tables."""
+    """The result of a relocation."""
 
     #: The version that contains the relocated tables; the latest version if there was nothing to do.
     version: int
@@ -230,7 +230,7 @@ class RelocationReport(Document):
     files: int
     #: The new table root of this lakehouse; empty if it did not change.
     table_root: str
-    #: The requests and the time that the relocation took.
+    #: The requests and time that the relocation took.
     cost: Cost
 
     def table(self) -> Table:
@@ -251,7 +251,7 @@ def plan_relocation(lake: Lakehouse, table_root: str | None = None) -> Relocatio
     Args:
         lake: The lakehouse at its current location.
         table_root: The location to which the files under the table root were moved. It becomes the table root of this
-            lakehouse, which can delete files there from then on. For a lakehouse that was moved itself, the present
+            lakehouse, which can delete files there from then on. For a lakehouse that was moved itself, the current
             table root can be passed as well; copies of the lakehouse must no longer use it.
 
     Raises:
@@ -274,7 +274,7 @@ def moved_tables(
     Args:
         lake: The lakehouse.
         base: The version.
-        io: Reads the files of the tables; None reads them at the current location.
+        io: Reads the files of the tables; None to read them at the current location.
 
     Returns:
         The tables, and the errors of damaged tables by name.
@@ -306,9 +306,10 @@ def moved_tables(
 
 
 def _left_table_root(lake: Lakehouse, base: Snapshot, tables: Sequence[MovedTable]) -> str:
-    """Return the table root if this lakehouse must stop using it, else an empty text.
+    """Return the table root if this lakehouse must stop using it, or an empty string.
 
-    Another copy of the lakehouse there would remove new files, and a former location would be created again.
+    Otherwise, a copy of the lakehouse that uses the table root would remove new files, or a former location would be
+    created again.
     """
     table_root, root = base.definition.table_root, _normalized_table_root(base)
     if root in ("", lake.root):
@@ -332,7 +333,7 @@ def check_files_exist(base: Snapshot, io: StorageFileIO, table_root: str) -> Non
 
     Raises:
         FileMissingError: A file does not exist.
-        CorruptFileError: A file has another size than the metadata of its table records.
+        CorruptFileError: The size of a file differs from the size recorded in its table's metadata.
         StorageError: Another storage request failed.
     """
     for entries in with_definitions(base, tables_of(base)):
@@ -356,7 +357,7 @@ def check_files_exist(base: Snapshot, io: StorageFileIO, table_root: str) -> Non
 
 
 def _check_size(file: TableFile, table: str, table_root: str, sizes_bytes: Mapping[str, int]) -> None:
-    """Raise CorruptFileError if a file under the table root has another size than the table's metadata records."""
+    """Raise CorruptFileError if the size of a file under the table root differs from the table's metadata."""
     size_bytes = sizes_bytes.get(file.location.removeprefix(table_root))
     if file.location.startswith(table_root) and file.size_bytes is not None and file.size_bytes != size_bytes:
         raise CorruptFileError(
@@ -386,7 +387,7 @@ def _relocation_io(lake: Lakehouse, plan: RelocationPlan, base: Snapshot) -> Sto
 
 
 def _check_base(plan: RelocationPlan, base: Snapshot) -> None:
-    """Raise CommitConflictError if another commit could have added a table that a plan to another table root lacks."""
+    """Raise CommitConflictError if the plan has a new table root and another commit could have added a table."""
     if plan.table_root and base.version != plan.base_version:
         raise CommitConflictError(
             f"the relocation plan is out of date: version {base.version} was committed; stop all writers, then retry",

@@ -1,4 +1,4 @@
-"""Plans and reports as JSON and as human-readable tables. Imports only what a table needs."""
+"""Plans and reports as JSON and as human-readable tables. Imports only modules that tables need."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
     from trinitylake_ops.versions.history import Change
 
-_WIDEST_TABLE_CHARS = 100_000  # wide enough that nothing is cut or folded without a terminal
+_WIDEST_TABLE_CHARS = 100_000  # wide enough that without a terminal nothing is truncated or wrapped
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-#: The maximum number of sample rows of a table in a plan.
+#: The maximum number of sample rows for a table in a plan.
 MAX_SAMPLES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A human-readable table. It prints as text, or is drawn by rich."""
+    """A human-readable table. It is printed as text, or rendered by rich."""
 
     title: str
     columns: tuple[str, ...]
@@ -63,9 +63,9 @@ class Document(ABC):
 
 
 def jsonable(value: Any) -> Any:
-    """Convert a value to JSON values: dataclasses to objects, times to ISO 8601, enums to their lower-case names.
+    """Convert a value to JSON values: dataclasses to objects, times to ISO 8601, and enums to their lower-case names.
 
-    Unknown fields of definitions, which are bytes, become base64, and are omitted if empty.
+    Unknown definition fields, which are bytes, are encoded as base64, and omitted if empty.
     """
     if is_dataclass(value) and not isinstance(value, type):
         return _content(value)

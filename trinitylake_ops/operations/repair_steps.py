@@ -30,7 +30,7 @@ OPERATION = "repair"
 
 
 class Step(Protocol):
-    """A step of a repair, as data."""
+    """A step of a repair, as a dataclass."""
 
     def take(self, lake: Lakehouse, latest: int) -> int:
         """Take the step, and return the latest version afterwards.
@@ -99,8 +99,8 @@ class SetHint:
 class ClaimFolders:
     """Write missing owner files of tables.
 
-    All folders are tried before the first error is raised, for example FileExistsAlreadyError for the owner file of
-    another lakehouse.
+    All folders are processed before the first error is raised, for example FileExistsAlreadyError if the owner file
+    belongs to another lakehouse.
     """
 
     table_ids: tuple[str, ...]

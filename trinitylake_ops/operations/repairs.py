@@ -1,7 +1,7 @@
-"""Repair the findings of verify, as far as that is safe (docs/internals/protocol.md, "Repair").
+"""Repair the findings of verify, as far as this is safe (docs/internals/protocol.md, "Repair").
 
-Each step is a new commit, a new hint file, or a missing owner file. Nothing is deleted, and only the hint file is
-overwritten. Other findings are listed with advice.
+Each step makes a new commit, writes a new hint file, or adds a missing owner file. Nothing is deleted, and only the
+hint file is overwritten. Other findings are listed with advice.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class UnrepairedFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class RepairReport(Document):
-    """Report a repair."""
+    """The result of a repair."""
 
     #: The latest version before the repair.
     base_version: int
@@ -88,7 +88,7 @@ class RepairReport(Document):
     steps: tuple[RepairStep, ...]
     #: The findings that were not fixed.
     remaining: tuple[UnrepairedFinding, ...]
-    #: The requests and the time that the repair took.
+    #: The requests and time that the repair took.
     cost: Cost
 
     @property
@@ -104,7 +104,7 @@ class RepairReport(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class RepairPlan(Plan):
-    """Show the steps of a repair, in order, and the findings that it would not fix."""
+    """The steps of a repair, in order, and the findings that it would not fix."""
 
     #: The latest version when the plan was made.
     base_version: int
@@ -126,7 +126,7 @@ class RepairPlan(Plan):
 
     @property
     def is_empty(self) -> bool:
-        """Whether repair can fix nothing."""
+        """Whether there is nothing that repair can fix."""
         return not self.steps
 
     @property
@@ -145,12 +145,12 @@ class RepairPlan(Plan):
         Each step first checks whether it is still needed, so that an interrupted repair can be run again.
 
         Args:
-            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            approved_digest: The digest of the approved plan; None to apply the plan without approval.
 
         Raises:
             PlanChangedError: The plan does not have the approved digest, or a version was committed since it was made.
             CommitConflictError: Another process committed during the repair.
-            MaintenanceBlockedError: Another operation has the lease that reconcile needs.
+            MaintenanceBlockedError: Another operation holds the lease that reconcile needs.
             StorageError: A storage request failed.
         """
         return self.operation.execute(self, approved_digest)
@@ -166,13 +166,13 @@ class Repair(PlannedOperation[RepairPlan, RepairReport]):
 
     telemetry_name = "repair"
 
-    #: The report; None verifies first.
+    #: The report; None to run verify first.
     report: VerifyReport | None
     #: Whether to repair a damaged latest version from older versions.
     to_last_good: bool
 
     def plan(self) -> RepairPlan:
-        """Plan on the latest version. See :func:`plan_repair` for the errors."""
+        """Make a plan based on the latest version. See :func:`plan_repair` for the errors."""
         report = self.report or verify(self.lake)
         if not report.is_complete:
             raise InvalidInputError(
@@ -226,9 +226,9 @@ def _table(title: str, steps: Sequence[RepairStep], remaining: Sequence[Unrepair
 def plan_repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_good: bool = False) -> RepairPlan:
     """Plan a repair of the findings of a verify report, without writing anything.
 
-    With ``to_last_good``, objects with damaged definitions or files are rolled back to the newest version that has them
-    intact, unless their name belonged to another object then. If the tree is damaged, everything is rolled back to the
-    newest intact version. Later commits to these objects are lost.
+    With ``to_last_good``, objects with damaged definitions or files are rolled back to the newest version in which they
+    are intact, unless their name belonged to another object in that version. If the tree is damaged, everything is
+    rolled back to the newest intact version. Later commits to these objects are lost.
 
     Args:
         lake: The lakehouse.
@@ -236,9 +236,9 @@ def plan_repair(lake: Lakehouse, report: VerifyReport | None = None, *, to_last_
         to_last_good: Also repair a damaged latest version from older versions.
 
     Raises:
-        InvalidInputError: A limit ended the report early.
-        PlanChangedError: The report is of an earlier version.
-        StorageError: A storage request failed, or failed during verify and ``to_last_good`` needs the file.
+        InvalidInputError: The report is incomplete because verify reached a limit.
+        PlanChangedError: The report is about an earlier version.
+        StorageError: A storage request failed, or ``to_last_good`` needs a file whose request failed during verify.
     """
     return Repair(lake=uncached(lake), report=report, to_last_good=to_last_good).plan()
 
@@ -297,7 +297,7 @@ class _Planner:
     def _is_definition_changed(self, base: Snapshot) -> bool:
         """Whether the latest definition changed settings that are fixed at creation.
 
-        In that case every tree under it is damaged, including those of older versions.
+        In that case, every tree is damaged under this definition, including the trees of older versions.
         """
         return any(finding.path == base.definition_location for finding in self._findings("definition-changed"))
 

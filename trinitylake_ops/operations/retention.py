@@ -1,6 +1,6 @@
 """Decides which versions to keep, and why (docs/internals/protocol.md, "Expiry").
 
-The decision is a pure function of the versions, a policy and the time. A version is kept if any rule keeps it, so an
+The decision is a pure function of the versions, the policy and the time. A version is kept if any rule keeps it, so an
 additional rule never expires more. The age of a version starts when it was superseded, not when it was created: the
 latest version of a lakehouse that has not changed for a year was in use until yesterday.
 """
@@ -19,7 +19,7 @@ from trinitylake_ops.versions.snapshot import utc_datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionAge:
-    """The facts that decide about a version. Times are in milliseconds since the epoch."""
+    """The facts that decide whether a version is kept. Times are in milliseconds since the epoch."""
 
     version: int
     created_at_ms: int
@@ -29,7 +29,7 @@ class VersionAge:
     pins: tuple[str, ...] = ()
 
     def settled(self, reset_ms: int, now_ms: int) -> VersionAge:
-        """Return the age of a version before a clock reset.
+        """Return the age of a version that was committed before a clock reset.
 
         Times in the future are replaced by the time of the reset, because the version was superseded by then.
 
@@ -59,8 +59,8 @@ class RetentionPolicy:
     age_overrides: Mapping[int, int] = field(default_factory=dict)
     #: Keeps this number of the newest versions.
     keep_last: int = 0
-    #: Keeps the newest version of each of the last N hours (UTC) that have one. The following rules do the same for
-    #: days, weeks (from Monday) and months.
+    #: Keeps the newest version of each of the last N hours (UTC) that have a version. The following rules do the same
+    #: for days, weeks (from Monday) and months.
     keep_hourly: int = 0
     keep_daily: int = 0
     keep_weekly: int = 0
@@ -74,7 +74,7 @@ class RetentionPolicy:
 
     @classmethod
     def of(cls, definition: LakehouseDef) -> RetentionPolicy:
-        """Return the policy that the settings of a lakehouse define."""
+        """Return the policy defined by the settings of a lakehouse."""
         rules = definition.retention_rules or RetentionRules()
         return cls(
             maximum_age_ms=definition.maximum_version_age_millis,
@@ -108,7 +108,7 @@ def duration_ms(duration: timedelta | int, name: str) -> int:
         name: The name of the duration, for messages.
 
     Raises:
-        InvalidInputError: The duration has another type, or is negative.
+        InvalidInputError: The duration has the wrong type or is negative.
     """
     duration_in_ms = duration // timedelta(milliseconds=1) if isinstance(duration, timedelta) else duration
     if type(duration_in_ms) is not int:
@@ -119,7 +119,7 @@ def duration_ms(duration: timedelta | int, name: str) -> int:
 
 
 def protected_ms(definition: LakehouseDef) -> int:
-    """Return how long a transaction may rely on files: its time to live plus a margin for clocks, in milliseconds."""
+    """Return how long a transaction may rely on files, in milliseconds: its time to live plus a clock skew margin."""
     return definition.txn_ttl_millis + CLOCK_MARGIN_MS
 
 
@@ -128,7 +128,7 @@ def barred_before_ms(now_ms: int, age_ms: int) -> int:
 
     Args:
         now_ms: The time of the plan, in milliseconds since the epoch.
-        age_ms: The age of the youngest file to delete, in milliseconds.
+        age_ms: The age of the newest file to delete, in milliseconds.
 
     Returns:
         A time in milliseconds since the epoch.
@@ -146,10 +146,10 @@ class Verdict:
 
 
 def judge(versions: Sequence[VersionAge], policy: RetentionPolicy, now_ms: int) -> tuple[Verdict, ...]:
-    """Decide which versions expire. The result does not depend on the order of rules.
+    """Decide which versions expire. The result does not depend on the order of the rules.
 
-    The latest version is always kept, and so are pinned versions, versions from the future, and those superseded within
-    ``policy.protected_ms``.
+    The latest version is always kept, and so are pinned versions, versions with a time in the future, and versions
+    superseded within ``policy.protected_ms``.
 
     Args:
         versions: All versions that are neither expired nor sealed, including the latest.
@@ -168,7 +168,7 @@ def judge(versions: Sequence[VersionAge], policy: RetentionPolicy, now_ms: int) 
             " number of versions, or another rule"
         )
     newest_first = sorted(versions, key=lambda age: age.version, reverse=True)
-    # Versions from the future are kept in any case, and must not count as the newest: a clock may have been wrong.
+    # Versions with a time in the future are always kept, and must not count as the newest, as a clock may be wrong.
     ages = [age for age in newest_first if age.created_at_ms <= now_ms]
     by_rule = _retained_by_count(ages, policy) | _retained_by_period(ages, policy)
     return tuple(_verdict(age, policy, now_ms, by_rule.get(age.version)) for age in versions)

@@ -37,11 +37,11 @@ class Target:
     to: int | str
     #: The version whose content is restored.
     snapshot: Snapshot
-    #: Reads its table files.
+    #: Reads the table files of the snapshot.
     io: StorageFileIO
 
     def check_retained(self, latest: LakehouseDef) -> None:
-        """Raise VersionExpiredError or ExportNotFoundError if the files of the target are no longer kept."""
+        """Raise VersionExpiredError or ExportNotFoundError if the files of the target are no longer retained."""
         if isinstance(self.to, int):
             check_not_expired(self.to, latest)
         elif self.to not in latest.exported_snapshots:
@@ -53,7 +53,7 @@ def target_of(lake: Lakehouse, base: Snapshot, to: int | str | None, timestamp: 
 
     Args:
         lake: The lakehouse.
-        base: Its latest version.
+        base: The latest version of the lakehouse.
         to: A version, or the name of an export.
         timestamp: A time, as a datetime or in milliseconds since the epoch, instead of ``to``.
 
@@ -130,7 +130,7 @@ def changes_between(base: Snapshot, target: Snapshot, selected: Sequence[ObjectN
 
     Args:
         base: The version to change.
-        target: The version with the wanted content.
+        target: The version with the desired content.
         selected: The objects to change; empty for all.
 
     Raises:
@@ -207,7 +207,7 @@ def _check_namespaces(base: Snapshot, changes: Sequence[KeyChange]) -> None:
 
 
 def _check_names(base: Snapshot, target: Target, changes: Sequence[KeyChange]) -> None:
-    """Raise TableHasAnotherNameError if a table would be restored that was renamed and keeps its new name."""
+    """Raise TableHasAnotherNameError if a table to restore was renamed and also keeps its new name."""
     tables = {change.key: change.after for change in changes if change.key.startswith(TABLE_KEY_PREFIX)}
     restored = table_ids(target.snapshot, tables)
     OneName({key: restored.get(key) for key in tables})(base)
@@ -216,7 +216,7 @@ def _check_names(base: Snapshot, target: Target, changes: Sequence[KeyChange]) -
 def _damaged_tables(target: Target, changes: Sequence[KeyChange]) -> dict[ObjectName, TrinityLakeError]:
     """Return the errors of damaged tables that would be restored, by name.
 
-    Raises FileMissingError, CorruptFileError for a definition.
+    Raises FileMissingError or CorruptFileError for a definition.
     """
     snapshot = target.snapshot
     files = snapshot.files

@@ -48,13 +48,13 @@ logger = logging.getLogger(__name__)
 
 _OPERATION = "rollback"
 _MAX_NAMES = 10
-#: How many of the newest versions a plan searches for a rollback that undid its target, with one request each.
+#: How many of the newest versions a plan searches for a rollback that undid its target, with one request per version.
 _MAX_SEARCHED_VERSIONS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class RollbackPlan(Plan):
-    """Show the changes of a rollback."""
+    """The changes that a rollback would make."""
 
     #: The latest version when the plan was made.
     base_version: int
@@ -62,10 +62,10 @@ class RollbackPlan(Plan):
     to_version: int
     #: The selected objects, as ``namespace`` or ``namespace.table``; empty for the whole lakehouse.
     only: tuple[str, ...]
-    #: The changes of namespaces and tables.
+    #: The changes to namespaces and tables.
     changes: tuple[Change, ...]
-    #: Restored tables whose files are damaged, missing or not their own, with the reason. They cannot be read
-    #: afterwards.
+    #: Restored tables whose files are damaged, missing or owned by another table, and the reason for each. They cannot
+    #: be read afterwards.
     damaged: Mapping[str, str]
     #: The message of the commit; None for a default.
     message: str | None = None
@@ -116,7 +116,7 @@ class RollbackPlan(Plan):
         """Plan again on the latest version and commit the rollback, or commit nothing if nothing would change.
 
         Args:
-            approved_digest: The digest of the approved plan, None to apply the plan without an approval. Only an
+            approved_digest: The digest of the approved plan; None to apply the plan without approval. Only an
                 approval allows damaged tables to be restored.
             reapply: Also roll back commits that happened since the plan was made.
 
@@ -146,7 +146,7 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
     reapply: bool = False
 
     def plan(self) -> RollbackPlan:
-        """Plan on the base. See :func:`plan_rollback` for the errors."""
+        """Make a plan based on ``base``. See :func:`plan_rollback` for the errors."""
         base = self.base
         check_no_gap(self.lake.files.roots, base.version)
         failures: dict[ObjectName, TrinityLakeError] = {}
@@ -167,7 +167,7 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
         )
 
     def run(self, plan: RollbackPlan, approved_digest: str | None) -> CommitReport:
-        """Plan again on the latest version, and commit."""
+        """Make a new plan based on the latest version, and commit."""
         metered = MeteredLakehouse(self.lake)
         lake = metered.lake
         base = lake.snapshot()
@@ -227,7 +227,7 @@ class Rollback(PlannedOperation[RollbackPlan, CommitReport]):
             _check_approved(failures, approved_damage)
             for change in differences:
                 txn.restore_entry(change.key, change.after)
-            txn.reset_age()  # checking table files can take long, and no file was written
+            txn.reset_age()  # checking table files can take a long time, and no file was written
         assert txn.committed_version is not None
         return txn.committed_version
 
@@ -313,23 +313,23 @@ def plan_rollback(
     Args:
         lake: The lakehouse.
         to: A version number, or the name of an export within the lakehouse.
-        namespaces: Rolls back only these namespaces with all their tables, and ``tables``.
-        tables: Rolls back only these tables, as ``namespace.table``, and ``namespaces``.
-        timestamp: Rolls back to the version that was the latest at this time, instead of ``to``.
+        namespaces: Roll back only these namespaces with all their tables, and ``tables``.
+        tables: Roll back only these tables, as ``namespace.table``, and ``namespaces``.
+        timestamp: Roll back to the version that was the latest at this time, instead of ``to``.
         message: The message of the commit.
 
     Returns:
         The plan. It lists damaged tables, unless ``tables`` names them.
 
     Raises:
-        InvalidInputError: There is no target.
+        InvalidInputError: No target was specified.
         VersionNotFoundError: The version does not exist.
         VersionExpiredError: The version has expired.
         ExportNotFoundError: The export does not exist.
         NamespaceNotFoundError: A selected namespace does not exist.
         TableNotFoundError: A selected table does not exist.
         TableHasAnotherNameError: A restored table was renamed since and would have two names.
-        FileMissingError: A node or definition to restore is missing, or a file of a table in ``tables``.
+        FileMissingError: A node or definition to restore is missing, or a file of a table in ``tables`` is missing.
         CorruptFileError: One of them is damaged.
         LocationNotAllowedError: A table in ``tables`` refers to a file outside the allowed roots.
         StorageError: A storage request failed.
@@ -377,14 +377,14 @@ def rollback(
 ) -> int:
     """Plan and execute a rollback, and return the new version.
 
-    It is planned only once: an intermediate commit is detected at the commit.
+    The rollback is planned only once, because committing detects an intermediate commit.
 
     Args:
         lake: The lakehouse.
         to: A version number, or the name of an export within the lakehouse.
-        namespaces: Rolls back only these namespaces with all their tables, and ``tables``.
-        tables: Rolls back only these tables, as ``namespace.table``, and ``namespaces``.
-        timestamp: Rolls back to the version that was the latest at this time, instead of ``to``.
+        namespaces: Roll back only these namespaces with all their tables, and ``tables``.
+        tables: Roll back only these tables, as ``namespace.table``, and ``namespaces``.
+        timestamp: Roll back to the version that was the latest at this time, instead of ``to``.
         message: The message of the commit.
         reapply: Also roll back commits that happen in between.
 

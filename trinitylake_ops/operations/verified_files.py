@@ -1,7 +1,7 @@
 """Records of files that verify has read, so that later runs need not read them again (FORMAT.md, "Verified files").
 
-Each record is a file with its own name. A run that writes a record deletes those that it read. Concurrent runs leave
-two records, which the next run combines.
+Each record is a file with its own name. A run that writes a record deletes the records that it read. Concurrent runs
+leave two records, which the next run combines.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _CHECKSUM_BYTES = 32
 _ROWS_PER_BATCH = 1024
 _MAX_READ_ATTEMPTS = 3
 _CONTENT_PER_BATCH_BYTES = 32 << 20
-#: A record may decompress to this size, plus a multiple of its own size. Metadata files of a table compress well
-#: because they are similar.
+#: The decompressed size of a record is limited to this size plus a multiple of its file size. Metadata files of a table
+#: compress well because they are similar.
 _ALWAYS_ALLOWED_BYTES = 64 << 20
 _MAX_RATIO = 256
 _SCHEMA = pa.schema(
@@ -58,11 +58,11 @@ class VerifiedFile:
 
     #: The part of the file that the record contains.
     kept: RecordedPart
-    #: The size of the file.
+    #: The file size.
     size_bytes: int
     #: The time of its last modification, in milliseconds since the epoch.
     modified_ms: int
-    #: Its SHA-256.
+    #: The SHA-256 of the file.
     sha256: bytes
     #: The whole file, or the names in it as JSON; None if only the checksum is recorded.
     content: PackedBytes | None = None
@@ -91,7 +91,7 @@ class PackedBytes:
 
 
 def encode_names(files: Iterable[TableFile]) -> bytes:
-    """Encode the files that a table file names as JSON."""
+    """Encode the names of the files that a table file refers to, as JSON."""
     names = [[file.kind.value, file.location, file.size_bytes] for file in files]
     return json.dumps(names, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -100,7 +100,7 @@ def decode_names(data: bytes) -> list[TableFile]:
     """Decode the result of :func:`encode_names`.
 
     Raises:
-        CorruptFileError: The bytes have another form.
+        CorruptFileError: The bytes have an unexpected format.
     """
     try:
         return [_table_file(*row) for row in json.loads(data)]
@@ -118,11 +118,11 @@ def _table_file(kind: str, location: object, size_bytes: object) -> TableFile:
 class Records:
     """The existing records."""
 
-    #: Their files by path.
+    #: The recorded files by path.
     files: Mapping[str, VerifiedFile]
     #: The paths of the records.
     paths: tuple[str, ...] = ()
-    #: The faults of damaged records, by path.
+    #: The faults found in damaged records, by path.
     damaged: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -211,7 +211,7 @@ def _batches(rows: list[tuple[str, VerifiedFile]]) -> Iterator[list[tuple[str, V
 
 
 def _decode(data: bytes, path: str) -> Iterator[tuple[str, VerifiedFile]]:
-    """Yield the rows of a record. Raises CorruptFileError for a record that is damaged or of another form."""
+    """Yield the rows of a record. Raises CorruptFileError if the record is damaged or has an unexpected format."""
     if hashlib.sha256(memoryview(data)[:-_CHECKSUM_BYTES]).digest() != data[-_CHECKSUM_BYTES:]:
         raise CorruptFileError("the record of verified files is damaged", path=path)
     body = data[:-_CHECKSUM_BYTES]

@@ -1,4 +1,4 @@
-"""What the root of each version records about it: time, operation, message, commit and rollback."""
+"""The facts that the root of each version records: time, operation, message, commit and rollback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_TEXT_CHARS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
-    """A version, as its root describes it. Fields that its writer did not record are None. Long texts are cut."""
+    """A version, as described by its root. Fields that its writer did not record are None. Long texts are truncated."""
 
     version: int
     #: In milliseconds since the epoch; None if the root was not read.
@@ -53,7 +53,7 @@ class VersionRecord:
         """Return the record with the versions of a rollback.
 
         Args:
-            rollback_from: The version before the rollback; None if the version is no rollback.
+            rollback_from: The version before the rollback; None if the version is not a rollback.
             properties: The properties of the commit, as its writer recorded them.
         """
         if rollback_from is None:
@@ -63,5 +63,5 @@ class VersionRecord:
 
 
 def _text(value: object) -> str | None:
-    """Return a text of ``commit_info``, cut; None if its writer recorded another type."""
+    """Return a text from ``commit_info``, truncated; None if its writer recorded another type."""
     return value[:_MAX_TEXT_CHARS] if isinstance(value, str) and value else None

@@ -110,7 +110,7 @@ class ClonePlan(Plan):
         """Create the clone, or finish an interrupted one. No table file is read or written.
 
         Args:
-            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            approved_digest: The digest of the approved plan; None to apply the plan without approval.
 
         Raises:
             PlanChangedError: The plan made now does not have the approved digest.
@@ -139,7 +139,7 @@ class CloneReport(Document):
     committed_version: int
     #: Whether this run resumed an interrupted clone.
     resumed: bool
-    #: The requests and the time that the clone took.
+    #: The requests and time that the clone took.
     cost: Cost
 
     def table(self) -> Table:
@@ -166,7 +166,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
     target_options: Mapping[str, str] | None
 
     def plan(self) -> ClonePlan:
-        """Plan on the latest version. See :func:`plan_clone` for the errors."""
+        """Make a plan based on the latest version. See :func:`plan_clone` for the errors."""
         check_name(self.name, CLONE)
         retain_for_ms = retained_ms(self.lake, self.retain_for)
         latest = self.lake.snapshot()

@@ -294,7 +294,7 @@ class Comparison(Document):
     clone_version: int
     #: The objects that differ, by key.
     objects: tuple[ComparedObject, ...]
-    #: The requests and the time that the comparison took.
+    #: The requests and time that the comparison took.
     cost: Cost
 
     def on(self, side: ChangedOn) -> tuple[ComparedObject, ...]:

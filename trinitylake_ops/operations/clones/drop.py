@@ -119,7 +119,7 @@ class DropClonePlan(Plan):
         If some files cannot be deleted, the record is kept, and the drop can be repeated.
 
         Args:
-            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            approved_digest: The digest of the approved plan; None to apply the plan without approval.
             progress: Is called with the number of files deleted so far.
 
         Raises:
@@ -162,7 +162,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
     progress: Progress = no_progress
 
     def plan(self) -> DropClonePlan:
-        """Plan on the latest version. See :func:`plan_drop_clone` for the errors."""
+        """Make a plan based on the latest version. See :func:`plan_drop_clone` for the errors."""
         metered = MeteredLakehouse(self.lake)
         latest = metered.lake.snapshot()
         record = clone_record(latest.definition, self.name)

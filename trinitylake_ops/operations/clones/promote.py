@@ -116,7 +116,7 @@ class PromotionPlan(MergePlan):
         Files copied before a failure are deleted if possible, and otherwise removed later as orphans.
 
         Args:
-            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            approved_digest: The digest of the approved plan; None to apply the plan without approval.
             progress: Is called with the number of files copied so far.
 
         Raises:
@@ -147,7 +147,7 @@ class PromotionReport(Document):
     copied_files: int
     #: Their total size.
     copied_bytes: int
-    #: The requests and the time that the promotion took.
+    #: The requests and time that the promotion took.
     cost: Cost
 
     def table(self) -> Table:

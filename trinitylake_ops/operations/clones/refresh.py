@@ -108,7 +108,7 @@ class RefreshPlan(MergePlan):
         """Keep the parent's version for the clone, and commit in the clone. ``version`` of the report is the clone's.
 
         Args:
-            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            approved_digest: The digest of the approved plan; None to apply the plan without approval.
 
         Raises:
             PlanChangedError: The plan made now does not have the approved digest.

@@ -66,7 +66,7 @@ def survey_data_files(lake: Lakehouse, version: Snapshot, max_seconds: float) ->
         max_seconds: The time limit, checked after each batch of tables.
 
     Raises:
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     end_s = time.monotonic() + max_seconds
     io = reading_io(lake)

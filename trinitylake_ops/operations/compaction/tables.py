@@ -152,7 +152,7 @@ class CompactTablesPlan(Plan):
 
         Raises:
             PlanChangedError: The new plan is not the approved table.
-            CommitConflictError: No table could be compacted, or the attempts are exhausted.
+            CommitConflictError: No table could be compacted, or all attempts conflicted.
             ContentChangedError: New files contain other rows than the old ones.
             TrinityLakeError: Writing or committing failed, or all tables are damaged.
         """
@@ -174,7 +174,7 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
     message: str | None = None
 
     def plan(self) -> CompactTablesPlan:
-        """Make a plan on the latest version. Raises the errors of :func:`plan_compact_tables`."""
+        """Make a plan based on the latest version. Raises the errors of :func:`plan_compact_tables`."""
         base, io = self.lake.snapshot(), reading_io(self.lake)
         compactions: list[TableCompaction] = []
         left: dict[str, str] = {}

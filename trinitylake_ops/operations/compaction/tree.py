@@ -114,7 +114,7 @@ class Compact(PlannedOperation[CompactionPlan, CompactionReport]):
     message: str | None = None
 
     def plan(self) -> CompactionPlan:
-        """Make a plan on the latest version. Raises CorruptFileError, StorageError."""
+        """Make a plan based on the latest version. Raises CorruptFileError, StorageError."""
         base = self.lake.snapshot()
         check_no_gap(self.lake.files.roots, base.version)
         tree = compacted_tree(
@@ -146,7 +146,7 @@ def plan_compact(lake: Lakehouse, message: str | None = None) -> CompactionPlan:
 
     Raises:
         CorruptFileError: A node is damaged.
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     return Compact(lake=lake, message=message).plan()
 

@@ -80,7 +80,7 @@ def table_history(
     Raises:
         InvalidNameError: A name is invalid.
         CorruptFileError: A file is damaged.
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     head = head or lake.snapshot()
     steps: list[_Step] = []

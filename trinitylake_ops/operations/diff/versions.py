@@ -304,7 +304,7 @@ def diff_versions(lake: Lakehouse, before: Snapshot, after: Snapshot) -> Version
 
     Raises:
         CorruptFileError: The tree of a version is damaged.
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     return count_changes(lake, before, after, diff_snapshots(before, after))
 

@@ -53,7 +53,7 @@ class ExportCheck(Document):
     missing: tuple[str, ...]
     #: Paths under ``root`` of files that differ from the manifest or cannot be read.
     changed: tuple[str, ...]
-    #: The requests and the time that the check took.
+    #: The requests and time that the check took.
     cost: Cost
 
     @property

@@ -95,7 +95,7 @@ class PrunePlan(Plan):
         """Drop the exports in one commit, or commit nothing if there are none to drop.
 
         Args:
-            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            approved_digest: The digest of the approved plan; None to apply the plan without approval.
 
         Raises:
             PlanChangedError: The plan made now does not have the approved digest.
@@ -116,7 +116,7 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
     policy: RetentionPolicy
 
     def plan(self) -> PrunePlan:
-        """Plan on the latest version. See :func:`plan_prune_exports` for the errors."""
+        """Make a plan based on the latest version. See :func:`plan_prune_exports` for the errors."""
         if self.policy.age_overrides:
             raise InvalidInputError("age_overrides apply to versions, not to exports; leave them out")
         if self.policy.is_empty:
@@ -254,7 +254,7 @@ class DropExportPlan(Plan):
         """Drop the export in one commit, then delete its root and its manifest.
 
         Args:
-            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            approved_digest: The digest of the approved plan; None to apply the plan without approval.
 
         Raises:
             PlanChangedError: The plan made now does not have the approved digest.
@@ -272,7 +272,7 @@ class DropExport(PlannedOperation[DropExportPlan, CommitReport]):
     name: str
 
     def plan(self) -> DropExportPlan:
-        """Plan on the latest version. See :func:`plan_drop_export` for the errors."""
+        """Make a plan based on the latest version. See :func:`plan_drop_export` for the errors."""
         latest = self.lake.snapshot()
         record = record_of(latest.definition, self.name)
         check_no_clone(record)

@@ -138,7 +138,7 @@ class ExportPlan(Plan):
         """Export, or finish an interrupted export. The run that finishes it determines how long it is retained.
 
         Args:
-            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            approved_digest: The digest of the approved plan; None to apply the plan without approval.
             progress: Is called with the number of files copied so far.
 
         Raises:
@@ -175,7 +175,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
     progress: Progress = no_progress
 
     def plan(self) -> ExportPlan:
-        """Plan on the latest version. See :func:`plan_export` for the errors."""
+        """Make a plan based on the latest version. See :func:`plan_export` for the errors."""
         check_name(self.name)
         choice = _choice(self.level, self.namespaces, self.definitions)
         retain_for_ms = retained_ms(self.lake, self.retain_for)

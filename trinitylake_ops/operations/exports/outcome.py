@@ -61,7 +61,7 @@ class ExportReport(Document):
     registered: tuple[str, ...]
     #: Tables that the export lacks because their files cannot all be read, with the reason.
     damaged: Mapping[str, str]
-    #: The requests and the time that the export took.
+    #: The requests and time that the export took.
     cost: Cost
 
     @property

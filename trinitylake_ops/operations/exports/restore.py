@@ -114,7 +114,7 @@ class RestorePlan(Plan):
         Removing orphans deletes files that were copied before a failure.
 
         Args:
-            approved_digest: The digest of the approved plan, None to apply the plan without an approval.
+            approved_digest: The digest of the approved plan; None to apply the plan without approval.
             progress: Is called with the number of files copied so far.
 
         Raises:
@@ -217,7 +217,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
     progress: Progress = no_progress
 
     def plan(self) -> RestorePlan:
-        """Plan on the latest version. See :func:`plan_restore` for the errors."""
+        """Make a plan based on the latest version. See :func:`plan_restore` for the errors."""
         base, export = self.lake.snapshot(), self.lake.exported(self.name, self.target_options)
         record = record_of(base.definition, self.name)
         check_no_clone(record)

@@ -1,1 +1,1 @@
-"""Garbage collection: the mark of all files that kept versions reach, trim, expire, purge and orphans."""
+"""Garbage collection: mark the files that kept versions reach, and trim, expire, purge and orphan removal."""

@@ -17,7 +17,7 @@ from trinitylake_ops.versions.snapshot import utc_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PurgeBatch:
-    """A batch of expired versions, as a purge sees it."""
+    """A batch of expired versions, as seen by a purge."""
 
     id: str
     versions: str
@@ -31,7 +31,7 @@ class PurgeBatch:
 def unpurged_batches(
     lake: Lakehouse, definition: LakehouseDef, now_ms: int, grace_ms: int
 ) -> tuple[tuple[PurgeBatch, ...], VersionRanges, dict[str, int]]:
-    """Return all unpurged batches, and the versions and planned files of those that are due.
+    """Return all unpurged batches, and the versions and planned files of the batches that are due.
 
     Args:
         lake: The lakehouse.

@@ -1,7 +1,7 @@
-"""Deletes files of a lakehouse in batches, within a budget, at a bounded rate, and only while a fence allows it.
+"""Deletes lakehouse files in batches, within a budget, at a bounded rate, and only while a fence allows it.
 
-This is the only module of operations that deletes existing files. Files that a failed operation wrote itself are
-discarded by ``transaction.commit.discard``.
+This is the only module in ``operations`` that deletes existing files. Files written by a failed operation are discarded
+by ``transaction.commit.discard``.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Deletion:
     #: The number of files that were kept.
     spared: int = 0
     requests: int = 0
-    #: How often the storage asked for a slower pace.
+    #: How often the storage requested a lower rate.
     throttled: int = 0
     #: Failures by path.
     failures: dict[str, StorageError] = field(default_factory=dict)
-    #: Why the deletion ended early, if it did.
+    #: Why the deletion ended early; None if it did not.
     stopped: str | None = None
 
     @property
@@ -67,7 +67,7 @@ class Deletion:
 
         Args:
             other: The later result.
-            root: The root of its files, if it differs.
+            root: The root of the deleted files, if it differs.
         """
         for name in ("files", "bytes", "spared", "requests", "throttled"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -85,16 +85,16 @@ class DeletionReport(Document):
     files: int
     #: The size of the deleted files.
     bytes: int
-    #: The number of files of the plan that were kept, because they had become needed.
+    #: The number of planned files that were kept because they are needed again.
     still_needed: int
-    #: How often the storage asked for a slower pace.
+    #: How often the storage requested a lower rate.
     throttled: int
     #: The files that could not be deleted, with the reason.
     failures: Mapping[str, str]
-    #: Why the operation ended early, if it did.
+    #: Why the operation ended early; None if it did not.
     stopped: str | None
     cost: Cost
-    #: Why files of tables cannot be read, by the location of the metadata file. The folders of these tables are kept.
+    #: Why table files cannot be read, by the location of the metadata file. The folders of these tables are kept.
     damaged: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -104,7 +104,7 @@ class DeletionReport(Document):
         Args:
             deletion: The result.
             version: The version that recorded the operation, if any.
-            still_needed: The number of files of the plan that were kept.
+            still_needed: The number of planned files that were kept.
             cost: The cost of the operation.
             **own: The other fields of the subclass.
         """
@@ -126,7 +126,7 @@ class DeletionReport(Document):
         return self.stopped is None and not self.failures
 
     def failure_rows(self, n_columns: int) -> list[Sequence[object]]:
-        """Return one row for each failure, in the last of ``n_columns`` columns."""
+        """Return one row for each failure, with the failure in the last of ``n_columns`` columns."""
         empty_cells = [""] * (n_columns - 1)
         return [(*empty_cells, f"{path}: {reason}") for path, reason in sorted(self.failures.items())]
 
@@ -144,14 +144,14 @@ def delete_files(
     """Delete files.
 
     After transient failures and throttling, the rest of a batch is retried a few times, more slowly. After the first
-    permission error under a prefix, its other files are not tried.
+    permission error under a prefix, the other files under it are not tried.
 
     Args:
         storage: The storage of the files.
         sizes_bytes: The files with their sizes.
         budget: The budget of the run.
-        before_batch: Called before each batch. It may raise to stop, add to ``spared``, or return the fence that other
-            processes check before each request. If it repeatedly fails transiently, the deletion ends early.
+        before_batch: Called before each batch. It may raise an error to stop, add to ``spared``, or return the fence
+        that other processes check before each request. After repeated transient failures, the deletion ends early.
         spared: Files to keep.
         progress: Called with the unit that is counted, the number done, and the total.
         executor: Deletes the files.
@@ -163,7 +163,7 @@ def delete_files(
 
 
 def delete_operation_files(storage: Storage, paths: Sequence[str]) -> None:
-    """Delete files of operations, such as plans and manifests, that no definition names any more.
+    """Delete operation files, such as plans and manifests, that no definition refers to any more.
 
     A file that cannot be deleted stays until the next orphan removal.
 
@@ -172,7 +172,7 @@ def delete_operation_files(storage: Storage, paths: Sequence[str]) -> None:
         paths: The paths of the files.
 
     Raises:
-        StorageError: If the request fails as a whole.
+        StorageError: The whole request failed.
     """
     for path, error in storage.delete_many(paths).items():
         logger.warning("could not delete %r, which no definition names any more: %s", path, error)
@@ -219,14 +219,14 @@ class _Run:
         return self._done
 
     def _batch_files(self) -> int:
-        """Return the size of a batch: one round of parallel requests, or fewer at the end of the budget."""
+        """Return the batch size: one round of parallel requests, or fewer when the budget is nearly used up."""
         requests = self._spending.within(self._executor.batches_between_checks(self._storage))
         if self._budget.requests_per_second is not None:
             requests = min(requests, max(1, int(self._budget.requests_per_second)))
         return max(1, requests) * self._storage.delete_batch_size
 
     def _put_back(self, left: deque[str], batch: Collection[str]) -> None:
-        """Put back files that executors held back, and end the deletion if they repeatedly make no progress."""
+        """Put back files that executors held back, and end the deletion if executors repeatedly make no progress."""
         left.extendleft(sorted(self._held_back, reverse=True))
         self._idle_rounds = self._idle_rounds + 1 if len(self._held_back) == len(batch) else 0
         if self._idle_rounds == _MAX_IDLE_ROUNDS:
@@ -298,7 +298,7 @@ class _Run:
             self._done.stopped = f"it could not be checked whether more may be deleted: {self._check_failure.message}"
 
     def _check_fence(self) -> DeletionFence | None:
-        """Check that the batch may be sent. A transient failure is recorded, and raised to be retried."""
+        """Check that the batch may be sent. Record a transient failure and raise it, so that it is retried."""
         try:
             fence = self._before_batch()
         except _TRANSIENT as error:
@@ -315,7 +315,7 @@ class _Run:
 
 
 def _prefix_of(path: str) -> str:
-    """Return the prefix that permissions apply to: a table's folder, that of operations, or empty for the catalog."""
+    """Return the prefix that permissions apply to: a table folder, the operations folder, or empty for the catalog."""
     table_id = table_id_in(path)
     if table_id is not None:
         return f"{TABLES_PREFIX}{table_id}/"
@@ -331,7 +331,7 @@ class DeletingOperation(TimedOperation[TimedT, ReportT]):
     progress: Progress = no_progress
 
     def plan(self) -> TimedT:
-        """Make a plan on the latest version. Raises BudgetSpentBeforeError, and the errors of :meth:`plan_at`."""
+        """Make a plan based on the latest version. Raises BudgetSpentBeforeError, and the errors of :meth:`plan_at`."""
         lake = MeteredLakehouse(self.lake, self.spending).lake
         with self.spending.planning(self.progress) as progress:
             planning = replace(self, lake=lake, progress=progress)
@@ -348,9 +348,9 @@ class DeletingOperation(TimedOperation[TimedT, ReportT]):
             approved_digest: The digest of the approved plan, if any.
 
         Raises:
-            PlanChangedError: If the approved plan cannot be made again.
-            BudgetSpentBeforeError: If the budget was used up.
-            StorageError: If a file cannot be read.
+            PlanChangedError: The approved plan cannot be made again.
+            BudgetSpentBeforeError: The budget was used up.
+            StorageError: A file cannot be read.
         """
         metered = MeteredLakehouse(self.lake, self.spending)
         operation = replace(self, lake=metered.lake)

@@ -49,7 +49,7 @@ from trinitylake_ops.versions.snapshot import Snapshot, utc_of
 _OPERATION = "expire"
 _MAX_PLANS = 20
 _ROOTS_AT_ONCE = 64
-#: The settings that verdicts depend on.
+#: The settings that affect verdicts.
 _DECIDING_SETTINGS = (
     "expirations",
     "exports",
@@ -57,7 +57,7 @@ _DECIDING_SETTINGS = (
     "maximum_version_age_millis",
     "maximum_version_age_millis_overrides",
     "minimum_versions_to_keep",
-    "orphans_removed_before_millis",  # if another program lost it, a reconcile is needed first
+    "orphans_removed_before_millis",  # if another program dropped it, a reconcile is required first
     "retention_rules",
     "txn_ttl_millis",
 )
@@ -71,17 +71,17 @@ class ExpirationReport(Document):
     version: int | None
     batch: str | None
     versions: str
-    #: Versions of the approved plan that were kept.
+    #: The versions in the approved plan that were kept.
     spared: str
     exports: tuple[str, ...]
     #: The number of files that only expired versions reach.
     files: int
-    #: The size of these files.
+    #: The total size of these files.
     bytes: int
     plan_path: str | None
     #: When a purge may begin, in milliseconds since the epoch.
     purgeable_at_ms: int | None
-    #: Tables with unreadable files, whose folders are kept, with the reason.
+    #: Tables with unreadable files, and the reason for each. Their folders are kept.
     damaged: Mapping[str, str]
     cost: Cost
 
@@ -103,14 +103,14 @@ class ExpirationPlan(TimedPlan):
     base_version: int
     now_ms: int
     versions: str
-    #: The names of exports whose retention is over.
+    #: The names of exports whose retention period has ended.
     exports: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
     #: The number of files that only these versions and exports reach, by kind.
     files: Mapping[str, int]
-    #: The size of these files.
+    #: The total size of these files.
     bytes: int
-    #: Tables with unreadable files, whose folders are kept, with the reason.
+    #: Tables with unreadable files, and the reason for each. Their folders are kept.
     damaged: Mapping[str, str] = field(compare=False)
     #: The files that a purge may delete.
     freed: ReclaimedFiles = field(repr=False, compare=False)
@@ -125,7 +125,7 @@ class ExpirationPlan(TimedPlan):
 
     @property
     def base(self) -> Snapshot:
-        """The version that the plan was made on, without caches."""
+        """The version that the plan is based on, read without caches."""
         assert self.operation.base is not None
         return self.operation.base
 
@@ -140,7 +140,7 @@ class ExpirationPlan(TimedPlan):
         return PlanFile(_OPERATION, self.base_version, self.now_ms, self.versions, self.exports, sizes_bytes)
 
     def table(self) -> Table:
-        """Return one row for each version with its verdict. The title of an empty plan has the reason."""
+        """Return one row for each version with its verdict. The title of an empty plan states the reason."""
         title = (
             f"At version {self.base_version}: {len(VersionRanges.parse(self.versions))} of {len(self.verdicts)}"
             f" versions expire, with {len(self.freed.sizes_bytes)} files of {self.bytes} bytes{self._why_empty()}"
@@ -162,7 +162,7 @@ class ExpirationPlan(TimedPlan):
         return f": the oldest one, version {oldest.version}, is kept: {oldest.reason}"
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExpirationReport:
-        """Record the expiration in one commit. Versions that must be kept now are left out, and none is added.
+        """Record the expiration in one commit. Versions that must now be kept are left out, and no version is added.
 
         Args:
             approved_digest: The digest of the approved plan, if any.
@@ -170,9 +170,9 @@ class ExpirationPlan(TimedPlan):
 
         Raises:
             PlanChangedError: The approved plan can no longer be made.
-            MaintenanceBlockedError: A reconcile is needed.
-            CommitConflictError: A concurrent commit changed the settings, or the attempts are exhausted.
-            StorageError: The storage failed.
+            MaintenanceBlockedError: A reconcile is required.
+            CommitConflictError: A concurrent commit changed the settings, or all attempts conflicted.
+            StorageError: A storage request failed.
         """
         return replace(self.operation, progress=progress).execute(self, approved_digest)
 
@@ -188,15 +188,15 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
 
     telemetry_name = "expiration"
 
-    #: The policy; None for the lakehouse's own settings.
+    #: The policy; None to use the lakehouse settings.
     policy: RetentionPolicy | None
     executor: Executor
-    #: The version that a plan was made on.
+    #: The version that a plan is based on.
     base: Snapshot | None = None
     progress: Progress = no_progress
 
     def plan(self) -> ExpirationPlan:
-        """Make a plan on the latest version. Raises the errors of :func:`plan_expiration`."""
+        """Make a plan based on the latest version. Raises the errors of :func:`plan_expiration`."""
         plan = on_latest(self.lake, lambda base: self.plan_at(base, self.lake.storage.now_ms()))
         return replace(plan, operation=replace(plan.operation, progress=no_progress))
 
@@ -251,7 +251,7 @@ class Expiration(TimedOperation[ExpirationPlan, ExpirationReport]):
         return commit_on_latest(attempt, _MAX_PLANS)
 
     def _on(self, latest: Snapshot, approved: ExpirationPlan) -> ExpirationPlan:
-        """Return the approved plan, or one for a newer version, with at most the same versions and files."""
+        """Return the approved plan, or a plan for a newer version with at most the same versions and files."""
         if latest.version == approved.base_version:
             return approved
         return self.plan_at(latest, approved.now_ms, within=approved).within(approved.freed)
@@ -263,7 +263,7 @@ def _commit(
     lake = metered.lake
     written_since_ms = lake.storage.now_ms()
     plan_path = write_plan_file(lake.storage, plan.plan_file())
-    digest = plan.plan_file().digest  # a purge compares it with the file
+    digest = plan.plan_file().digest  # a purge compares this digest with the file
     batch = ExpirationBatch(id=str(uuid.uuid4()), versions=plan.versions, plan_path=plan_path, digest=digest)
 
     def expired(base: Snapshot) -> LakehouseDef:
@@ -319,7 +319,7 @@ def _report(
 
 
 def _check_same_settings(base: Snapshot, latest: Snapshot) -> None:
-    """Raise CommitConflictError if a concurrent commit changed settings that verdicts depend on.
+    """Raise CommitConflictError if a concurrent commit changed settings that affect verdicts.
 
     New versions do not change verdicts, but settings, exports and expirations do.
     """
@@ -343,38 +343,38 @@ def plan_expiration(
 ) -> ExpirationPlan:
     """Plan which versions expire, without writing.
 
-    Reads all unpurged roots, the nodes that kept versions reach, and other nodes of expiring versions.
+    Reads all unpurged roots, the nodes that kept versions reach, and the other nodes of expiring versions.
 
     Args:
         lake: The lakehouse.
-        policy: The policy; by default the lakehouse's own settings.
+        policy: The policy; by default, the lakehouse settings.
         progress: Called with the unit that is counted, the number done, and the total.
         executor: Reads the files.
 
     Raises:
         InvalidInputError: The policy is empty.
-        MaintenanceBlockedError: A reconcile is needed.
+        MaintenanceBlockedError: A reconcile is required.
         CorruptFileError: A kept root or node is damaged.
         FileMissingError: A kept root or node is missing.
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     return Expiration(lake=uncached(lake), policy=policy, executor=executor, progress=progress).plan()
 
 
 def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
-    """Restore expired versions. The next expiration expires them again, unless an export or a setting keeps them.
+    """Restore expired versions. The next expiration expires them again unless an export or a setting keeps them.
 
     Args:
         lake: The lakehouse.
-        versions: The versions as ``3-90,95``, as a number, or as numbers.
+        versions: The versions as text, such as ``3-90,95``, as one number, or as several numbers.
 
     Returns:
-        The version that recorded it.
+        The version that recorded the change.
 
     Raises:
         VersionExpiredError: The purge of a version has begun.
         InvalidInputError: A version is not expired.
-        MaintenanceBlockedError: A reconcile is needed.
+        MaintenanceBlockedError: A reconcile is required.
     """
     with operation_span("undelete"):
         wanted = _ranges(versions)
@@ -383,7 +383,7 @@ def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
 
         lake = uncached(lake)
         survey = survey_versions(lake)
-        survey.check_reconciled()  # a foreign definition may list versions as EXPIRED that a purge is sealing
+        survey.check_reconciled()  # a definition from another program may list versions as EXPIRED while a purge is sealing them
 
         def undeleted(base: Snapshot) -> LakehouseDef:
             if base.version != survey.base.version:
@@ -398,7 +398,7 @@ def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
 def _check_not_sealed(lake: Lakehouse, versions: VersionRanges) -> None:
     """Raise VersionExpiredError for sealed roots.
 
-    The lakehouse definition may not record the purge, if another program went back to an older definition.
+    The lakehouse definition may lack the purge if another program restored an older definition.
     """
     roots = lake.files.roots
     for version, data in read_roots(roots, list(versions), _ROOTS_AT_ONCE):

@@ -1,7 +1,7 @@
 """Inventories of object storage, which are read instead of listing millions of files.
 
-The content of an inventory is untrusted and may be old (docs/spark/cluster.md, "Inventories"): each unreached file in
-it is looked up in the storage before it counts.
+The content of an inventory is untrusted and may be out of date (docs/spark/cluster.md, "Inventories"). Each
+unreached file listed in an inventory is therefore looked up in the storage.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from trinitylake_ops.storage.paths import check_path
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
 _ROWS_AT_ONCE = 8_192
-#: Limits of the keys in an inventory file: always so many keys and characters, and more by the size of the file.
+#: The numbers of keys and characters that an inventory file may always contain. Larger files may contain more.
 _ALWAYS_ALLOWED_KEYS, _ALWAYS_ALLOWED_CHARS = 1 << 20, 64 << 20
 _CHARS_PER_BYTE = 64
 _MAX_KEY_BYTES = 4096
@@ -71,13 +71,13 @@ class Inventory:
     file_format: str
     #: The names of the columns of CSV files, in lower case.
     columns: tuple[str, ...]
-    #: The URI of the listed root, such as a bucket.
+    #: The URI of the listed root, for example a bucket.
     source: str
-    #: The URIs of the files of the inventory.
+    #: The URIs of the inventory files.
     files: tuple[str, ...]
 
     def key_prefix(self, root: str) -> str | None:
-        """Return the prefix of the keys of files under a root, or None if the inventory does not cover the root."""
+        """Return the key prefix of files under a root, or None if the inventory does not cover the root."""
         return root.removeprefix(self.source) if root.startswith(self.source) else None
 
 
@@ -113,7 +113,7 @@ class InventoryMatches:
 
 @dataclass(frozen=True, slots=True)
 class InventorySearch:
-    """Work that reads files of an inventory, by URI, once for all searches."""
+    """Work that reads inventory files, identified by URI, once for all searches."""
 
     weight: ClassVar[Weight] = Weight.INVENTORY
 
@@ -176,7 +176,7 @@ class InventorySearch:
 
 
 def _is_generated_name(path: str, *, only_tables: bool) -> bool:
-    """Whether a path may be an orphan. Paths of operations are listed instead."""
+    """Whether a path may be an orphan. Files of operations are found by listing instead."""
     is_catalog_file = not only_tables and is_immutable_path(path) and not path.startswith(ROOT_PREFIX)
     if not is_catalog_file and not is_below_tables(path):
         return False
@@ -200,7 +200,7 @@ def _csv_keys(stream: Any, inventory: Inventory, _uri: str) -> Iterator[str]:
 
 
 def _limit_keys(keys: Iterable[str], file_bytes: int) -> Iterator[str]:
-    """Yield keys. Raises ValueError if there are more than a file of this size can contain."""
+    """Yield keys. Raises ValueError if there are more keys than a file of this size can contain."""
     left_keys = _ALWAYS_ALLOWED_KEYS + file_bytes
     left_chars = _ALWAYS_ALLOWED_CHARS + _CHARS_PER_BYTE * file_bytes
     for key in keys:
@@ -225,7 +225,7 @@ def _parquet_keys(stream: Any, _inventory: Inventory, uri: str) -> Iterator[str]
     if not pa.types.is_string(metadata.schema.to_arrow_schema().field(KEY_COLUMN).type):
         raise ValueError(f"its column {KEY_COLUMN!r} does not contain text")
     pages = pa.PythonFile(CheckedPages(stream, end, uri), mode="r")
-    # As a dictionary, so that a long text in all rows is decoded once.
+    # Read as a dictionary, so that a long text repeated in all rows is decoded only once.
     file = pq.ParquetFile(pages, metadata=metadata, read_dictionary=[KEY_COLUMN])
     return _texts(file.iter_batches(_ROWS_AT_ONCE, columns=[KEY_COLUMN]))
 
@@ -260,7 +260,7 @@ FORMATS: Mapping[str, Callable[[Any, Inventory, str], Iterator[str]]] = MappingP
 def read_inventory(lake: Lakehouse, location: str, table_root: str = "") -> Inventory:
     """Read the manifest of an inventory.
 
-    The files of the inventory are in the bucket of the manifest, or in its folder for a local manifest.
+    The inventory files are in the same bucket as the manifest, or in the same folder for a local manifest.
 
     Args:
         lake: The lakehouse.
@@ -269,9 +269,9 @@ def read_inventory(lake: Lakehouse, location: str, table_root: str = "") -> Inve
 
     Raises:
         FileMissingError: The manifest does not exist.
-        CorruptFileError: The file is not such a manifest.
+        CorruptFileError: The file is not an inventory manifest.
         InvalidInputError: The inventory covers neither the lakehouse nor the table root.
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     uri = as_uri(location)
     if not is_uri(uri) or uri.endswith("/"):
@@ -322,9 +322,9 @@ def _inventory_io(lake: Lakehouse, uri: str) -> StorageFileIO:
 
 
 class ListedByInventory(NamedTuple):
-    """The files that an inventory leads to, under the root and under the table root.
+    """The files found by means of an inventory, under the root and under the table root.
 
-    None for a root of which the inventory contains no reached file, because it covers something else.
+    None for a root if the inventory contains no reached file of the root, because it covers something else.
     """
 
     in_root: Iterator[FileInfo] | None
@@ -334,7 +334,7 @@ class ListedByInventory(NamedTuple):
 def list_by_inventory(
     lake: Lakehouse, executor: Executor, inventory: Inventory, mark: Mark, progress: Progress = no_progress
 ) -> ListedByInventory:
-    """Return unreached files of an inventory that still exist, and all files with names of operations.
+    """Return unreached files of an inventory that still exist, and all files with operation file names.
 
     For tables that may be deleted as a whole, all files are included, even those newer than the inventory. Extends the
     mark to files of tables.
@@ -348,8 +348,8 @@ def list_by_inventory(
 
     Raises:
         InvalidInputError: The inventory contains no file of the lakehouse.
-        CorruptFileError: A file of the inventory is damaged.
-        StorageError: The storage failed.
+        CorruptFileError: An inventory file is damaged.
+        StorageError: A storage request failed.
     """
     mark.add_tables()
     in_root, in_table_root = _searches(lake, inventory, mark)
@@ -397,13 +397,13 @@ class _RootSearch:
     unreached: dict[str, None] = field(default_factory=dict)
 
     def take(self, matches: InventoryMatches) -> None:
-        """Add the matches of a file. Digests detect most reached files, the mark also other forms of names."""
+        """Add the matches of a file. Digests detect most reached files; the mark also detects other name forms."""
         left = [path for path in matches.unreached if path not in self.reached]
         self.n_reached += matches.n_reached + len(matches.unreached) - len(left)
         self.unreached |= dict.fromkeys(left)
 
     def existing(self, executor: Executor, prefixes: Sequence[str] = ()) -> Iterator[FileInfo]:
-        """Yield found files that exist, all files of tables whose owner file may be deleted, and those of prefixes."""
+        """Yield matches that exist, all files of tables whose owner file may be deleted, and all files under prefixes."""
         for prefix in prefixes:
             yield from self.storage.list(prefix)
         ids = ((path, table_id) for path in self.unreached if (table_id := table_id_in(path)) is not None)
@@ -420,7 +420,7 @@ class _RootSearch:
 
 @dataclass(frozen=True, slots=True)
 class ExistenceCheck:
-    """Work that looks up files, by path."""
+    """Work that looks up files by path."""
 
     weight: ClassVar[Weight] = Weight.ANSWER
 
@@ -438,7 +438,7 @@ class ExistenceCheck:
     def _existing_file(self, path: str) -> FileInfo | None:
         try:
             info = self.storage.stat(path)
-        except (FileMissingError, InvalidLocationError):  # the latter for names that are too long
+        except (FileMissingError, InvalidLocationError):  # an invalid location is a name that is too long
             return None
-        # A link would be another name of a file that may be needed.
+        # A link could be another name for a file that is needed.
         return None if self.storage.is_linked(path) else info

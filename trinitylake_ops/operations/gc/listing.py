@@ -1,11 +1,11 @@
 """List the files under a root, and check the chain of roots.
 
-The names of all files that an operation may delete begin with twelve bits of a hash in three folders, with ``_``, or
-with ``tables/``. A listing can therefore be split into parts. Each part filters its files by digests of known paths, so
-that the whole listing is never collected in one place.
+The names of all files that an operation may delete begin with twelve bits of a hash in three folder
+levels, with ``_``, or with ``tables/``. A listing can therefore be split into parts. Each part filters its files by
+digests of known paths, so that the whole listing is never collected in one place.
 
-A root that another program wrote out of order can never be corrected. An operator acknowledges it once, and from then
-on verify reports it as known.
+A root that another program wrote out of order can never be corrected. After an operator has acknowledged it once,
+verify reports it as known.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 _FOLDERS = tuple("".join(bits) + "/" for bits in product("01", repeat=4))
 _DIGEST_BYTES = 16
-#: The expected number of files of a listing per part, which takes a few pages.
+#: The expected number of files per part of a listing, which corresponds to a few pages.
 _FILES_PER_PART = 2_000
 
 
 def may_be_lakehouse_file(path: str) -> bool:
-    """Whether a listing by parts covers a path."""
+    """Whether a listing in parts covers a path."""
     return path.startswith((*_FOLDERS, ROOT_PREFIX, TABLES_PREFIX))
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A prefix to list, and digests of paths under it, which are either left out or the only ones returned."""
+    """A prefix to list, and digests of paths under it. Either these paths are left out, or only these are returned."""
 
     prefix: str
     digests: bytes
@@ -75,9 +75,9 @@ class PartsWork:
 
 @dataclass(frozen=True, slots=True)
 class _ExistingFiles:
-    """A listing of all finished files. By parts, files with unknown names are left out.
-
-    Without ``with_catalog``, the parts also leave out nodes and definitions.
+    """A listing of all finished files. When listed in parts, files with unknown names are left out.
+    
+    Without ``with_catalog``, a listing in parts also leaves out nodes and definitions.
     """
 
     storage: Storage
@@ -93,13 +93,13 @@ class _ExistingFiles:
 
 @dataclass(frozen=True, slots=True)
 class _UnreachedFiles:
-    """A listing of all files, including temporary ones. By parts, reached files and unknown names are left out."""
+    """A listing of all files, including temporary files. In parts, reached files and unknown names are left out."""
 
     storage: Storage
     reached: Sequence[Collection[str]]
 
     def whole(self) -> Iterator[FileInfo]:
-        for prefix in ("", TEMPORARY_PREFIX):  # a listing of all files does not include temporary ones
+        for prefix in ("", TEMPORARY_PREFIX):  # a listing of all files does not include temporary files
             yield from self.storage.list(prefix)
 
     def parts(self) -> tuple[PartsWork, list[Part]]:
@@ -117,7 +117,7 @@ class _UnreachedFiles:
 
 @dataclass(frozen=True, slots=True)
 class _NamedFiles:
-    """A listing of given files. As a whole, it includes all other files."""
+    """A listing of specific files. When listed all at once, all other files are included."""
 
     storage: Storage
     paths: Iterable[str]
@@ -143,30 +143,31 @@ def list_existing(storage: Storage, executor: Executor, *, with_catalog: bool) -
 
     Args:
         storage: The storage.
-        executor: Lists the files. If it lists by parts, files with unknown names are left out.
-        with_catalog: Whether a listing by parts includes nodes and definitions.
+        executor: Lists the files. If the executor lists in parts, files with unknown names are left out.
+        with_catalog: Whether a listing in parts includes nodes and definitions.
     """
     return executor.listed(_ExistingFiles(storage, with_catalog))
 
 
 def list_without(storage: Storage, executor: Executor, reached: Sequence[Collection[str]]) -> Iterator[FileInfo]:
-    """Yield the files that are not reached, including temporary ones.
+    """Yield the files that are not reached, including temporary files.
 
     Args:
         storage: The storage.
-        executor: Lists the files. If it lists as a whole, reached files and unknown names are included.
+        executor: Lists the files. If the executor lists all files at once, reached files and unknown names are
+            included.
         reached: The reached paths.
     """
     return executor.listed(_UnreachedFiles(storage, reached))
 
 
 def list_named(storage: Storage, executor: Executor, paths: Iterable[str]) -> Iterator[FileInfo]:
-    """Yield those of the given files that exist.
+    """Yield the files that exist among the given paths.
 
     Args:
         storage: The storage.
-        executor: Lists the files. If it lists as a whole, all other files are included.
-        paths: The paths of the files, with names that this package generates.
+        executor: Lists the files. If the executor lists all files at once, all other files are included.
+        paths: The paths of files with names that this package generates.
     """
     return executor.listed(_NamedFiles(storage, paths))
 
@@ -218,7 +219,7 @@ def _path_of(roots: Roots, location: str | None) -> str | None:
 
 
 def acknowledged_versions(definition: LakehouseDef) -> VersionRanges:
-    """Return the acknowledged versions, or none if the property cannot be parsed."""
+    """Return the acknowledged versions, or no versions if the property cannot be parsed."""
     try:
         return VersionRanges.parse(definition.properties.get(ACKNOWLEDGED, ""))
     except InvalidInputError:
@@ -241,7 +242,7 @@ def with_acknowledged(definition: LakehouseDef, more: Iterable[VersionRanges]) -
 
 
 def without_acknowledged(definition: LakehouseDef) -> LakehouseDef:
-    """Return a definition without acknowledged versions, for a lakehouse with other versions."""
+    """Return a definition without acknowledged versions, for use in a lakehouse with a different history."""
     properties = {name: value for name, value in definition.properties.items() if name != ACKNOWLEDGED}
     return replace(definition, properties=properties)
 

@@ -1,6 +1,6 @@
 """Decides which files are kept, which are reachable, and which may be deleted (docs/internals/protocol.md).
 
-A file is deleted only because no kept root reaches it, never because of its age or its number alone.
+A file is deleted only because no kept root reaches it, never because of its age or version number alone.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _REPORTED_EACH = 256
 
 
 class CatalogReach:
-    """The nodes and definitions that roots reach: pnodes of section 2, and pvalues of sections 2 and 3.
+    """The nodes and definitions that roots reach: the pnodes in section 2, and the pvalues in sections 2 and 3.
 
     ``previous_root`` and ``rollback_from_root`` are not followed. Values that newer messages shadow are included. Each
     node is read once.
 
-    A file that is named by a URI may be under this root, by another name of the root such as a link. A name with
+    A file identified by a URI may be under this root if the root has another name, for example a link. A name with
     characters other than lower-case ASCII may be listed in another form. ``other_names`` contains these names.
 
     Args:
         files: The files of the lakehouse.
-        known: Subtrees to skip, because they are reached already.
-        skips_damaged: Whether to skip missing and damaged nodes, with the nodes below. Only for roots that expire.
+        known: Subtrees to skip, because they have already been reached.
+        skips_damaged: Whether to skip missing and damaged nodes and the nodes below them. Only for expiring roots.
         executor: Reads the nodes.
     """
 
@@ -78,7 +78,7 @@ class CatalogReach:
         return self.nodes, self.tables, self.others
 
     def add(self, roots: Iterable[SurveyedRoot], progress: Progress = no_progress) -> None:
-        """Add what roots reach. Reads nodes level by level.
+        """Add the files that roots reach. Nodes are read level by level.
 
         Args:
             roots: The roots.
@@ -86,8 +86,8 @@ class CatalogReach:
 
         Raises:
             FileMissingError: A node is missing.
-            CorruptFileError: A node is damaged, so what it reaches is unknown.
-            StorageError: The storage failed.
+            CorruptFileError: A node is damaged, so the files that it reaches are unknown.
+            StorageError: A storage request failed.
         """
         frontier: list[str] = []
         for root in roots:
@@ -110,7 +110,7 @@ class CatalogReach:
                     n_walked = len(self.nodes) + len(walked)
                     progress("nodes", n_walked, n_walked + len(frontier) - done)
             frontier = below
-        self.nodes |= walked  # not before, so that a retry after a failure walks these nodes again
+        self.nodes |= walked  # not earlier, so that a retry after a failure walks these nodes again
 
     def _add_definitions(self, pointers: Pointers) -> None:
         skipped = self._skipped
@@ -129,7 +129,7 @@ class CatalogReach:
 
 @dataclass(frozen=True, slots=True)
 class NodeWalk:
-    """Work that reads nodes of one level, by path."""
+    """Work that reads the nodes of one level by path."""
 
     weight: ClassVar[Weight] = Weight.NODE
 
@@ -149,7 +149,7 @@ class NodeWalk:
 
 @dataclass(frozen=True)
 class RetainedRoots:
-    """The roots whose files are kept, and single files that are kept for exports and operations."""
+    """The roots whose files are kept, and individual files that are kept for exports and operations."""
 
     roots: tuple[SurveyedRoot, ...]
     paths: frozenset[str] = field(default_factory=frozenset)
@@ -160,7 +160,8 @@ def retained_roots(
 ) -> RetainedRoots:
     """Return the kept roots: versions that can be read or undeleted, and exports.
 
-    Single files are kept as well: copies that manifests of unfinished exports name, and the plans of expired versions.
+    Individual files are kept as well: copies listed in the manifests of unfinished exports, and plans of expired
+    versions.
 
     Args:
         survey: The survey of all versions.
@@ -186,7 +187,7 @@ def retained_roots(
 
 
 def _exports(survey: Survey, without: Iterable[str]) -> dict[str, str]:
-    """Return the locations of exports by name, except some; those of unfinished exports are empty."""
+    """Return the locations of exports by name, without some exports. The location of an unfinished export is empty."""
     definition, dropped = survey.definition, frozenset(without)
     names = dict.fromkeys((record.name for record in definition.exports), "") | dict(definition.exported_snapshots)
     root_uri = survey.lake.root
@@ -194,7 +195,7 @@ def _exports(survey: Survey, without: Iterable[str]) -> dict[str, str]:
 
 
 def exported_roots(survey: Survey, names: Iterable[str]) -> list[SurveyedRoot]:
-    """Return the roots of exports under this root, except those dropped since.
+    """Return the roots of exports under this root, without exports that have been dropped since.
 
     Args:
         survey: The survey of all versions.
@@ -211,7 +212,7 @@ def exported_roots(survey: Survey, names: Iterable[str]) -> list[SurveyedRoot]:
 
 
 def _read_exported(lake: Lakehouse, path: str) -> SurveyedRoot | None:
-    """Return the root of an export, or None if the export was dropped since."""
+    """Return the root of an export, or None if the export has been dropped since."""
     try:
         data = lake.storage.read(path)
     except FileMissingError:
@@ -223,7 +224,7 @@ def _read_exported(lake: Lakehouse, path: str) -> SurveyedRoot | None:
 
 
 class Mark:
-    """The locations that kept roots reach at one version, and later at newer versions. A mark only grows.
+    """The locations that kept roots reach at one version, later extended to newer versions. A mark only grows.
 
     A location is contained if it may be needed: a path under the root, or a URI under the table root.
 
@@ -231,7 +232,7 @@ class Mark:
         survey: The survey of all versions.
         without: Versions that are about to be removed.
         without_exports: The names of exports that are about to be removed.
-        with_tables: Whether to mark files of tables from the start, instead of from ``add_tables`` on.
+        with_tables: Whether to mark table files from the start instead of when ``add_tables`` is called.
         walk: Yields the files of a table.
         progress: Called with the unit that is counted, the number done, and the total.
 
@@ -252,7 +253,7 @@ class Mark:
     ):
         self.survey = survey
         self.catalog = CatalogReach(survey.lake.files, executor=survey.executor)
-        #: The table root, if the lakehouse definition names one.
+        #: The table root, if the lakehouse definition specifies one.
         self.table_root = table_root_of(survey.lake, survey.definition)
         self.tables = TableReach(survey.lake, walk, survey.executor, self.table_root.root if self.table_root else "")
         self._named_table_root = survey.definition.table_root
@@ -271,7 +272,7 @@ class Mark:
             return path.removeprefix(self.table_root.root) in self.tables.in_table_root
         if self._has(path) or self._is_of_retained_table(path):
             return True
-        # A listing may show another form of a name, and files that may be needed must be kept.
+        # A listing may show a name in another form, and files that may be needed must be kept.
         names = (self.catalog.other_names, self.tables.other_names, self._other_names)
         return self._has(folded(path)) or any(path in other_names for other_names in names)
 
@@ -279,7 +280,7 @@ class Mark:
         return path in self.catalog or path in self._paths or path in self.tables.files
 
     def _is_of_retained_table(self, path: str) -> bool:
-        """Whether a file belongs to a table whose files are unknown, or is the owner file of a kept table."""
+        """Whether a file belongs to a table whose files are unknown, or is the owner file of a retained table."""
         table_id = table_id_in(path)
         if table_id is None:
             return False
@@ -289,11 +290,11 @@ class Mark:
 
     @property
     def base(self) -> Snapshot:
-        """The version up to which everything is marked."""
+        """The newest version that the mark covers."""
         return self.survey.base
 
     def extend(self, latest: Snapshot) -> None:
-        """Mark what newer versions reach, up to ``latest``.
+        """Mark the files that newer versions up to ``latest`` reach.
 
         Raises PlanChangedError if another operation deleted a file meanwhile.
         """
@@ -306,16 +307,16 @@ class Mark:
             raise PlanChangedError(
                 "another operation deleted files while this one read them; run it again", path=error.path
             ) from error
-        self.survey = extended  # not before, so that a retry marks again
+        self.survey = extended  # not earlier, so that a retry marks these versions again
 
     def mark_new_commits(self) -> None:
-        """Mark what new commits reach. Raises the errors of :meth:`extend`."""
+        """Mark the files that new commits reach. Raises the errors of :meth:`extend`."""
         lake = self.survey.lake
         if lake.storage.exists(lake.files.roots.path(self.base.version + 1)):
             self.extend(lake.snapshot())
 
     def add_tables(self) -> None:
-        """Mark files of tables from now on."""
+        """Mark table files as well from now on."""
         self._has_tables = True
         self.tables.add(self.catalog.tables, self._progress)
 
@@ -333,7 +334,7 @@ class Mark:
 
 
 def is_deletable(path: str, owned_tables: Container[str]) -> bool:
-    """Whether a listed file has a name that only this package generates: of a node, a definition, or a table's file.
+    """Whether a listed file has a name that only this package generates: a node, a definition, or a table file.
 
     Args:
         path: The path under the root.
@@ -351,8 +352,8 @@ def owned_tables(
     Args:
         storage: The storage with the folders of the tables.
         table_ids: The ids of the tables.
-        lakehouse_id: The id that owner files must contain.
-        managed_ids: Tables that belong to the lakehouse if they have no owner file.
+        lakehouse_id: The lakehouse id that owner files must contain.
+        managed_ids: The ids of tables that belong to the lakehouse even without an owner file.
     """
     ordered = sorted(table_id for table_id in table_ids if table_id not in (".", ".."))
     owned = set()

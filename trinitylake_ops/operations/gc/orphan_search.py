@@ -31,7 +31,7 @@ class Orphans:
     owners: Mapping[str, int]
     #: The number of files under ``tables/`` without a known owner.
     unowned_files: int
-    #: The size of these files.
+    #: The total size of these files.
     unowned_bytes: int
 
     @classmethod
@@ -50,12 +50,12 @@ def find_orphans(lake: Lakehouse, mark: Mark, listed: Iterable[FileInfo], modifi
 
     Args:
         lake: The lakehouse.
-        mark: The mark, which is extended to files of tables if needed.
+        mark: The mark, which is extended to table files if needed.
         listed: The listed files.
         modified_before_ms: Only files last modified before this time are orphans, in milliseconds since the epoch.
 
     Raises:
-        StorageError: A kept file cannot be read, or the storage failed.
+        StorageError: A kept file cannot be read, or a storage request failed.
     """
     listing = _Listing.of(listed, modified_before_ms)
     old = {path: info for path, info in listing.old.items() if path not in mark}
@@ -83,17 +83,17 @@ def find_orphans(lake: Lakehouse, mark: Mark, listed: Iterable[FileInfo], modifi
 def find_table_root_orphans(mark: Mark, now_ms: int, age_ms: int, listed: Iterable[FileInfo] | None = None) -> Orphans:
     """Find the orphans under the table root, in folders whose owner files name this lakehouse.
 
-    If nothing may be deleted under the table root, there are none.
+    The result is empty if nothing may be deleted under the table root.
 
     Args:
-        mark: The mark, which is extended to files of tables if needed.
+        mark: The mark, which is extended to table files if needed.
         now_ms: The storage's time, in milliseconds since the epoch. If the clock of the table root's storage is behind,
-            that clock counts.
+        the time of that clock is used.
         age_ms: The minimum age of orphans, in milliseconds.
         listed: The files to check; by default all tables under the table root are listed.
 
     Raises:
-        StorageError: A kept file cannot be read, or the storage failed.
+        StorageError: A kept file cannot be read, or a storage request failed.
     """
     table_root = mark.table_root
     if table_root is None or table_root.refusal:
@@ -140,8 +140,8 @@ class _Listing:
                 newest_record = max(newest_record, (info.last_modified_ms, info.path))
             if info.last_modified_ms < modified_before_ms:
                 old[info.path] = info
-        old.pop(lease_path(newest_lease), None)  # its number must not be reused
-        old.pop(newest_record[1], None)  # the others are superseded
+        old.pop(lease_path(newest_lease), None)  # its lease number must not be reused
+        old.pop(newest_record[1], None)  # all other records are superseded
         return cls(old, n_table_files)
 
 

@@ -1,7 +1,7 @@
 """Remove orphans: files of failed commits, aborted writes and interrupted operations.
 
-An orphan has a name of the kind that this package generates, no kept root reaches it, and it is older than any
-transaction that could still name it.
+An orphan has a name that matches this package's naming scheme, no kept root reaches it, and it is older than any
+transaction that could still refer to it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _LISTED = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class OrphanReport(DeletionReport):
-    """The result of an orphan removal. ``version`` recorded its start; None if there were no orphans."""
+    """The result of an orphan removal. ``version`` is the version that recorded its start, or None if there were no orphans."""
 
     def table(self) -> Table:
-        """Return one row of figures, and one row for each failure."""
+        """Return one row with totals, and one row for each failure."""
         title = "No orphans" if self.version is None else f"Orphans removed, recorded in version {self.version}"
         if not self.is_complete:
             title = f"Not all orphans removed, run it again: {self.stopped or f'{len(self.failures)} not deleted'}"
@@ -59,7 +59,7 @@ class OrphanReport(DeletionReport):
 
 @dataclass(frozen=True, kw_only=True)
 class OrphanPlan(TimedPlan):
-    """The orphans to delete. Files under the table root are given by URI."""
+    """The orphans to delete. Files under the table root are identified by URI."""
 
     base_version: int
     now_ms: int
@@ -67,13 +67,13 @@ class OrphanPlan(TimedPlan):
     older_than_ms: int
     #: The number of orphans by kind.
     files: Mapping[str, int]
-    #: The size of the orphans.
+    #: The total size of the orphans.
     bytes: int
     #: The number of files under ``tables/`` that no version defines and no owner file claims. They are kept.
     unowned_files: int
-    #: The size of these files.
+    #: The total size of these files.
     unowned_bytes: int
-    #: The URI of the manifest of the inventory, if one was used. A root that it does not cover was listed.
+    #: The URI of the manifest of the inventory, if one was used. A root that the inventory does not cover was listed.
     inventory: str | None
     #: When the inventory was started, in milliseconds since the epoch. Newer files were not checked.
     inventory_created_at_ms: int | None
@@ -83,7 +83,7 @@ class OrphanPlan(TimedPlan):
     owners: Mapping[str, int] = field(repr=False, compare=False)
     #: Why files under the table root are kept; empty if they are deleted.
     left_table_root: str = field(compare=False)
-    #: Tables with unreadable files, whose folders are kept, with the reason.
+    #: Tables with unreadable files, and the reason for each. Their folders are kept.
     damaged: Mapping[str, str] = field(compare=False)
     operation: OrphanRemoval = field(repr=False, compare=False)
 
@@ -129,8 +129,8 @@ class OrphanPlan(TimedPlan):
     ) -> OrphanReport:
         """Commit the start of the removal, then delete the orphans that are still unreached.
 
-        The commit takes the next version, so that a transaction that has stalled since before the mark conflicts with
-        it, and then exceeds its time to live.
+        The commit creates the next version. A transaction that has stalled since before the mark therefore conflicts
+        with the commit, and then exceeds its time to live.
 
         Args:
             approved_digest: The digest of the approved plan, if any.
@@ -142,9 +142,10 @@ class OrphanPlan(TimedPlan):
 
         Raises:
             PlanChangedError: The new plan is not the approved one.
-            MaintenanceBlockedError: Another operation holds the lease, a purge is unfinished, or a reconcile is needed.
-            BudgetSpentBeforeError: The budget was spent before anything was deleted.
-            StorageError: The storage failed.
+            MaintenanceBlockedError: Another operation holds the lease, a purge is unfinished, or a reconcile is
+                required.
+            BudgetSpentBeforeError: The budget was used up before anything was deleted.
+            StorageError: A storage request failed.
         """
         operation = replace(self.operation, spending=Spending.of(budget), progress=progress)
         return operation.execute(self, approved_digest)
@@ -222,7 +223,8 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
 
             mark = on_latest(lake, marked)
 
-        # Files of older transactions may be deleted now, so these must not commit, whatever their time to live.
+        # Files of older transactions may be deleted now, so these transactions must not commit, whatever their time to
+        # live.
         before_ms = barred_before_ms(plan.now_ms, plan.older_than_ms)
         raise_barrier(lake.storage, before_ms)
 
@@ -246,7 +248,7 @@ class OrphanRemoval(DeletingOperation[OrphanPlan, OrphanReport]):
         doomed = unreached(mark, plan.sizes_bytes)
         done = delete_unreached(storage, doomed, mark, held_lease, self.spending, self.progress)
         still_needed = len(plan.sizes_bytes) - len(doomed) + done.spared
-        # deleted last, because without it the owner of the other files is unknown
+        # deleted last, because without an owner file the owner of the other files is unknown
         if done.is_complete and plan.owners:
             kept_owners = {_folder_owner_file(path, mark) for path in plan.sizes_bytes if path not in doomed}
             owners = unreached(mark, plan.owners)
@@ -268,7 +270,7 @@ def plan_orphan_removal(
 ) -> OrphanPlan:
     """Plan the removal of orphans, without writing.
 
-    Lists the root once, and reads all nodes, definitions and table metadata that kept roots reach.
+    This lists the root once, and reads all nodes, definitions and table metadata that kept roots reach.
 
     Args:
         lake: The lakehouse.
@@ -276,15 +278,15 @@ def plan_orphan_removal(
             default is the lakehouse's ``txn_ttl_millis`` plus 5 minutes.
         inventory: The URI of the manifest of an inventory, which replaces the listing of the root, the table root, or
             both.
-        budget: The budget. Pass the same Spending to ``execute`` to share it.
+        budget: The budget. Pass the same Spending to ``execute`` to share the budget.
         progress: Called with the unit that is counted, the number done, and the total.
         executor: Reads files, and deletes them when the plan is executed.
 
     Raises:
         InvalidInputError: The age is negative, or the inventory does not cover the lakehouse.
-        MaintenanceBlockedError: A purge is unfinished, or a reconcile is needed.
-        BudgetSpentBeforeError: The budget was spent.
-        StorageError: A kept file or the inventory cannot be read, or the storage failed.
+        MaintenanceBlockedError: A purge is unfinished, or a reconcile is required.
+        BudgetSpentBeforeError: The budget was used up.
+        StorageError: A kept file or the inventory cannot be read, or a storage request failed.
     """
     older_than_ms = None if older_than is None else duration_ms(older_than, "older_than")
     return OrphanRemoval(
@@ -305,7 +307,7 @@ def _check_no_purge(definition: LakehouseDef) -> None:
 
 
 def _folder_owner_file(location: str, mark: Mark) -> str | None:
-    """Return the location of the owner file in the folder of a table's file, or None for other files."""
+    """Return the location of the owner file in the table folder that contains a file, or None for other files."""
     root = mark.table_root.root if mark.table_root is not None and location.startswith(mark.table_root.root) else ""
     table_id = table_id_in(location.removeprefix(root))
     return None if table_id is None else f"{root}{TABLES_PREFIX}{table_id}/{OWNER_NAME}"

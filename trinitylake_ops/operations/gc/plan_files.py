@@ -1,4 +1,4 @@
-"""The plan file of an expiration: the files that a purge of its versions may delete."""
+"""The plan file of an expiration, which lists the files that a purge of the expired versions may delete."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PlanFile:
         return timed_digest(self.base_version, self.now_ms, self.operation, self.versions, list(self.exports), files)
 
     def to_bytes(self, path: str) -> bytes:
-        """Encode the plan as JSON for a path."""
+        """Encode the plan as JSON. The checksum covers the path as well."""
         content = {
             "operation": self.operation,
             "base_version": self.base_version,
@@ -46,14 +46,14 @@ class PlanFile:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> PlanFile:
-        """Decode a plan.
+        """Decode a plan file.
 
         Args:
             data: The content of the file.
             path: The path of the file, which its checksum covers.
 
         Raises:
-            CorruptFileError: The file is not a plan.
+            CorruptFileError: The file is not a plan file.
         """
         try:
             content = decode_sealed_json(data, path)
@@ -77,7 +77,7 @@ def write_plan_file(storage: Storage, plan: PlanFile) -> str:
         plan: The plan.
 
     Raises:
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     path = new_plan_path()
     create_fresh(storage, {path: plan.to_bytes(path)})
@@ -93,7 +93,7 @@ def read_plan_file(storage: Storage, batch: ExpirationBatch) -> PlanFile:
 
     Raises:
         CorruptFileError: The file is not the recorded plan.
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     plan = PlanFile.from_bytes(storage.read(batch.plan_path, limit_bytes=MAX_FILE_LIST_BYTES), batch.plan_path)
     if plan.digest != batch.digest:

@@ -1,4 +1,4 @@
-"""Purge expired versions: seal their roots, then delete the files that only they need.
+"""Purge expired versions: seal their roots, then delete the files that only these versions need.
 
 See docs/internals/protocol.md, "Expiry".
 
@@ -55,7 +55,7 @@ class PurgeReport(DeletionReport):
     versions: str
 
     def table(self) -> Table:
-        """Return one row of figures, and one row for each failure."""
+        """Return one row with totals, and one row for each failure."""
         if not self.is_complete:
             title = f"Purge not finished, run it again: {self.stopped or f'{len(self.failures)} files not deleted'}"
         else:
@@ -70,7 +70,7 @@ class PurgeReport(DeletionReport):
 
 @dataclass(frozen=True, kw_only=True)
 class PurgePlan(TimedPlan):
-    """The roots to seal, and the files to delete. Files under the table root are given by URI.
+    """The roots to seal, and the files to delete. Files under the table root are identified by URI.
 
     Batches without a readable plan are only sealed; an orphan removal deletes their files.
     """
@@ -81,21 +81,21 @@ class PurgePlan(TimedPlan):
     batches: tuple[PurgeBatch, ...]
     files: int
     bytes: int
-    #: The number of files in the plans of expirations that are kept, because they are reached now.
+    #: The number of files listed in expiration plans that are kept because kept versions reach them now.
     still_needed: int
     #: The files to delete, with their sizes.
     sizes_bytes: Mapping[str, int] = field(repr=False, compare=False)
-    #: The files in the plans of expirations, with their sizes.
+    #: The files listed in expiration plans, with their sizes.
     planned: Mapping[str, int] = field(repr=False, compare=False)
     #: Why files under the table root are kept; empty if they are deleted.
     left_table_root: str = field(compare=False)
-    #: Tables with unreadable files, whose folders are kept, with the reason.
+    #: Tables with unreadable files, and the reason for each. Their folders are kept.
     damaged: Mapping[str, str] = field(compare=False)
     operation: Purge = field(repr=False, compare=False)
 
     @property
     def due(self) -> dict[str, str]:
-        """The versions of the batches that are due, by the id of the batch."""
+        """The versions of the batches that are due, by batch id."""
         return {batch.id: batch.versions for batch in self.batches if batch.is_due}
 
     @property
@@ -167,9 +167,9 @@ class PurgePlan(TimedPlan):
 
         Raises:
             PlanChangedError: The new plan is not the approved one, or batches have changed.
-            MaintenanceBlockedError: Another operation holds the lease, or a reconcile is needed.
-            BudgetSpentBeforeError: The budget was spent before anything was sealed or deleted.
-            StorageError: The storage failed.
+            MaintenanceBlockedError: Another operation holds the lease, or a reconcile is required.
+            BudgetSpentBeforeError: The budget was used up before anything was sealed or deleted.
+            StorageError: A storage request failed.
         """
         operation = replace(self.operation, spending=Spending.of(budget), progress=progress)
         return operation.execute(self, approved_digest)
@@ -231,7 +231,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         mark.extend(self.lake.snapshot())
         doomed = unreached(mark, plan.sizes_bytes)
         still_needed = len(plan.planned) - len(doomed)
-        if is_resumed:  # deleted files would be charged to the budget again, and counted twice
+        if is_resumed:  # otherwise, deleted files would be charged to the budget again and counted twice
             existing = existing_named_files(storage, self.executor, doomed, mark.table_root)
             doomed = {info.path: doomed[info.path] for info in existing}
         deletion = delete_unreached(storage, doomed, mark, held_lease, self.spending, self.progress)
@@ -247,7 +247,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         )
 
     def _begin(self, plan: PurgePlan) -> tuple[Mark, bool]:
-        """Record the start of the purge, on exactly the version up to which everything is marked.
+        """Record the start of the purge in a commit based on exactly the newest version that the mark covers.
 
         Returns the mark, and whether an earlier run of this purge was interrupted.
         """
@@ -284,9 +284,9 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         return mark, is_resumed
 
     def _seal(self, plan: PurgePlan, held_lease: Lease) -> str | None:
-        """Replace the roots of all versions, which readers cannot open any more, by sealed ones.
+        """Replace the roots of all versions, which readers can no longer open, with sealed roots.
 
-        Returns why it ended early, or None if all roots are sealed.
+        Returns why sealing ended early, or None if all roots are sealed.
         """
         storage, roots = self.lake.storage, self.lake.files.roots
 
@@ -304,7 +304,7 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         versions = list(VersionRanges.parse(plan.versions))
         done = 0
         while done < len(versions):
-            # A run ends here only if it has sealed a root, so that each run makes progress.
+            # A run stops here only after it has sealed at least one root, so that each run makes progress.
             if sealed and (spent := self.spending.exhausted()) is not None:
                 return f"{spent}; {len(versions) - done} versions remain to be sealed, and all files to be deleted"
             held_lease.check()
@@ -317,14 +317,14 @@ class Purge(DeletingOperation[PurgePlan, PurgeReport]):
         return None if spent is None else f"{spent}; all versions are sealed, the files remain to be deleted"
 
     def _finish(self, plan: PurgePlan, deletion: Deletion, still_needed: int) -> int:
-        """Record the end of the purge, with all purged batches as one, and return the version."""
+        """Record the end of the purge, with all purged batches combined into one, and return the version."""
         plan_paths: list[str] = []
         versions, due = VersionRanges.parse(plan.versions), plan.due
 
         def purged(base: Snapshot) -> LakehouseDef | None:
             definition = base.definition
             if not versions - expired_versions(definition, (ExpirationState.PURGED,)) and versions:
-                return None  # another run finished it
+                return None  # another run finished the purge
             plan.check_batches(definition)
             ours = [batch for batch in definition.expirations if batch.id in due]
             plan_paths[:] = [batch.plan_path for batch in ours if batch.plan_path]
@@ -379,15 +379,15 @@ def plan_purge(
         lake: The lakehouse.
         grace: The minimum time since the expiration, as a timedelta or in milliseconds. The minimum and default is the
             lakehouse's ``txn_ttl_millis`` plus 5 minutes.
-        budget: The budget. Pass the same Spending to ``execute`` to share it.
+        budget: The budget. Pass the same Spending to ``execute`` to share the budget.
         progress: Called with the unit that is counted, the number done, and the total.
         executor: Reads files, and deletes them when the plan is executed.
 
     Raises:
         InvalidInputError: The grace period is negative.
-        MaintenanceBlockedError: A reconcile is needed.
-        BudgetSpentBeforeError: The budget was spent.
-        StorageError: A kept file cannot be read, or the storage failed.
+        MaintenanceBlockedError: A reconcile is required.
+        BudgetSpentBeforeError: The budget was used up.
+        StorageError: A kept file cannot be read, or a storage request failed.
     """
     grace_ms = None if grace is None else duration_ms(grace, "the grace")
     spending = Spending.of(budget)
@@ -395,6 +395,6 @@ def plan_purge(
 
 
 def _marked(survey: Survey, leaving: VersionRanges, planned: Iterable[str], progress: Progress) -> Mark:
-    """Mark the files that are kept when versions are purged. Files of tables are marked if the plan contains some."""
+    """Mark the files that are kept when versions are purged. Table files are marked only if the plan contains any."""
     with_tables = any(is_uri(path) or is_below_tables(path) for path in planned)
     return Mark(survey, without=leaving, with_tables=with_tables, progress=progress)

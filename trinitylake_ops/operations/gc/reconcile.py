@@ -1,7 +1,7 @@
-"""Reconcile another program's changes of the lakehouse definition (docs/internals/protocol.md, "Reconcile").
+"""Reconcile another program's changes to the lakehouse definition (docs/internals/protocol.md, "Reconcile").
 
-A program that only knows the format's own fields can go back to an older definition by a rollback. The older definition
-may lack exports, whose files would be deleted, and may list versions as expired that were undeleted.
+A program that only knows the standard fields of the format can restore an older definition by a rollback. The older
+definition may lack exports, whose files would be deleted, and may list versions as expired that were undeleted.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _BEGUN = (ExpirationState.PURGING, ExpirationState.PURGED)
 class ReconcileReport(Document):
     """The result of a reconcile."""
 
-    #: The version that recorded it; None if there was nothing to reconcile.
+    #: The version that recorded the reconcile; None if there was nothing to reconcile.
     version: int | None
     #: The versions in which another program replaced the lakehouse definition.
     steps: tuple[int, ...]
     #: Exports that were missing in the latest definition.
     restored_exports: tuple[str, ...]
-    #: Exports without a root, because they were dropped, and exports that can no longer be finished.
+    #: Exports without a root because they were dropped, and exports that can no longer be finished.
     dropped_exports: tuple[str, ...]
-    #: Versions whose expiration not all definitions contain.
+    #: Versions that are not expired in all definitions, and are therefore live again.
     live_again: str
     acknowledged: str = ""
     cost: Cost
@@ -75,7 +75,7 @@ def _rows(settled: ReconcileReport | ReconcilePlan) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReconcilePlan(Plan):
-    """The corrections of a reconcile. The fields are those of :class:`ReconcileReport`."""
+    """The corrections of a reconcile. See :class:`ReconcileReport` for the fields."""
 
     base_version: int
     steps: tuple[int, ...]
@@ -106,9 +106,9 @@ class ReconcilePlan(Plan):
         return new_table(title, "what", "which", rows=_rows(self))
 
     def execute(self, approved_digest: str | None = None) -> ReconcileReport:
-        """Reconcile, as :func:`reconcile` does.
+        """Apply the corrections. See :func:`reconcile`.
 
-        Raises PlanChangedError if the corrections are not the approved ones any more.
+        Raises PlanChangedError if the corrections are no longer the approved ones.
         """
         return self.operation.execute(self, approved_digest)
 
@@ -122,7 +122,7 @@ class Reconcile(PlannedOperation[ReconcilePlan, ReconcileReport]):
     acknowledge: str
 
     def plan(self) -> ReconcilePlan:
-        """Make a plan on the latest version. Raises the errors of :func:`plan_reconcile`."""
+        """Make a plan based on the latest version. Raises the errors of :func:`plan_reconcile`."""
         survey = survey_versions(self.lake)
         wanted = parse_acknowledged(self.acknowledge) if self.acknowledge else VersionRanges()
         check_faulty(survey.base, wanted)
@@ -168,23 +168,24 @@ def plan_reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcilePlan:
 
 
 def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
-    """Correct exports, pins and expirations in one commit, after another program replaced the lakehouse definition.
+    """Correct exports, pins and expirations in one commit after another program has replaced the lakehouse definition.
 
-    Exports, and ages of single versions, are kept from the latest definition and from each replaced one. Versions stay
+    Exports and retention settings of individual versions are kept from the latest definition and each replaced
+    definition. Versions stay
     expired only if all of these definitions expire them.
 
     Args:
         lake: The lakehouse.
-        acknowledge: Versions whose roots do not follow their predecessors, and that an operator has inspected, such as
-            ``7,9-12``. From then on verify reports them as known.
+        acknowledge: Versions such as ``7,9-12`` whose roots do not follow their predecessors, and which an operator has
+        inspected. From then on, verify reports them as known.
 
     Raises:
         InvalidInputError: A version has nothing to acknowledge.
         CorruptFileError: A replaced definition is damaged.
         FileMissingError: A replaced definition is missing.
         MaintenanceBlockedError: Another operation holds the lease.
-        CommitConflictError: The attempts are exhausted.
-        StorageError: The storage failed.
+        CommitConflictError: All attempts conflicted with other commits.
+        StorageError: A storage request failed.
     """
     with operation_span(Reconcile.telemetry_name):
         return _reconcile(lake, acknowledge, lambda _base, _settled: None)
@@ -193,7 +194,7 @@ def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
 def _reconcile(
     lake: Lakehouse, acknowledge: str, check: Callable[[Snapshot, _Reconciliation], None]
 ) -> ReconcileReport:
-    """Reconcile, if ``check`` accepts the corrections on the version to commit on."""
+    """Reconcile if ``check`` accepts the corrections for the version that the commit is based on."""
     metered = MeteredLakehouse(lake)
     settled: list[_Reconciliation] = []
     acknowledged = parse_acknowledged(acknowledge) if acknowledge else VersionRanges()
@@ -225,7 +226,7 @@ def _reconcile(
 
 @dataclass(frozen=True)
 class _Reconciliation:
-    """The corrected definition, or None if there is nothing to reconcile, and the corrections."""
+    """The corrections, and the corrected definition, or None if there is nothing to reconcile."""
 
     definition: LakehouseDef | None
     steps: tuple[int, ...]
@@ -305,14 +306,14 @@ def _is_same(
     records: Mapping[str, ExportRecord],
     snapshots: Mapping[str, str],
 ) -> bool:
-    """Whether an export of this name is the same one, even if it is complete now and ``record`` is copying."""
+    """Whether an export with this name is the same export, even if it is now complete and ``record`` is still copying."""
     existing = records.get(name)
     same_record = record is None or (existing is not None and existing.root_location == record.root_location)
     return same_record and (location is None or snapshots.get(name) == location)
 
 
 def _with_normalized_roots(root_uri: str, definition: LakehouseDef) -> LakehouseDef:
-    """Return a definition with paths for the roots of exports under the root, so that they can be compared."""
+    """Return a definition in which export roots under the root are paths, so that they can be compared."""
 
     def spelled(record: ExportRecord) -> ExportRecord:
         location = record.root_location
@@ -338,7 +339,7 @@ def _free_name(name: str, records: Mapping[str, ExportRecord], snapshots: Mappin
 
 
 def _was_dropped(survey: Survey, record: ExportRecord, sides: Iterable[LakehouseDef]) -> bool:
-    """Whether a definition lacks an export at another root whose manifest was deleted, as by a drop."""
+    """Whether an export at another root was dropped: its manifest was deleted, and a definition lacks the export."""
     is_known = all(record.manifest_path in {other.manifest_path for other in side.exports} for side in sides)
     return bool(record.target_uri) and not is_known and not _exists(survey, record.manifest_path)
 

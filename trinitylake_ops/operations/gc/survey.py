@@ -1,7 +1,7 @@
-"""Reads all roots of a lakehouse in one pass, with which every deletion starts.
+"""Reads all roots of a lakehouse in one pass. Every deletion starts with this survey.
 
 The roots show which versions exist, when each was created and superseded, and which are sealed. They also show whether
-another program went back to an older lakehouse definition.
+another program restored an older lakehouse definition.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def no_progress(_what: str, _done: int, _all: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pointers:
-    """The locations in one node: nodes below it, and definitions by sections 2 and 3, including shadowed ones.
+    """The locations in one node: its child nodes, and the definitions in sections 2 and 3, including shadowed ones.
 
     Locations are relative paths, or URIs of external files.
     """
@@ -113,7 +113,7 @@ class SurveyedRoot:
             place: Converts names in the root to locations.
 
         Raises:
-            CorruptFileError: The root names no lakehouse definition.
+            CorruptFileError: The root does not refer to a lakehouse definition.
         """
         definition = root.system.get(LAKEHOUSE_DEF)
         if definition is None and not root.is_sealed:
@@ -137,7 +137,7 @@ class Survey:
     roots: Mapping[int, SurveyedRoot]
     #: When each root file was last written, including purged versions, in milliseconds by the storage's clock.
     written_ms: Mapping[int, int]
-    #: Reads further files.
+    #: Reads additional files.
     executor: Executor = LOCAL
     _interned: dict[str, str] = field(default_factory=dict, repr=False)
 
@@ -159,7 +159,7 @@ class Survey:
         return [version for version, root in sorted(self.roots.items()) if version in listed and not root.is_sealed]
 
     def ages(self, now_ms: int) -> list[VersionAge]:
-        """Return the facts that decide about each live version.
+        """Return the facts that decide whether each live version is kept.
 
         ``now_ms`` is the storage's time, in milliseconds since the epoch.
         """
@@ -186,9 +186,10 @@ class Survey:
         return tuple(sorted((*read, *unread), key=lambda record: record.version))
 
     def _superseded_at_ms(self, version: int) -> int | None:
-        """Return when the next version was committed, at the earliest when this one was created; None for the latest.
+        """Return when the next version was committed, but not before this version was created; None for the latest
+        version.
 
-        After a clock reset, the time of the next version may be before the time of this one.
+        After a clock reset, the time of the next version may be earlier than the time of this version.
         """
         if version == self.base.version:
             return None
@@ -216,9 +217,9 @@ class Survey:
     def foreign_steps(self) -> list[int]:
         """Return the versions in which another program replaced the lakehouse definition, since the last reconcile.
 
-        Another program does not know exports and expirations, and may have gone back to a definition without them. A
-        root is foreign if it has no ``commit_id``, or the one of an earlier version. Steps before a known expiration
-        are settled, because nothing expires before a reconcile; the reconcile itself may have been purged since.
+        Another program does not know exports and expirations, and may have restored a definition without them. A root
+        is foreign if it has no ``commit_id``, or has the ``commit_id`` of an earlier version. Steps before a known
+        expiration are settled, because nothing expires before a reconcile; the reconcile may have been purged since.
         """
         settled = max((batch.expired_at_version for batch in self.definition.expirations), default=-1)
         commit_ids: set[str] = set()
@@ -232,11 +233,11 @@ class Survey:
             elif version < settled:
                 continue
             elif not is_ours and before is not None and before.lakehouse_def != root.lakehouse_def:
-                steps += [version] if before.lakehouse_def and root.lakehouse_def else []  # sealed roots have none
+                steps += [version] if before.lakehouse_def and root.lakehouse_def else []  # sealed roots have no definition
         return steps
 
     def check_reconciled(self) -> None:
-        """Raise MaintenanceBlockedError if another program's change of the lakehouse definition needs a reconcile."""
+        """Raise MaintenanceBlockedError if another program's change to the lakehouse definition requires a reconcile."""
         if steps := self.foreign_steps():
             raise MaintenanceBlockedError(
                 f"version {steps[0]} was written by another program with another lakehouse definition, which may lack"
@@ -250,9 +251,9 @@ class Survey:
 
 
 def on_latest(lake: Lakehouse, work: Callable[[Snapshot], T]) -> T:
-    """Work on the latest version, and repeat that if a file was deleted and the version is not the latest any more.
+    """Work on the latest version, and repeat the work if a file was deleted and the version is no longer the latest.
 
-    Files that other operations deleted meanwhile were not needed by the versions that these operations knew.
+    Files that other operations have deleted meanwhile were not needed by the versions known to these operations.
 
     Args:
         lake: The lakehouse.
@@ -287,7 +288,7 @@ def survey_versions(
     Raises:
         CorruptFileError: A root is missing or damaged, or roots have different naming schemes.
         LakehouseNotFoundError: There is no lakehouse at the root.
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     return _survey(lake, base or lake.snapshot(), {}, {}, progress, executor=executor)
 
@@ -303,7 +304,7 @@ def _survey(
 ) -> Survey:
     written_ms = _listed_roots(lake, base)
     purged = expired_versions(base.definition, (ExpirationState.PURGED,))
-    # Of purged versions, only successors of others are read, because they tell when those were superseded.
+    # Purged versions are read only if they follow an unpurged one, because they show when it was superseded.
     needed = (version for version in written_ms if version not in purged or version - 1 not in purged)
     wanted = [version for version in needed if version not in roots]
     read = executor.map(RootWalk(lake.files.roots), wanted)
@@ -327,7 +328,7 @@ class RootWalk:
         return (self.roots.storage,)
 
     def __call__(self, versions: Sequence[int]) -> list[SurveyedRoot]:
-        """Return the roots. Raises CorruptFileError for a missing or damaged root, StorageError."""
+        """Return the roots. Raises StorageError, and CorruptFileError for a missing or damaged root."""
         surveyed, place = [], located(self.roots.storage.root)
         for version, data in read_roots(self.roots, versions, len(versions)):
             path = self.roots.path(version)
@@ -338,7 +339,7 @@ class RootWalk:
 
 
 def _with_shared_text(root: SurveyedRoot, interned: dict[str, str]) -> SurveyedRoot:
-    """Return a root whose location strings are shared with other roots, because neighbors differ in few locations."""
+    """Return a root whose location strings are shared with other roots, because successive roots differ in few locations."""
 
     def shared(locations: Iterable[str]) -> tuple[str, ...]:
         return tuple(interned.setdefault(location, location) for location in locations)
@@ -352,7 +353,7 @@ def _listed_roots(lake: Lakehouse, base: Snapshot) -> dict[int, int]:
     """Return when the root of each version up to ``base`` was written, in ascending order of versions.
 
     The oldest roots may be missing, because another program deleted them. Raises CorruptFileError if a root between
-    others is missing, because what it reaches is unknown.
+    other roots is missing, because the files that it reaches are unknown.
     """
     infos = {info.path: info for info in lake.storage.list(ROOT_PREFIX) if root_naming(info.path) is not None}
     one_naming(lake.root, infos)
@@ -392,7 +393,7 @@ def expired_versions(
 
     Args:
         definition: The lakehouse definition.
-        states: The states; by default all.
+        states: The states; by default, all states.
     """
     return versions_in(definition.expirations, states)
 
@@ -400,11 +401,11 @@ def expired_versions(
 def versions_in(
     batches: Iterable[ExpirationBatch], states: Collection[ExpirationState] = tuple(ExpirationState)
 ) -> VersionRanges:
-    """Return the versions in those batches that have certain states. Raises CorruptFileError.
+    """Return the versions in the batches that have certain states. Raises CorruptFileError.
 
     Args:
         batches: The batches.
-        states: The states; by default all.
+        states: The states; by default, all states.
     """
     versions = VersionRanges()
     for batch in batches:
@@ -414,7 +415,7 @@ def versions_in(
 
 
 def is_lapsed(record: ExportRecord, now_ms: int) -> bool:
-    """Whether the retention of an export is over. Clones never lapse, because only a drop ends them.
+    """Whether the retention of an export has ended. Clones never lapse, because only a drop ends their retention.
 
     Args:
         record: The record of the export.
@@ -424,7 +425,7 @@ def is_lapsed(record: ExportRecord, now_ms: int) -> bool:
 
 
 def is_past(record: ExportRecord, now_ms: int) -> bool:
-    """Whether the retention of an export or a clone is over.
+    """Whether the retention period of an export or a clone has ended.
 
     Args:
         record: The record of the export or clone.
@@ -435,7 +436,7 @@ def is_past(record: ExportRecord, now_ms: int) -> bool:
 
 
 def pinned_versions(survey: Survey, now_ms: int) -> dict[int, list[str]]:
-    """Return what pins versions, for people: unfinished exports, and exports that need files of their version.
+    """Return human-readable pins of versions: unfinished exports, and exports that need files of their version.
 
     Args:
         survey: The survey of all versions.

@@ -1,6 +1,6 @@
 """The files of Iceberg tables that definitions reach.
 
-An executor reads definitions and manifests; their meaning is decided here.
+An executor reads definitions and manifests; this module interprets them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 _REPORTED_EACH = 256
 
-#: Each table folder in a text, also after a root that ends in ``tables/``.
+#: Matches each table folder in a text, including after a root that ends in ``tables/``.
 _TABLE_FOLDER = re.compile(rf"(?<![^/\n])(?={TABLES_PREFIX}([^/\n]+)(?:/|$))", re.MULTILINE)
 _TABLE_PATH = re.compile(rf"{TABLES_PREFIX}([^/]+)/.+", re.DOTALL)
 
 
 class TableWalk(Protocol):
-    """Yields the files of a table, as :func:`reach.files_of` does."""
+    """Yields the files of a table, like :func:`reach.files_of`."""
 
     def __call__(
         self,
@@ -52,23 +52,23 @@ class TableWalk(Protocol):
 class TableReach:
     """The files of Iceberg tables that definitions reach, as paths if they are under the root.
 
-    Tables of all types count, because they may share files with managed tables. Files that no scan opens are not
+    Tables of all types are included, because they may share files with managed tables. Files that no scan opens are not
     reached: former metadata files, and data that all snapshots have deleted.
 
     Attributes:
         files: The reached files.
         managed_ids: The ids of MANAGED tables in their own folders.
         opaque_ids: The ids of tables whose files are not all known, so that their folders are kept: tables of other
-            formats and folders that their properties name, tables with unreadable files, and managed tables that name
-            files outside of the root, which may be other names of files under the root.
-        damaged: Why files of tables cannot be read, by the location of the metadata file. Tables whose metadata file is
-            missing are left out.
+        formats and folders named in their properties, tables with unreadable files, and managed tables that refer
+        to files outside the root, which may be other names of files under the root.
+        damaged: Why table files cannot be read, by the location of the metadata file. Tables whose metadata file is
+        missing are left out.
         other_names: Other forms in which a listing may show names of reached files.
         in_table_root: The files under the table root, if any.
 
     Args:
         lake: The lakehouse.
-        walk: Yields the files of a table, for callers that know them already. Not used in other processes.
+        walk: Yields the files of a table, for callers that already know the files. Not used in other processes.
         executor: Reads the files.
         table_root: The URI of the table root, if any.
     """
@@ -90,8 +90,9 @@ class TableReach:
     def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
         """Add the files that the tables of definitions reach.
 
-        If files of a table are damaged, missing or not its own, its whole folder is kept, and the walk continues.
-        Missing manifests of tables of other catalogs are skipped, because no reader can read the listed files.
+        If files of a table are damaged, missing or owned by another table, its whole folder is kept, and the walk
+        continues. Missing manifests of tables of other catalogs are skipped, because no reader can read the listed
+        files.
 
         Args:
             locations: The locations of the definitions.
@@ -99,9 +100,9 @@ class TableReach:
 
         Raises:
             StoragePermissionError: The metadata file of a table of another catalog may not be read.
-            StorageError: The storage failed.
+            StorageError: A storage request failed.
         """
-        # Sorted, so that the same one of several failures is raised each time.
+        # Sorted, so that if there are several failures, the same one is raised each time.
         missing = sorted(path for path in locations if path not in self._walked_definitions)
         window = self._executor.window
         for start in range(0, len(missing), window):
@@ -128,18 +129,18 @@ class TableReach:
             yield outline if outline.definition is not None and is_new else None
 
     def _add_tables(self, tables: Sequence[Sequence[_TableOutline]], progress: Progress) -> None:
-        """Add the files of tables, each given by its new definitions."""
+        """Add the files of tables. Each table is represented by its new definitions."""
         definitions = [
             [outline.definition for outline in outlines if outline.definition is not None] for outlines in tables
         ]
         walked = self._executor.map(self._walk, definitions)
         for done, (outlines, result) in enumerate(zip(tables, walked, strict=True), 1):
-            for outline, files in zip(outlines, result, strict=False):  # the walk ends at a failure, which is raised
+            for outline, files in zip(outlines, result, strict=False):  # the walk ends at a failure, which is raised here
                 self._take(outline, files)
             progress("files of tables", done, len(tables))
 
     def _take(self, outline: _TableOutline, walked: WalkedTable | TrinityLakeError) -> None:
-        """Add the known files of a table. Raises a failure of the storage."""
+        """Add the known files of a table. Raises StorageError if a storage request failed."""
         if isinstance(walked, TrinityLakeError):
             raise walked
         location = to_location(self._root, outline.metadata)
@@ -168,11 +169,11 @@ class TableReach:
 class TableRootReach:
     """The files of tables under a table root that definitions reach, by path.
 
-    A path is contained if it may be one of these files, the owner file of a table, or in the folder of a table of
+    A path is contained if it may be one of these files, the owner file of a table, or in the folder of a table in
     ``opaque_ids``, whose files are unknown or may have other names.
 
     Args:
-        root: The URI of the table root, empty if there is none.
+        root: The URI of the table root; empty if there is none.
     """
 
     def __init__(self, root: str):
@@ -223,7 +224,7 @@ class _TableOutline:
     """The fields of a table's definition that describe its files."""
 
     id: str
-    #: The location of the Iceberg metadata, or an empty text.
+    #: The location of the Iceberg metadata, or an empty string.
     metadata: str
     is_managed_here: bool
     #: The ids of tables whose files are unknown because of this table.
@@ -249,7 +250,7 @@ def _is_metadata_gone(error: TrinityLakeError, metadata_location: str, root_uri:
 
 @dataclass(frozen=True, slots=True)
 class WalkedTable:
-    """The files that scans of a table open, as far as they are known."""
+    """The known files that scans of a table open."""
 
     files: set[str]
     #: The first reason why not all files are known, if any.
@@ -261,13 +262,13 @@ class WalkedTable:
 def _live_files(
     definition: TableDef, io: StorageFileIO, reached: set[str], walk: TableWalk
 ) -> WalkedTable | TrinityLakeError:
-    """Return the files that scans of a table open, or the failure of the storage."""
+    """Return the files that scans of a table open, or the storage failure."""
     files: set[str] = set()
     failures: list[TrinityLakeError] = []
     has_metadata = False
     own_io = io.for_managed(definition.id) if definition.is_managed else None
     try:
-        # A missing manifest of a managed table is damage.
+        # A missing manifest of a managed table counts as damage.
         for file in walk(definition, io, reached, skips_missing=own_io is None, failures=failures):
             has_metadata = True
             if file.live:
@@ -282,7 +283,7 @@ def _live_files(
 
 
 def _foreign_file(file: TableFile, own_io: StorageFileIO) -> list[TrinityLakeError]:
-    """Return the error for a file that does not belong to a managed table, or nothing for its own."""
+    """Return the error if a file does not belong to a managed table, or an empty list if it does."""
     try:
         own_io.check_may_have(to_uri(own_io.root, file.location))
     except DAMAGE as error:
@@ -292,7 +293,7 @@ def _foreign_file(file: TableFile, own_io: StorageFileIO) -> list[TrinityLakeErr
 
 @dataclass(frozen=True, slots=True)
 class OutlineWalk:
-    """Work that reads the definitions of tables, by location."""
+    """Work that reads table definitions by location."""
 
     weight: ClassVar[Weight] = Weight.DEFINITION
 
@@ -312,7 +313,7 @@ class OutlineWalk:
 class TableFilesWalk:
     """Work that finds the files of tables. Each item contains all definitions of one table, so no file is read twice.
 
-    In this process, files that an earlier walk of the same table has read are skipped. In other processes nothing is
+    In this process, files that an earlier walk of the same table has read are skipped. In other processes, no state is
     shared, because a batch may be repeated.
     """
 
@@ -321,7 +322,7 @@ class TableFilesWalk:
     def __init__(self, io: StorageFileIO, walk: TableWalk = files_of, *, shares_known: bool = True):
         self._io = io
         self._walk = walk
-        #: By table, so that a table that names files of another one is detected in any order.
+        #: By table, so that a table that refers to files of another table is detected in any order.
         self._known: dict[str, set[str]] | None = {} if shares_known else None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -333,9 +334,9 @@ class TableFilesWalk:
         return (self._io.storage,)
 
     def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[list[WalkedTable | TrinityLakeError]]:
-        """Return the files of each definition that those before it do not reach.
+        """Return the files of each definition that the definitions before it do not reach.
 
-        The walk of a table ends at a failure of the storage, which is its last item.
+        The walk of a table ends at a storage failure, which is the last item in its list.
         """
         return run_parallel(self._walk_definitions, tables, self._io.storage.concurrency)
 
@@ -359,7 +360,7 @@ def iceberg_metadata(definition: TableDef) -> str | None:
 
 
 def _stopped_by(error: TrinityLakeError, metadata_location: str) -> TrinityLakeError:
-    """Return an error with instructions for a table whose metadata file may not be read."""
+    """Return an error with instructions for a table whose metadata file must not be read."""
     stopped = copy.copy(error)
     condition = "its root is allowed" if isinstance(error, LocationNotAllowedError) else "it may be read"
     stopped.message = (
@@ -370,7 +371,7 @@ def _stopped_by(error: TrinityLakeError, metadata_location: str) -> TrinityLakeE
 
 
 def table_id_in(path: str) -> str | None:
-    """Return the id of the table under whose prefix a path lies, None for other paths."""
+    """Return the id of the table under whose prefix a path is, or None for other paths."""
     match = _TABLE_PATH.fullmatch(path)
     return match[1] if match else None
 
@@ -381,5 +382,5 @@ def table_id_at(location: str, table_root: str) -> str | None:
 
 
 def is_below_tables(path: str) -> bool:
-    """Whether a path lies under the prefix of some table."""
+    """Whether a path is under the prefix of any table."""
     return table_id_in(path) is not None

@@ -1,4 +1,4 @@
-"""The tables of a version with their definitions, the table root of a lakehouse, and files in folders of tables.
+"""The tables of a version with their definitions, the table root of a lakehouse, and files in table folders.
 
 Files under a table root are deleted only if an operator claimed the table root for this lakehouse, no copy of the
 lakehouse uses it, and the owner file of the table's folder names the lakehouse.
@@ -38,15 +38,15 @@ T = TypeVar("T")
 
 
 def tables_of(base: Snapshot, only: Sequence[str] | None = None) -> list[tuple[ObjectName, str]]:
-    """Return tables of a version with the locations of their definitions.
+    """Return the tables of a version with the locations of their definitions.
 
     Args:
         base: The version.
-        only: The tables, as ``namespace.table``; by default all.
+        only: The tables, as ``namespace.table``; by default, all tables.
 
     Raises:
         TableNotFoundError: A table does not exist.
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     if only is None:
         named = ((base.keys.decode(key), location) for key, location in scan(base.files.nodes, base.root))
@@ -79,11 +79,12 @@ def in_batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def check_table_files(version: int, io: StorageFileIO, definition: TableDef) -> None:
-    """Check that all files of a managed Iceberg table exist. Takes one listing, and a request for each external file.
+    """Check that all files of a managed Iceberg table exist. This takes one listing, and one request for each external
+    file.
 
     Args:
         version: The version, for the error.
-        io: Reads files of tables.
+        io: Reads table files.
         definition: The definition of the table.
 
     Raises:
@@ -121,13 +122,13 @@ def missing_file_error(version: int, description: str, path: str | None) -> File
 
 @dataclass(frozen=True, slots=True)
 class TableRoot:
-    """A table root outside of the lakehouse's own root."""
+    """A table root outside the lakehouse root."""
 
     storage: Storage
     lakehouse_id: str
     #: The root of the lakehouse.
     lake_root: str
-    #: Why nothing may be deleted there; empty if it may.
+    #: Why nothing may be deleted there; empty if files may be deleted.
     refusal: str
 
     @property
@@ -148,7 +149,7 @@ class TableRoot:
 def existing_named_files(
     storage: Storage, executor: Executor, locations: Collection[str], table_root: TableRoot | None
 ) -> Iterator[FileInfo]:
-    """Yield those of the given files that exist, under the root and the table root.
+    """Yield the files that exist among the given locations, under the root and the table root.
 
     Args:
         storage: The storage of the lakehouse.
@@ -157,7 +158,7 @@ def existing_named_files(
         table_root: The table root, if any.
 
     Raises:
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     if any(not is_uri(location) for location in locations):
         paths = {location for location in locations if not is_uri(location)}
@@ -172,14 +173,14 @@ def existing_named_files(
 
 
 def table_root_of(lake: Lakehouse, definition: LakehouseDef) -> TableRoot | None:
-    """Return the table root that a definition names, or None if it is below the root or must not be accessed.
+    """Return the table root that a definition specifies, or None if it is below the root or must not be accessed.
 
     Args:
         lake: The lakehouse.
         definition: The lakehouse definition.
 
     Raises:
-        StorageError: The storage of the table root failed.
+        StorageError: A storage request to the table root failed.
     """
     root = normalize_root_uri(definition.table_root) if definition.table_root else lake.root
     places = lake.external_storages.allowed_roots
@@ -202,7 +203,7 @@ def _refusal(lake: Lakehouse, storage: Storage, lakehouse_id: str) -> str:
 def reclaimed_table_files(
     lake: Lakehouse, locations: Sequence[str], executor: Executor, table_root: str = ""
 ) -> dict[str, TableFile]:
-    """Return the files that the tables of definitions reach in their own folders.
+    """Return the files in the folders of tables that their definitions reach.
 
     Missing and damaged definitions are skipped.
 
@@ -213,7 +214,7 @@ def reclaimed_table_files(
         table_root: The URI of the table root, if any.
 
     Raises:
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     paths = [location for location in locations if not is_uri(location)]
     by_table: dict[str, list[TableDef]] = {}
@@ -228,7 +229,7 @@ def reclaimed_table_files(
 
 @dataclass(frozen=True, slots=True)
 class DefinitionRead:
-    """Work that reads definitions of tables, by path."""
+    """Work that reads table definitions by path."""
 
     weight: ClassVar[Weight] = Weight.ANSWER
 
@@ -240,7 +241,7 @@ class DefinitionRead:
         return (self.files.storage,)
 
     def __call__(self, paths: Sequence[str]) -> list[TableDef | None]:
-        """Return the definitions; None for one that is missing or damaged. Raises StorageError."""
+        """Return the definitions, with None for each missing or damaged definition. Raises StorageError."""
         return [
             _decoded(path, data) for path, data in zip(paths, self.files.storage.read_available(paths), strict=True)
         ]
@@ -270,7 +271,7 @@ class OwnFilesWalk:
         return (self.io.storage,)
 
     def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[dict[str, TableFile]]:
-        """Return the files of each table by path, until a missing or damaged file. Raises StorageError."""
+        """Return the files of each table by path, up to the first missing or damaged file. Raises StorageError."""
         return run_parallel(
             lambda definitions: table_files(definitions, self.io, self.table_root), tables, self.io.storage.concurrency
         )
@@ -279,15 +280,15 @@ class OwnFilesWalk:
 def table_files(definitions: Sequence[TableDef], io: StorageFileIO, table_root: str = "") -> dict[str, TableFile]:
     """Return the files, live or not, that MANAGED Iceberg tables reach in their own folders, by location.
 
-    If a file of a table is missing or damaged, only the files found before are returned. The others become orphans
-    unless another table reaches them.
+    If a file of a table is missing or damaged, only the files found before it are returned. The other files become
+    orphans unless another table reaches them.
 
     Args:
         definitions: The definitions of the tables.
-        io: Reads files of tables.
+        io: Reads table files.
         table_root: The URI of the table root, if any.
     """
-    reached: dict[str, set[str]] = {}  # by table, so that a table cannot hide files of another one
+    reached: dict[str, set[str]] = {}  # by table, so that a table cannot hide files of another table
     files: dict[str, TableFile] = {}
     walked: set[tuple[str, str]] = set()
     for definition in definitions:

@@ -1,8 +1,8 @@
-"""Trim tables: drop Iceberg snapshots that no kept version needs (Iceberg: expire snapshots).
+"""Trim tables: drop Iceberg snapshots that no kept version needs (called "expire snapshots" in Iceberg).
 
-The metadata of an Iceberg table lists all its snapshots, so the latest version needs all of their files, and expiring
-versions alone reclaims no data. Trimming deletes nothing, and older versions keep their own metadata files. Files that
-only older versions reach are reclaimed when these are expired and purged.
+The metadata of an Iceberg table lists all its snapshots, so the latest version needs the files of all snapshots, and
+expiring versions alone reclaims no data. Trimming deletes nothing, and older versions keep their own metadata files.
+Files that only older versions reach are reclaimed when these versions are expired and purged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableTrim:
-    """The plan for one table, with the ids of Iceberg snapshots, oldest first."""
+    """The planned trim of one table, with the ids of its Iceberg snapshots, oldest first."""
 
     namespace: str
     table: str
@@ -52,7 +52,7 @@ class TableTrim:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A managed table whose metadata lists snapshots that it does not refer to."""
+    """A managed table whose metadata lists snapshots that no branch or tag refers to."""
 
     name: ObjectName
     definition_location: str
@@ -68,7 +68,7 @@ class Candidates:
     tables: tuple[Candidate, ...]
     #: Tables whose metadata is missing or corrupt.
     unreadable: tuple[str, ...]
-    #: Tables with an Iceberg format version that cannot be written.
+    #: Tables whose Iceberg format version cannot be written.
     unwritable: tuple[str, ...]
 
 
@@ -78,12 +78,12 @@ def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -
     Args:
         lake: The lakehouse.
         base: The version.
-        only: The tables, as ``namespace.table``; by default all.
+        only: The tables, as ``namespace.table``; by default, all tables.
 
     Raises:
         TableNotFoundError: A table does not exist.
         InvalidInputError: A named table cannot be trimmed.
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     io = reading_io(lake)
 
@@ -170,10 +170,10 @@ def _needed_snapshots(
     def referred(definition: TableDef) -> Collection[int]:
         try:
             return referred_snapshots(definition, io)
-        except DAMAGE:  # what this version needs is unknown
+        except DAMAGE:  # the snapshots that this version needs are unknown
             return undecided[definition.id].copy()
 
-    # Two tables may have the same id. A snapshot that one of them needs is kept in both.
+    # Two tables may have the same id. A snapshot that one of the tables needs is kept in both.
     for candidate in candidates:
         needed[candidate.table_id] |= candidate.snapshots.referred
     for batch in in_batches([location for location in kept_definitions if location not in current]):
@@ -206,14 +206,14 @@ class TrimPlan(Plan):
     tables: tuple[TableTrim, ...]
     #: Skipped tables whose metadata is missing or corrupt.
     unreadable: tuple[str, ...]
-    #: Skipped tables with an Iceberg format version that cannot be written.
+    #: Skipped tables whose Iceberg format version cannot be written.
     unwritable: tuple[str, ...]
     definition_location: str = field(repr=False, compare=False)
     operation: Trim = field(repr=False, compare=False)
 
     @property
     def snapshots_dropped(self) -> int:
-        """The number of snapshots to drop, of all tables."""
+        """The total number of snapshots to drop from all tables."""
         return sum(len(trim.dropped) for trim in self.tables)
 
     @property
@@ -244,17 +244,17 @@ class TrimPlan(Plan):
         return new_table(title, "table", "dropped", "snapshots dropped", "kept", rows=rows)
 
     def execute(self, approved_digest: str | None = None) -> TrimReport:
-        """Write new metadata files, and point all tables to them in one commit.
+        """Write new metadata files, and point all tables to these files in one commit.
 
-        The plan is made again first, and after each conflict, and at most the snapshots of this plan are dropped. Files
-        of a failed attempt are deleted, best effort.
+        A new plan is made first and after each conflict, and at most the snapshots in this plan are dropped. Files of a
+        failed attempt are deleted on a best-effort basis.
 
         Args:
             approved_digest: The digest of the approved plan, if any.
 
         Raises:
             PlanChangedError: The new plan is not the approved one.
-            CommitConflictError: The attempts are exhausted.
+            CommitConflictError: All attempts conflicted with other commits.
             TrinityLakeError: Planning or committing failed.
         """
         return self.operation.execute(self, approved_digest)
@@ -266,13 +266,13 @@ class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
 
     telemetry_name = "trim"
 
-    #: The policy; None for the lakehouse's own settings.
+    #: The policy; None to use the lakehouse settings.
     policy: RetentionPolicy | None
-    #: The tables as ``namespace.table``; None for all.
+    #: The tables, as ``namespace.table``; None for all tables.
     only: tuple[str, ...] | None
 
     def plan(self) -> TrimPlan:
-        """Make a plan on the latest version. Raises the errors of :func:`plan_trim_tables`."""
+        """Make a plan based on the latest version. Raises the errors of :func:`plan_trim_tables`."""
         return on_latest(self.lake, self._plan_on)
 
     def _plan_on(self, base: Snapshot) -> TrimPlan:
@@ -290,7 +290,7 @@ class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
         )
 
     def run(self, plan: TrimPlan, approved_digest: str | None) -> TrimReport:
-        """Plan again, and trim at most what the plan contains."""
+        """Make a new plan, and trim at most the snapshots in the original plan."""
         metered = MeteredLakehouse(self.lake)
         operation = replace(self, lake=metered.lake)
         approved = {(trim.namespace, trim.table, trim.table_id): frozenset(trim.dropped) for trim in plan.tables}
@@ -314,7 +314,7 @@ class TrimReport(Document):
     #: The version with the trimmed tables; the latest version if there was nothing to do.
     version: int
     tables: tuple[str, ...]
-    #: Tables of the plan that concurrent commits dropped, replaced or trimmed.
+    #: Planned tables that were left out because concurrent commits dropped, replaced or trimmed them.
     left: tuple[str, ...]
     snapshots_dropped: int
     attempts: int
@@ -336,19 +336,19 @@ def plan_trim_tables(
 ) -> TrimPlan:
     """Plan to drop Iceberg snapshots that no kept version needs, without writing.
 
-    A version needs the current snapshot of a table, and those of its branches and tags.
+    A version needs the current snapshot of a table, and the snapshots of its branches and tags.
 
     Args:
         lake: The lakehouse.
-        policy: The policy that decides which versions are kept, besides exports; by default the lakehouse's own
-            settings.
-        tables: The tables, as ``namespace.table``; by default all managed tables.
+        policy: The policy that decides which versions are kept, in addition to exports; by default, the lakehouse
+        settings.
+        tables: The tables, as ``namespace.table``; by default, all managed tables.
 
     Raises:
         TableNotFoundError: A table does not exist.
         InvalidInputError: A named table cannot be trimmed, or the policy is empty.
-        MaintenanceBlockedError: A reconcile is needed.
-        StorageError: A kept file cannot be read, or the storage failed.
+        MaintenanceBlockedError: A reconcile is required.
+        StorageError: A kept file cannot be read, or a storage request failed.
     """
     return Trim(lake=lake, policy=policy, only=None if tables is None else tuple(tables)).plan()
 
@@ -359,7 +359,7 @@ def _retained_definitions(lake: Lakehouse, base: Snapshot, policy: RetentionPoli
     survey.check_reconciled()
     verdicts = survey.verdicts(policy or RetentionPolicy.of(base.definition), lake.storage.now_ms())
     leaving = [verdict.version for verdict in verdicts if verdict.expires]
-    # Versions that can be undeleted have their own metadata, and need nothing of the latest.
+    # Versions that can be undeleted have their own metadata, and need nothing from the latest version.
     kept = retained_roots(survey, without=[*leaving, *survey.expired(ExpirationState.EXPIRED)])
     reach = CatalogReach(lake.files)
     reach.add(kept.roots)
@@ -402,7 +402,7 @@ def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, fr
 
 
 def _check_settings(base: Snapshot, plan: TrimPlan) -> None:
-    """Raise CommitConflictError if the settings changed, because exports and expirations decide what is kept."""
+    """Raise CommitConflictError if the settings changed, because exports and expirations decide which files are kept."""
     if base.definition_location != plan.definition_location:
         raise CommitConflictError(
             f"version {base.version} changed settings that the trim depends on; make a new plan",

@@ -45,8 +45,8 @@ def delete_unreached(
         progress: Called with the unit that is counted, the number done, and the total.
 
     Raises:
-        MaintenanceBlockedError: The lease was lost, another program changed the settings, or the table root does not
-            belong to this lakehouse any more.
+        MaintenanceBlockedError: The lease was lost, another program changed the settings, or the table root no longer
+        belongs to this lakehouse.
         PlanChangedError: Another operation deleted a file meanwhile.
     """
     roots = mark.survey.lake.files.roots
@@ -55,7 +55,7 @@ def delete_unreached(
         held.check()
         before = mark.base
         mark.mark_new_commits()
-        if mark.base is not before:  # marking may have taken longer than the lease lasts
+        if mark.base is not before:  # marking may have taken longer than the lease duration
             held.check()
         return DeletionFence(storage, held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
 
@@ -85,7 +85,7 @@ def _delete_in_table_root(
     spending: Spending,
     progress: Progress,
 ) -> Deletion:
-    """Delete files under the table root, given by URI. The lease and the roots are in the lakehouse's own storage."""
+    """Delete files under the table root, identified by URI. The lease and the roots are in the lakehouse storage."""
 
     def check_table_root() -> DeletionFence:
         table_root.check()
@@ -106,8 +106,8 @@ def _delete_in_table_root(
 def unreached(mark: Mark, sizes_bytes: Mapping[str, int]) -> dict[str, int]:
     """Return the files that a mark does not reach and that may be deleted.
 
-    The input is untrusted: a plan file may name any location. Under the table root, only files in folders with an owner
-    file of this lakehouse are returned.
+    The input is untrusted: a plan file can contain any location. Under the table root, only files in folders with an
+    owner file of this lakehouse are returned.
 
     Args:
         mark: The mark.
@@ -128,7 +128,7 @@ def unreached(mark: Mark, sizes_bytes: Mapping[str, int]) -> dict[str, int]:
 
 
 def damaged_tables(damaged: Mapping[str, str]) -> str:
-    """Return the part of a title about damaged tables, empty if there are none."""
+    """Return the part of a title about damaged tables; empty if there are none."""
     if not damaged:
         return ""
     n_tables = f"{len(damaged)} damaged tables" if len(damaged) > 1 else "a damaged table"
@@ -136,7 +136,7 @@ def damaged_tables(damaged: Mapping[str, str]) -> str:
 
 
 def left_table_root(mark: Mark) -> str:
-    """Return why no file under the table root is deleted, for people; empty if files may be deleted."""
+    """Return a human-readable reason why no file under the table root is deleted; empty if files may be deleted."""
     if mark.table_root is None or not mark.table_root.refusal:
         return ""
     return f"files under the table root {cut(mark.table_root.root)} are kept: {mark.table_root.refusal}"
@@ -151,10 +151,10 @@ class ReclaimedFiles:
 
     sizes_bytes: Mapping[str, int]
     kinds: Mapping[str, str]
-    #: The version that wrote each file: the first one whose root was not written earlier, by the storage's clock.
-    #: Copied files have the time of the copy.
+    #: The version that wrote each file: the first version whose root was not written before the file, by the storage's
+    #: clock. Copied files have the time of the copy.
     writers: Mapping[str, int]
-    #: Why files of tables cannot be read, by the location of the metadata file. The folders of these tables are kept.
+    #: Why table files cannot be read, by the location of the metadata file. The folders of these tables are kept.
     damaged: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -167,14 +167,14 @@ class ReclaimedFiles:
         return dict(sorted(Counter(self.kinds[path] for path in self.sizes_bytes).items()))
 
     def bytes_by(self, key_of: Mapping[str, Key]) -> dict[Key, int]:
-        """Return the bytes by kind, or by the version that wrote the files."""
+        """Return the sizes in bytes, grouped by kind or by the version that wrote the files."""
         sums: Counter[Key] = Counter()
         for path, size_bytes in self.sizes_bytes.items():
             sums[key_of[path]] += size_bytes
         return dict(sums)
 
     def within(self, other: ReclaimedFiles) -> ReclaimedFiles:
-        """Return the files that another result contains as well."""
+        """Return the files that another result also contains."""
         sizes_bytes = {path: size for path, size in self.sizes_bytes.items() if path in other.sizes_bytes}
         return replace(self, sizes_bytes=sizes_bytes)
 
@@ -191,17 +191,17 @@ def reclaimed_files(
         progress: Called with the unit that is counted, the number done, and the total.
 
     Raises:
-        MaintenanceBlockedError: A reconcile is needed.
+        MaintenanceBlockedError: A reconcile is required.
         FileMissingError: A file that a kept root needs is missing.
         CorruptFileError: A file that a kept root needs is damaged.
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     expiring_versions = set(expiring)
     if not expiring_versions and not exports:
         return ReclaimedFiles({}, {}, {})
     lake = survey.lake
-    # Versions that expired earlier are not marked, or no plan would list the files that they share with these. A purge
-    # keeps such files while the earlier versions can be undeleted.
+    # Versions that expired earlier are not marked. Otherwise, no plan would list the files that they share with the
+    # expiring versions. A purge keeps such files while the earlier versions can be undeleted.
     before = survey.expired(ExpirationState.EXPIRED)
     mark = Mark(survey, without=expiring_versions.union(before), without_exports=exports, progress=progress)
     reclaimable = CatalogReach(lake.files, mark.catalog, skips_damaged=True, executor=survey.executor)
@@ -245,10 +245,10 @@ def reclaimed_files(
 
 
 class _Writers:
-    """Finds the version that wrote a file: the first one whose root was not written earlier."""
+    """Finds the version that wrote a file: the first version whose root was not written before the file."""
 
     def __init__(self, survey: Survey):
-        # A purge rewrites the roots that it seals, so their times do not count.
+        # A purge rewrites the roots that it seals, so the times of sealed roots do not count.
         self._versions = [version for version, root in sorted(survey.roots.items()) if not root.is_sealed]
         self._written_ms = list(accumulate((survey.written_ms[version] for version in self._versions), max))
 

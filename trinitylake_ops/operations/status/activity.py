@@ -72,7 +72,7 @@ def commits_of(latest: Snapshot, last: int) -> Commits:
 
     Raises:
         CorruptFileError: A root is damaged or missing.
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     infos = tuple(history(latest.files, last, latest))
     if not infos:
@@ -214,7 +214,7 @@ def recorded_space(latest: Snapshot, now_ms: int) -> Space:
         now_ms: The storage's time, in milliseconds since the epoch.
 
     Raises:
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     unpurged = [batch for batch in latest.definition.expirations if batch.state != ExpirationState.PURGED]
     grace_ms, storage = protected_ms(latest.definition), latest.files.roots.storage

@@ -96,7 +96,7 @@ class MaintenanceInputs:
 
         Raises:
             CorruptFileError: A root is damaged.
-            StorageError: The storage failed.
+            StorageError: A storage request failed.
         """
         definition = latest.definition
         pinned = {record.version for record in definition.exports if not is_lapsed(record, now_ms)}

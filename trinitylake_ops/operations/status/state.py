@@ -159,7 +159,7 @@ def lakehouse_status(
     Raises:
         LakehouseNotFoundError: There is no lakehouse at the root.
         CorruptFileError: The latest version cannot be read.
-        StorageError: The storage failed.
+        StorageError: A storage request failed.
     """
     metered = MeteredLakehouse(lake)
     reading = _Reading(metered.lake)
