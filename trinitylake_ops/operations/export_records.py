@@ -96,7 +96,7 @@ def begin(lake: Lakehouse, wanted: ExportRecord, check_source: Callable[[Snapsho
     Raises:
         ExportExistsError: Another export has the name.
         VersionExpiredError: The version has expired.
-        CommitAttemptsExhaustedError: Other commits conflicted too often.
+        CommitAttemptsExhaustedError: All attempts conflicted with other commits.
         StorageError: A storage request failed.
     """
     interrupted: list[ExportRecord] = []
@@ -134,7 +134,7 @@ def complete(
 
     Raises:
         ExportNotFoundError: The export was dropped during the run.
-        CommitAttemptsExhaustedError: Other commits conflicted too often.
+        CommitAttemptsExhaustedError: All attempts conflicted with other commits.
         StorageError: A storage request failed.
     """
     completed = replace(

@@ -289,7 +289,7 @@ class _Source:
 
     @contextmanager
     def _describing_failures(self, operation: str) -> Iterator[None]:
-        """Convert failures to StorageError with the catalog and the operation, because clients raise different errors."""
+        """Convert failures to StorageError with catalog and operation, because clients raise different errors."""
         try:
             yield
         except TrinityLakeError:

@@ -118,7 +118,7 @@ class RelocationPlan(Plan):
             approved_digest: The digest of the approved plan; None to apply the plan without approval.
 
         Raises:
-            PlanChangedError: The plan made now does not have the approved digest.
+            PlanChangedError: The new plan does not have the approved digest.
             CommitConflictError: Concurrent commits conflicted in MAX_ATTEMPTS attempts.
             TrinityLakeError: Planning or the commit failed.
         """

@@ -121,7 +121,7 @@ class RollbackPlan(Plan):
             reapply: Also roll back commits that happened since the plan was made.
 
         Raises:
-            PlanChangedError: The plan made now does not have the approved digest.
+            PlanChangedError: The new plan does not have the approved digest.
             CommitConflictError: Another commit happened since the plan was made, and ``reapply`` is False.
             TrinityLakeError: The error of a damaged table, or another error of :func:`plan_rollback`.
         """

@@ -1,11 +1,11 @@
-"""Combine appends that both sides of a clone made to the same Iceberg table.
+"""Combine appends to the same Iceberg table that were made on both sides of a clone.
 
-By Iceberg's rules, appended files conflict with nothing. Combining requires that both sides have only appended since
+By Iceberg's rules, appends never conflict. Combining requires that both sides have only appended since
 their common snapshot, and that the table has the same columns, partitions, order and properties on both sides.
 Compactions in the parent are allowed because they do not change rows.
 
-The result is one more snapshot of the parent's table. It records the clone's snapshot up to which it contains the
-clone's files, so that no file is appended twice.
+The result is an additional snapshot of the parent's table. It records the newest clone snapshot whose files it
+contains, so that no file is appended twice.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot as Version
 
-#: The property of a combined snapshot that records up to which snapshot of the clone it contains the clone's files.
+#: The property of a combined snapshot that records the newest clone snapshot whose files it contains.
 COMBINED_TO = "trinitylake.combined-to"
 
-#: The latest version of Iceberg's format that this library writes.
+#: The latest Iceberg format version that this library writes.
 _MAX_FORMAT_VERSION = 2
 _ALLOWED_IN_PARENT = (Operation.APPEND, Operation.REPLACE)
 _NOT_ONLY_APPENDS_IN_CLONE = "the clone changed it other than by appends"
@@ -44,7 +44,7 @@ _NOT_ONLY_APPENDS_IN_CLONE = "the clone changed it other than by appends"
 
 @dataclass(frozen=True, slots=True)
 class Appends:
-    """Files that the clone appended to a table that the parent appended to as well."""
+    """Files that the clone appended to a table to which the parent also appended."""
 
     #: The key of the table in the tree.
     key: str
@@ -56,7 +56,7 @@ class Appends:
     table_id: str
     #: The data files that the parent's table lacks, with their locations in the clone.
     files: tuple[DataFile, ...]
-    #: The clone's snapshot that contains them.
+    #: The clone's snapshot that contains these files.
     to_snapshot: int
 
     @property
@@ -66,17 +66,17 @@ class Appends:
 
 
 class AppendFinder:
-    """Find what the clone appended to tables that both sides changed. Reads metadata and manifests, not data."""
+    """Find the files that the clone appended to tables that both sides changed. Reads metadata and manifests, not data."""
 
     def __init__(self, sides: MergeInputs):
         self._definitions = sides.clone.lake.files.definitions
         self._io = sides.clone_io()
 
     def __call__(self, state: ObjectState) -> Appends | str:
-        """Return what the clone appended, or the reason why the changes of the table conflict.
+        """Return the files that the clone appended, or the reason why the changes to the table conflict.
 
-        The reason is empty if the change itself explains it. A damaged table is a conflict, so that the other tables
-        can be merged.
+        The reason is empty if the change itself explains the conflict. A damaged table is a conflict, so that the other
+        tables can be merged.
 
         Raises:
             StorageError: A storage request failed.
@@ -110,7 +110,7 @@ class AppendFinder:
         return Appends(state.key, state.name, state.parent, parent.id, tuple(files), to_snapshot)
 
     def _added_files(self, snapshots: list[Snapshot], io: StorageFileIO) -> list[DataFile] | None:
-        """Return the data files that snapshots added, or None if they changed anything else."""
+        """Return the data files that snapshots added, or None if the snapshots made any other change."""
         files = []
         for snapshot in reversed(snapshots):
             for manifest in manifests_in(snapshot, io):
@@ -126,7 +126,7 @@ class AppendFinder:
 
 
 def _difference(parent: TableDef, clone: TableDef) -> str:
-    """Return what differs between two definitions apart from the metadata location; empty if nothing does."""
+    """Return the differences between two definitions apart from the metadata location; empty if there are none."""
     if parent.schema != clone.schema:
         return "columns"
     if parent.properties != clone.properties:
@@ -143,8 +143,8 @@ def new_in_clone(parent: TableMetadata, clone: TableMetadata, base_id: int | Non
     Args:
         parent: The metadata of the parent's table.
         clone: The metadata of the clone's table.
-        base_id: The current snapshot of the last state that both sides had. If it is not an ancestor on one side, the
-            table was rolled back there.
+        base_id: The current snapshot of the last state that both sides had in common. If it is not an ancestor on one
+        side, the table was rolled back on that side.
 
     Returns:
         The snapshots, or the reason why the changes conflict.
@@ -162,7 +162,7 @@ def new_in_clone(parent: TableMetadata, clone: TableMetadata, base_id: int | Non
     our_marks, their_marks = (
         {mark for snapshot in chain if (mark := _combined_to(snapshot)) is not None} for chain in (ours, theirs)
     )
-    # The parent also has what a refresh combined in the clone, if a concurrent promotion brought the same files.
+    # The parent also has files that a refresh combined in the clone, if a concurrent promotion copied the same files.
     new = _until(
         theirs,
         lambda snapshot: (
@@ -205,7 +205,7 @@ def _ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
 
 
 def _until(chain: list[Snapshot], is_common: Callable[[Snapshot], bool]) -> list[Snapshot] | None:
-    """Return the snapshots before the first common one, or None if an ancestor expired before it was reached."""
+    """Return the snapshots before the first common snapshot, or None if an expired ancestor comes first."""
     newer: list[Snapshot] = []
     for snapshot in chain:
         if is_common(snapshot):
@@ -219,7 +219,7 @@ def _operation(snapshot: Snapshot) -> Operation | None:
 
 
 def _combined_to(snapshot: Snapshot) -> int | None:
-    """Return up to which snapshot of the clone a combined snapshot has files, or None if it is not combined."""
+    """Return the newest clone snapshot whose files a combined snapshot contains, or None if it is not combined."""
     properties: Mapping[str, str] = {} if snapshot.summary is None else snapshot.summary.additional_properties
     text = properties.get(COMBINED_TO, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
@@ -235,12 +235,12 @@ def write_combined(
     """Write metadata of the parent's tables that includes the files appended in the clone. It is not committed yet.
 
     Args:
-        lake: The lakehouse that gets the tables: the parent, or the clone.
-        base: The version on which they are committed.
-        appended: What the clone appended.
+        lake: The lakehouse that receives the tables: the parent or the clone.
+        base: The version on which the tables are committed.
+        appended: The files that the clone appended.
         written: Receives the location of each metadata file.
-        copy_uri: Returns, for the id of a table and the URI of a file in the clone, the URI of its copy in the parent.
-            None for the clone, which adds its own files to the parent's tables.
+        copy_uri: Returns the URI of a file's copy in the parent, given the table id and the URI of the file in the
+        clone. None for the clone, which adds its own files to the parent's tables.
 
     Returns:
         The paths of the new definitions, and the definitions, by key.

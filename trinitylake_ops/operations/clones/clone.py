@@ -1,7 +1,8 @@
-"""Clone a lakehouse: its whole tree at another root, without copying any table file.
+"""Clone a lakehouse: create its whole tree at another root without copying any table file.
 
-A commit in the parent records the clone, which keeps the cloned version. Version 0 of the clone refers to the parent's
-nodes. A second commit in the parent records the clone as complete. Executing an interrupted clone again resumes it.
+A commit in the parent records the clone, so that the cloned version is kept. Version 0 of the clone refers to the
+parent's nodes. A second commit in the parent records the clone as complete. Executing an interrupted clone again
+resumes it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ from trinitylake_ops.versions.time_travel import bounded_time_ms
 
 @dataclass(frozen=True, kw_only=True)
 class ClonePlan(Plan):
-    """Show the clone that would be created."""
+    """The clone that would be created."""
 
     #: The latest version when the plan was made.
     base_version: int
@@ -81,9 +82,9 @@ class ClonePlan(Plan):
     namespaces: tuple[str, ...]
     #: The root of the clone.
     target: str
-    #: How long until the clone is overdue; None for never.
+    #: The time until the clone is overdue, in milliseconds; None for never.
     retain_for_ms: int | None
-    #: Whether this resumes an interrupted clone of the same name.
+    #: Whether the plan resumes an interrupted clone with the same name.
     resumes: bool
     #: The record of the clone.
     record: ExportRecord = field(repr=False, compare=False)
@@ -113,9 +114,9 @@ class ClonePlan(Plan):
             approved_digest: The digest of the approved plan; None to apply the plan without approval.
 
         Raises:
-            PlanChangedError: The plan made now does not have the approved digest.
+            PlanChangedError: The new plan does not have the approved digest.
             LakehouseExistsError: Another lakehouse exists at the target.
-            ExportExistsError: Another export or clone has the name.
+            ExportExistsError: Another export or clone has the same name.
             ExportNotFoundError: The clone was dropped during the run.
             VersionExpiredError: The version expired since the plan was made.
             StorageError: A storage request failed.
@@ -125,17 +126,17 @@ class ClonePlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class CloneReport(Document):
-    """Report a finished clone."""
+    """The result of creating a clone."""
 
     #: The name of the clone.
     name: str
     #: The id of the clone.
     clone_id: str
-    #: The version of the parent that is version 0 of the clone.
+    #: The parent version that became version 0 of the clone.
     version: int
     #: The root of the clone.
     target: str
-    #: The version of the parent that records the clone as complete.
+    #: The parent version that records the clone as complete.
     committed_version: int
     #: Whether this run resumed an interrupted clone.
     resumed: bool
@@ -158,7 +159,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
     name: str
     #: A version number or the name of an export; None for the latest version.
     version: int | str | None
-    #: Clones the version that was the latest at this time.
+    #: Clone the version that was the latest at this time.
     timestamp: datetime | int | None
     target: str
     retain_for: timedelta | int | None
@@ -218,7 +219,7 @@ class Clone(PlannedOperation[ClonePlan, CloneReport]):
                 f"export {self.version!r} cannot be cloned here: it is a lakehouse at {snapshot.files.storage.root};"
                 " open that one to clone it"
             )
-        # A clone of an export within the lakehouse reads the files of the exported version, not those of the export.
+        # A clone of an export within the lakehouse reads the files of the exported version, not the export's files.
         return self.lake.snapshot(snapshot.version, latest=latest).version
 
     def _check_namespaces(self, source: Snapshot) -> None:
@@ -281,19 +282,19 @@ def plan_clone(
     Args:
         lake: The lakehouse to clone.
         target: The root of the clone.
-        name: The name of the clone in its parent. None takes the last part of ``target``.
-        version: A version number or the name of an export. None clones the latest version.
-        timestamp: Clones the version that was the latest at this time, as a datetime or in milliseconds since the
+        name: The name of the clone in its parent; None to use the last part of ``target``.
+        version: A version number or the name of an export; None to clone the latest version.
+        timestamp: Clone the version that was the latest at this time, as a datetime or in milliseconds since the
             epoch.
-        namespaces: Clones only these namespaces.
-        retain_for: How long until the clone is overdue, as a timedelta or in milliseconds; None for never. The parent
+        namespaces: Clone only these namespaces.
+        retain_for: The time until the clone is overdue, as a timedelta or in milliseconds; None for never. The parent
             keeps the version until the clone is dropped.
-        target_options: Options of the storage at the target. None uses those of the lakehouse if the URI scheme is the
-            same.
+        target_options: Options of the storage at the target; None to use the options of the lakehouse if the URI scheme
+        is the same.
 
     Raises:
         InvalidNameError: The name is not valid for a clone.
-        ExportExistsError: Another export or clone has the name.
+        ExportExistsError: Another export or clone has the same name.
         LakehouseExistsError: A lakehouse exists at the target.
         InvalidInputError: The lakehouse is itself a clone or copy, or has a table root.
         NamespaceNotFoundError: A namespace does not exist in the version.
@@ -333,7 +334,7 @@ def _is_complete_clone(target: Lakehouse, record: ExportRecord) -> bool:
     """Whether version 0 of this clone exists at the target.
 
     Raises:
-        LakehouseExistsError: Another lakehouse exists there.
+        LakehouseExistsError: Another lakehouse exists at the target.
         StorageError: A storage request failed.
     """
     try:
@@ -354,7 +355,7 @@ def _existing_lakehouse_error(target: Lakehouse) -> LakehouseExistsError:
 def _create_first_version(target: Lakehouse, source: Snapshot, source_root: str, record: ExportRecord) -> None:
     """Create version 0 of a clone.
 
-    All names except those of roots follow from the record, so that the call can be repeated.
+    All names except root names are derived from the record, so that the call can be repeated.
     """
     definition = _definition(target, source, source_root, record)
     definition_path = lakehouse_def_copy(export_id(record))
@@ -363,7 +364,7 @@ def _create_first_version(target: Lakehouse, source: Snapshot, source_root: str,
     info = CommitInfo(CLONE, f"version {source.version} of {source_root}"[:500], properties=properties)
     root = first_root(target.storage, definition, definition_path, _commit_id(record), info, CommitCost(1, 1, 0))
     # Version 0 is not older than the cloned version, so that time travel works across both. The storages may have
-    # different clocks: as in commits, a time far ahead of the record's is not adopted.
+    # different clocks: as in commits, a time far ahead of the record's time is not adopted.
     created_at_ms = max(root.created_at_ms, bounded_time_ms(source.created_at_ms, record.created_at_millis))
     root.system[CREATED_AT_MILLIS] = str(created_at_ms)
     limits = TreeLimits.of(definition)
@@ -376,7 +377,7 @@ def _create_first_version(target: Lakehouse, source: Snapshot, source_root: str,
 
 
 def _tree(target: Lakehouse, source: Snapshot, source_root: str, record: ExportRecord, limits: TreeLimits) -> NodeFile:
-    """Return the root of the clone, without system rows. It refers to files of the parent only."""
+    """Return the root of the clone, without system rows. The root refers only to files of the parent."""
     if not record.namespaces:
         return source.root.rebased(lambda location: to_uri(source_root, location))
     entries = [(key, to_uri(source_root, location)) for key, location in selected_entries(source, record.namespaces)]
@@ -390,7 +391,7 @@ def _tree(target: Lakehouse, source: Snapshot, source_root: str, record: ExportR
 
 
 def _definition(target: Lakehouse, source: Snapshot, source_root: str, record: ExportRecord) -> LakehouseDef:
-    """Return the settings of the parent, without the state of its operations, and with a record of the parent."""
+    """Return the settings of the parent without its operation state, and with a record of the parent."""
     choice = Choice(record.level, record.namespaces)
     definition = TargetExport(TargetLakehouse(target, None), source, source_root, record, choice).definition
     parent = ParentRecord(

@@ -78,7 +78,7 @@ def records_of_clone(definition: LakehouseDef, clone_id: str) -> list[ExportReco
 
 
 class OtherLakehouseError(InvalidInputError):
-    """The lakehouse at the root of a clone is another one, or a clone of another one."""
+    """The lakehouse at the root of a clone is not that clone, or is a clone of another lakehouse."""
 
     code = "other-lakehouse"
 
@@ -89,14 +89,14 @@ class OpenedClone:
 
     #: The clone's lakehouse.
     lake: Lakehouse
-    #: Its latest version.
+    #: The latest version of the clone.
     latest: Snapshot
     #: The clone's record of its parent.
     parent: ParentRecord
 
 
 def is_parent(parent: ParentRecord, record: ExportRecord, source_id: str) -> bool:
-    """Whether the parent record of a lakehouse identifies it as a clone.
+    """Whether the parent record of a lakehouse identifies the lakehouse as a specific clone.
 
     Args:
         parent: The parent record of the lakehouse at the clone's root.
@@ -109,14 +109,14 @@ def is_parent(parent: ParentRecord, record: ExportRecord, source_id: str) -> boo
 def clone_lakehouse(
     metered: MeteredLakehouse, record: ExportRecord, target_options: Mapping[str, str] | None
 ) -> Lakehouse:
-    """Return the lakehouse at the root of a clone, without checking that it is the clone.
+    """Return the lakehouse at the root of a clone, without checking that this lakehouse is the clone.
 
-    Other users may have write access there. Therefore symbolic links out of the root are not followed.
+    Other users may have write access there. Therefore, symbolic links that lead out of the root are not followed.
 
     Args:
-        metered: The parent. It also counts the requests to the clone.
+        metered: The parent. Requests to the clone are counted with its requests.
         record: The clone's record in the parent.
-        target_options: Options of the clone's storage. None derives them from the options of the parent.
+        target_options: Options of the clone's storage; None to derive them from the options of the parent.
 
     Raises:
         LocationNotAllowedError: The root of the clone is outside the allowed roots.
@@ -134,16 +134,16 @@ def open_clone(
 ) -> OpenedClone:
     """Open a clone, and check that it and its parent refer to each other.
 
-    A record alone could name any lakehouse.
+    A record alone could refer to any lakehouse.
 
     Args:
-        metered: The parent. It also counts the requests to the clone.
+        metered: The parent. Requests to the clone are counted with its requests.
         record: The clone's record in the parent.
-        target_options: Options of the clone's storage. None derives them from the options of the parent.
+        target_options: Options of the clone's storage; None to derive them from the options of the parent.
 
     Raises:
         LakehouseNotFoundError: No lakehouse exists at the clone's root.
-        OtherLakehouseError: Another lakehouse exists there.
+        OtherLakehouseError: Another lakehouse exists at the clone's root.
         LocationNotAllowedError: The root of the clone is outside the allowed roots.
         StorageError: A storage request failed.
     """
@@ -169,10 +169,10 @@ def open_clone(
 
 
 def parent_mismatch(lake: Lakehouse, clone: OpenedClone) -> str | None:
-    """Return an error message if a clone does not belong to a lakehouse because it was created at another root.
+    """Return an error message if a clone does not belong to a lakehouse because its parent was at another root.
 
     A copy of the parent's files has the same identity and records, and cannot be distinguished from a parent that was
-    moved. Therefore only the lakehouse at the root that the clone records may delete or change the clone.
+    moved. Therefore, only the lakehouse at the root recorded in the clone may delete or change the clone.
 
     Args:
         lake: The lakehouse.
@@ -187,7 +187,7 @@ def parent_mismatch(lake: Lakehouse, clone: OpenedClone) -> str | None:
 
 
 def check_is_clone_of(lake: Lakehouse, clone: OpenedClone) -> None:
-    """Raise OtherLakehouseError if a clone was created at another root than that of ``lake``."""
+    """Raise OtherLakehouseError if the parent of a clone was created at a different root than ``lake``."""
     if reason := parent_mismatch(lake, clone):
         raise OtherLakehouseError(reason, path=clone.lake.root)
 
@@ -209,7 +209,7 @@ def check_no_dependents(clone: OpenedClone) -> None:
 def check_not_registered(lake: Lakehouse, latest: Snapshot, record: ExportRecord, clone: OpenedClone) -> None:
     """Check that the parent has no registered tables whose files are in the clone.
 
-    Tables that the parent had before the clone was created cannot refer to it.
+    Tables that already existed in the parent when the clone was created cannot refer to the clone.
 
     Args:
         lake: The parent.
@@ -254,14 +254,14 @@ _MAX_VERSIONS_COMPARED = 100
 class CloneState(StrEnum):
     """The state of a clone."""
 
-    #: Its creation was interrupted: clone again, or drop it.
+    #: Creating the clone was interrupted: clone again, or drop it.
     INCOMPLETE = "incomplete"
     ACTIVE = "active"
-    #: Its retention time is over: drop it. The parent keeps the files that it reads until then.
+    #: The retention time of the clone has ended: drop it. Until then, the parent keeps the files that the clone reads.
     OVERDUE = "overdue"
-    #: Its lakehouse does not exist, or another one replaced it: drop it.
+    #: The clone's lakehouse does not exist or was replaced by another lakehouse: drop the clone.
     MISSING = "missing"
-    #: Its storage cannot be reached, or rejects requests.
+    #: The clone's storage cannot be reached or rejects requests.
     UNREADABLE = "unreadable"
 
 
@@ -279,9 +279,9 @@ class CloneInfo:
     state: CloneState
     #: The cloned namespaces; empty for all.
     namespaces: tuple[str, ...]
-    #: The version of the parent from which the clone was created.
+    #: The parent version from which the clone was created.
     cloned_version: int
-    #: The version of the parent with which both sides are compared; a refresh advances it.
+    #: The parent version with which both sides are compared; a refresh advances it.
     version: int
     #: When the clone was recorded.
     created_at: datetime
@@ -294,9 +294,10 @@ class CloneInfo:
     versions: int | None = None
     #: The number of files below the root of the clone.
     own_files: int | None = None
-    #: Their total size.
+    #: The total size of these files.
     own_bytes: int | None = None
-    #: Why the clone cannot be read, or that it belongs to another root of which this lakehouse is a copy.
+    #: Why the clone cannot be read, or a note that it belongs to a parent at another root, of which this lakehouse is a
+    #: copy.
     reason: str | None = None
 
 
@@ -305,10 +306,10 @@ def list_clones(lake: Lakehouse, target_options: Mapping[str, str] | None = None
 
     Args:
         lake: The parent.
-        target_options: Options of the storages of the clones. None derives them from the options of the parent.
+        target_options: Options of the clones' storages; None to derive them from the options of the parent.
 
     Raises:
-        StorageError: A request to the storage of the parent failed.
+        StorageError: A request to the parent's storage failed.
     """
     metered = MeteredLakehouse(lake)
     latest = metered.lake.snapshot()
@@ -369,8 +370,8 @@ def _info(
 class _ChangeCounter:
     """Count the versions of a lakehouse that changed objects.
 
-    Each version is read once, and only the newest are read. Older versions, and versions whose root cannot be read,
-    count as changed.
+    Each version is read once, and only the newest versions are read. Older versions, and versions whose root cannot be
+    read, count as changed.
     """
 
     def __init__(self, lake: Lakehouse, latest: Snapshot):
@@ -380,7 +381,7 @@ class _ChangeCounter:
         self._read_to = latest.version + 1
 
     def changed_since(self, version: int, namespaces: Sequence[str], excluded: Container[int] = ()) -> int:
-        """Return how many versions after ``version`` changed objects, in some namespaces if any are given."""
+        """Return how many versions after ``version`` changed objects, only in ``namespaces`` if any are given."""
         self._read_down_to(max(version + 1, self._latest.version - _MAX_VERSIONS_READ + 1))
         infos = [info for info in self._infos if info.version > version]
         unchanged = {info.version for info in infos if info.version in excluded or leaves_objects(info)}
@@ -397,7 +398,7 @@ class _ChangeCounter:
         self._read_to = version
         try:
             self._infos.extend(version_infos(self._lake.files, versions, self._latest))
-        except CorruptFileError:  # verify reports it; unread versions count as changed
+        except CorruptFileError:  # verify reports damaged roots; unread versions count as changed
             logger.debug("could not count the versions of %s exactly", self._lake.root, exc_info=True)
 
     def _changed(self, namespaces: Container[str], version: int) -> bool:

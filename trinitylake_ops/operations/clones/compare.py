@@ -1,6 +1,6 @@
-"""Compare a clone with its parent, using the version that both share and the latest version of each.
+"""Compare a clone with its parent, based on the version that both share and the latest version of each.
 
-Locations are compared as URIs. Subtrees that two sides share are not read.
+Locations are compared as URIs. Subtrees that both sides share are not read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ObjectState:
     key: str
     #: The name of the object.
     name: ObjectName
-    #: The definition in the last state that both sides had.
+    #: The definition in the last state that both sides had in common.
     base: str | None
     #: The definition in the latest version of the parent.
     parent: str | None
@@ -65,7 +65,7 @@ class ObjectState:
     clone: str | None
     #: The side on which the object changed.
     changed_on: ChangedOn
-    #: Why changes on both sides cannot be combined, if the history of the object already shows it.
+    #: Why changes on both sides cannot be combined, if this is already clear from the history of the object.
     reason: str = ""
 
 
@@ -79,7 +79,7 @@ class MergeInputs:
     record: ExportRecord
     #: The clone.
     clone: OpenedClone
-    #: The version of the parent that both share.
+    #: The parent version that both sides share.
     base: Snapshot
     #: The latest version of the parent.
     latest: Snapshot
@@ -91,14 +91,14 @@ class MergeInputs:
         Args:
             metered: The parent, which counts requests.
             name: The name of the clone.
-            target_options: Options of the clone's storage. None derives them from the options of the parent.
+            target_options: Options of the clone's storage; None to derive them from the options of the parent.
 
         Raises:
             ExportNotFoundError: The clone does not exist.
             LakehouseNotFoundError: The clone's lakehouse does not exist.
             InvalidInputError: The clone is incomplete, or belongs to another lakehouse.
             LocationNotAllowedError: The root of the clone is outside the allowed roots.
-            CorruptFileError: The parent does not keep the version that the clone shares with it.
+            CorruptFileError: The parent no longer keeps the version that the clone shares with it.
             StorageError: A storage request failed.
         """
         latest = metered.lake.snapshot()
@@ -121,12 +121,12 @@ class MergeInputs:
         return cls(metered.lake, record, clone, base, latest)
 
     def clone_io(self) -> StorageFileIO:
-        """Return a reader of table files as the clone names them. Files of the parent are read through its storage."""
+        """Return a reader for table files as referenced by the clone. Files of the parent are read through its storage."""
         return reading_io(self.clone.lake, [self.lake.storage])
 
     @cached_attribute
     def states(self) -> list[ObjectState]:
-        """All objects of known types that differ from the shared version on at least one side, by key."""
+        """All objects of known types that differ from the shared version on at least one side, in key order."""
         in_parent = {change.key: change for change in self._parent_changes()}
         in_clone = {change.key: change for change in self._clone_changes()}
         states = []
@@ -168,7 +168,7 @@ class MergeInputs:
             return None if parent == base else ObjectState(key, name, base, parent, clone, ChangedOn.SAME)
         last = self._last_promotion(key, name, base)
         if parent in last.unreadable or (last.is_promoted and parent in last.parent):
-            # The parent has what was promoted, so only the clone can have changed since.
+            # The parent has the promoted state, so only the clone can have changed since.
             is_same = clone == last.clone and parent not in last.unreadable
             return ObjectState(key, name, base, parent, clone, ChangedOn.SAME if is_same else ChangedOn.CLONE)
         if clone == last.clone:
@@ -180,7 +180,7 @@ class MergeInputs:
         return ObjectState(key, name, base, parent, clone, ChangedOn.CLONE)
 
     def _last_promotion(self, key: str, name: ObjectName, base: str | None) -> _LastPromotion:
-        """Return the last state of an object that both sides had: that of the last promotion, or the base."""
+        """Return the last state of an object that both sides had in common: the last promoted state, or the base."""
         last = _LastPromotion(base, frozenset([base]))
         for promotion in self.record.promotions:
             # Promotions before the last refresh are part of the base.
@@ -198,12 +198,12 @@ class MergeInputs:
             elif clone is None:
                 last = _LastPromotion(None, frozenset([None]), is_promoted=True)
             else:
-                # A promotion keeps the location of a parent's definition, and copies a clone's definition.
+                # A promotion keeps the location of a definition in the parent, but copies a definition in the clone.
                 last = _LastPromotion(clone, last.unreadable | {promoted, clone}, is_promoted=True)
         return last
 
     def _promoted_version(self, version: int) -> Snapshot:
-        """Return a version of the clone that was promoted. Raises VersionExpiredError, VersionNotFoundError."""
+        """Return a promoted version of the clone. Raises VersionExpiredError or VersionNotFoundError."""
         if version not in self._promoted_versions:
             self._promoted_versions[version] = self.clone.lake.snapshot(version, latest=self.clone.latest)
         return self._promoted_versions[version]
@@ -215,7 +215,7 @@ class MergeInputs:
 
 @dataclass(frozen=True, slots=True)
 class _LastPromotion:
-    """The last state of an object that both sides had."""
+    """The last state of an object that both sides had in common."""
 
     #: The URI of the clone's definition.
     clone: str | None
@@ -223,12 +223,12 @@ class _LastPromotion:
     parent: frozenset[str | None]
     #: The URIs of definitions that later promotions of expired versions may have written.
     unreadable: frozenset[str] = frozenset()
-    #: Whether a promotion brought this state to the parent.
+    #: Whether a promotion copied this state to the parent.
     is_promoted: bool = False
 
 
 def _may_promote(promotion: PromotionRecord, name: ObjectName, last: _LastPromotion) -> bool:
-    """Whether a promotion included an object if the clone had changed it.
+    """Whether a promotion would have included an object that the clone had changed.
 
     A promotion of selected tables also creates their namespaces in the parent.
     """
@@ -266,33 +266,33 @@ class ComparedObject:
     namespace: str
     #: The table; None for a namespace.
     table: str | None
-    #: The side on which it changed.
+    #: The side on which the object changed.
     changed_on: ChangedOn
-    #: What the clone did: "added", "changed", "removed", or None.
+    #: The change in the clone: "added", "changed", "removed", or None.
     in_clone: str | None
-    #: What the parent did: "added", "changed", "removed", or None.
+    #: The change in the parent: "added", "changed", "removed", or None.
     in_parent: str | None
-    #: What changed in the clone's table; None if nothing did.
+    #: The changes to the clone's table; None if there are none.
     clone: TableDelta | None = None
-    #: What changed in the parent's table; None if nothing did.
+    #: The changes to the parent's table; None if there are none.
     parent: TableDelta | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Document):
-    """The differences between a clone and its parent, and the changes that both made alike, such as promotions."""
+    """The differences between a clone and its parent, and identical changes on both sides, such as promotions."""
 
     #: The name of the clone.
     name: str
     #: The root of the clone.
     root: str
-    #: The version of the parent with which both are compared.
+    #: The parent version with which both sides are compared.
     shared_version: int
     #: The latest version of the parent.
     version: int
     #: The latest version of the clone.
     clone_version: int
-    #: The objects that differ, by key.
+    #: The objects that differ, in key order.
     objects: tuple[ComparedObject, ...]
     #: The requests and time that the comparison took.
     cost: Cost
@@ -319,12 +319,12 @@ class Comparison(Document):
 
 
 def compare(lake: Lakehouse, name: str, *, target_options: Mapping[str, str] | None = None) -> Comparison:
-    """Compare a clone with its parent. Reads metadata, but no manifests and no data.
+    """Compare a clone with its parent. This reads metadata, but no manifests and no data.
 
     Args:
         lake: The parent.
         name: The name of the clone.
-        target_options: Options of the clone's storage. None derives them from the options of the parent.
+        target_options: Options of the clone's storage; None to derive them from the options of the parent.
 
     Raises:
         ExportNotFoundError: The clone does not exist.

@@ -1,4 +1,4 @@
-"""Drop a clone: stop keeping its files in the parent, and optionally delete its own files."""
+"""Drop a clone: stop keeping files for it in the parent, and optionally delete the clone's own files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _FILES_STAY = "the clone's own files are not deleted; delete its folder or prefi
 
 @dataclass(frozen=True, kw_only=True)
 class DropClonePlan(Plan):
-    """Show the drop of a clone."""
+    """The drop of a clone, with its effects."""
 
     #: The latest version of the parent when the plan was made.
     base_version: int
@@ -76,7 +76,7 @@ class DropClonePlan(Plan):
     clone_id: str
     #: The root of the clone.
     root: str
-    #: The latest version of the clone; None if it does not exist or cannot be read.
+    #: The latest version of the clone; None if the clone does not exist or cannot be read.
     clone_version: int | None
     #: Why the clone cannot be read.
     reason: str | None
@@ -84,11 +84,11 @@ class DropClonePlan(Plan):
     deletes_files: bool
     #: The number of files to delete.
     files: int
-    #: Their total size.
+    #: The total size of these files.
     bytes: int
     #: The number of files below the root that do not belong to the clone.
     left: int
-    #: The paths to delete with their sizes in bytes, in stages that are deleted one after the other.
+    #: The paths to delete with their sizes in bytes, in stages that are deleted one after another.
     stages: tuple[Mapping[str, int], ...] = field(repr=False, compare=False)
     operation: DropClone = field(repr=False, compare=False)
 
@@ -120,11 +120,11 @@ class DropClonePlan(Plan):
 
         Args:
             approved_digest: The digest of the approved plan; None to apply the plan without approval.
-            progress: Is called with the number of files deleted so far.
+            progress: Called with the number of files deleted so far.
 
         Raises:
-            PlanChangedError: The plan made now does not have the approved digest.
-            CommitConflictError: The clone was committed to since the plan was made.
+            PlanChangedError: The new plan does not have the approved digest.
+            CommitConflictError: A version was committed to the clone since the plan was made.
             ExportNotFoundError: The clone was dropped since the plan was made.
             StorageError: A storage request failed.
         """
@@ -133,17 +133,17 @@ class DropClonePlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class DropCloneReport(DeletionReport):
-    """Report a dropped clone. ``version`` is None if the record was kept because some files could not be deleted."""
+    """The result of dropping a clone. ``version`` is None if the record was kept because some files could not be deleted."""
 
     #: The name of the clone.
     name: str
     #: The root of the clone.
     root: str
-    #: Whether the clone's lakehouse still exists; the parent does not delete its files later.
+    #: Whether the clone's lakehouse still exists. The parent will not delete its files later.
     files_stay: bool
 
     def table(self) -> Table:
-        """Return one row for the clone, and one for each file that could not be deleted."""
+        """Return one row for the clone, and one row for each file that could not be deleted."""
         title = f"Dropped clone {self.name}" if self.version is not None else f"Clone {self.name} is not dropped yet"
         title += f"; {_FILES_STAY}" if self.files_stay else ""
         rows = [(self.root, self.files, self.bytes, ""), *self.failure_rows(4)]
@@ -172,7 +172,7 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
         if clone is not None:
             check_no_dependents(clone)
         if clone is not None and self.deletes_files:
-            background.drain()  # otherwise a pending hint of this process would be written after the deletion
+            background.drain()  # otherwise, this process could write a pending hint after the deletion
             check_not_registered(metered.lake, latest, record, clone)
             stages, n_other_files = _own_files(clone)
         elif self.deletes_files:
@@ -197,8 +197,8 @@ class DropClone(PlannedOperation[DropClonePlan, DropCloneReport]):
     def _open(self, metered: MeteredLakehouse, record: ExportRecord) -> tuple[OpenedClone | None, str | None]:
         """Return the clone, or None and the reason why it cannot be opened.
 
-        If its lakehouse does not exist or is another one, only the record is dropped. A clone that cannot be read can
-        be dropped without deleting files, because its storage may be permanently lost.
+        If the clone's lakehouse does not exist or was replaced by another lakehouse, only the record is dropped. A
+        clone that cannot be read can be dropped without deleting files, because its storage may be permanently lost.
         """
         try:
             clone = open_clone(metered, record, self.target_options)
@@ -269,13 +269,14 @@ def plan_drop_clone(
 ) -> DropClonePlan:
     """Plan the drop of a clone, without writing anything. The parent stops keeping files for the clone.
 
-    Files below the clone's root that it did not write, and table folders of other lakehouses, are not deleted.
+    Files below the clone's root that the clone did not write, and table folders of other lakehouses, are not deleted.
 
     Args:
         lake: The parent.
         name: The name of the clone.
-        delete_files: Also delete the clone's own files. Without it, a clone that cannot be read can be dropped.
-        target_options: Options of the clone's storage. None derives them from the options of the parent.
+        delete_files: Also delete the clone's own files. A clone that cannot be read can be dropped only without this
+            option.
+        target_options: Options of the clone's storage; None to derive them from the options of the parent.
 
     Raises:
         ExportNotFoundError: The clone does not exist.
@@ -295,7 +296,7 @@ def drop_clone(
         lake: The parent.
         name: The name of the clone.
         delete_files: Also delete the clone's own files.
-        target_options: Options of the clone's storage. None derives them from the options of the parent.
+        target_options: Options of the clone's storage; None to derive them from the options of the parent.
 
     Raises:
         TrinityLakeError: See :func:`plan_drop_clone` and :meth:`DropClonePlan.execute`.
@@ -308,9 +309,9 @@ def drop_clone(
 def _own_files(clone: OpenedClone) -> tuple[tuple[dict[str, int], ...], int]:
     """Return the files of a clone in deletion stages, and the number of other files below its root.
 
-    The owner file of a table is deleted after the other files of its folder. The latest root is deleted last, followed
-    only by the definition that identifies the clone. An interrupted drop can therefore still find the clone and the
-    files that belong to it.
+    The owner file of a table is deleted after the other files in the table folder. The latest root is deleted last,
+    followed only by the definition that identifies the clone. After an interruption, another drop can therefore still
+    find the clone and the files that belong to it.
     """
     lake, latest = clone.lake, clone.latest
     sizes_bytes = {info.path: info.size_bytes for info in (*lake.storage.list(), *lake.storage.list(TEMPORARY_PREFIX))}
@@ -329,8 +330,8 @@ def _own_files(clone: OpenedClone) -> tuple[tuple[dict[str, int], ...], int]:
 def _leftover_definitions(remains: Lakehouse, record: ExportRecord, source: Snapshot) -> dict[str, int]:
     """Return the lakehouse definitions of a clone that has no roots.
 
-    A drop deletes a definition last, and creating a clone begins with it. Each definition identifies its clone. If any
-    root exists, the lakehouse belongs to someone else, and nothing is returned.
+    A drop deletes the definition last, and creating a clone writes it first. Each definition identifies its clone. If
+    any root exists, the lakehouse has another owner, and nothing is returned.
     """
     storage, source_root = remains.storage, source.files.storage.root
     if has_roots(storage):

@@ -1,6 +1,6 @@
-"""Merge the changes of one side of a clone into the other, as far as they do not conflict.
+"""Merge the changes made on one side of a clone into the other side, unless they conflict.
 
-``ours`` is the side that receives the changes, ``theirs`` the side that made them.
+``ours`` is the side that receives the changes, and ``theirs`` is the side on which they were made.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Conflict:
 
     #: ``namespace`` or ``namespace.table``.
     name: str
-    #: What each side did.
+    #: The change on each side, or why the changes cannot be combined.
     reason: str
 
 
@@ -51,7 +51,7 @@ class Choices:
 
     @classmethod
     def of(cls, ours: Collection[str], theirs: Collection[str]) -> Choices:
-        """Build from the names that the caller chose.
+        """Build the choices from the names that the caller passed.
 
         Args:
             ours: Names for which our side is kept.
@@ -65,7 +65,7 @@ class Choices:
         return cls(frozenset(ours), frozenset(theirs))
 
     def side_of(self, name: ObjectName) -> str | None:
-        """Return "ours", "theirs" or None. The choice for a table overrides that for its namespace."""
+        """Return "ours", "theirs" or None. The choice for a table overrides the choice for its namespace."""
         for text in (str(name), name.namespace):
             if text in self.ours:
                 return "ours"
@@ -82,7 +82,7 @@ class Merge:
     name: str
     #: The latest version of the side that receives the changes.
     into: Snapshot
-    #: The latest version of the side that made them.
+    #: The latest version of the side on which the changes were made.
     theirs: Snapshot
     #: All objects that differ.
     states: Sequence[ObjectState]
@@ -90,17 +90,17 @@ class Merge:
     choices: Choices
     #: Whether the parent receives the changes.
     into_parent: bool
-    #: Finds what the clone appended to a table that both sides changed.
+    #: Finds the files that the clone appended to a table that both sides changed.
     appends: Callable[[ObjectState], Appends | str]
     #: The URI of each new definition by key; None for an object to drop.
     changes: dict[str, str | None] = field(default_factory=dict)
     #: Tables whose appended files are combined.
     appended: list[Appends] = field(default_factory=list)
-    #: Conflicts without a choice.
+    #: Conflicts for which no side was chosen.
     conflicts: list[Conflict] = field(default_factory=list)
     #: The names of conflicts for which "ours" was chosen.
     kept: list[str] = field(default_factory=list)
-    #: The ids of the tables in ``changes`` by their keys, None for tables that are dropped.
+    #: The ids of the tables in ``changes`` by key; None for tables to drop.
     table_ids: dict[str, str | None] = field(default_factory=dict)
     _names_in_conflict: set[str] = field(default_factory=set)
 
@@ -120,11 +120,11 @@ class Merge:
             sides: The clone and its parent.
             selected: The objects to merge, from ``sides.states``.
             choices: The sides chosen for conflicts.
-            appends: Finds what the clone appended to a table that both sides changed.
+            appends: Finds the files that the clone appended to a table that both sides changed.
             into_parent: Whether the parent receives the changes.
 
         Raises:
-            InvalidInputError: A choice names an object that has no conflict.
+            InvalidInputError: A choice refers to an object without a conflict.
             TableHasAnotherNameError: The choices would leave a table with two names.
         """
         states = sides.states
@@ -144,7 +144,7 @@ class Merge:
         unknown = sorted((choices.ours | choices.theirs) - merge._names_in_conflict)
         if not merge.conflicts:  # the names depend on how conflicts are resolved
             merge._check_table_ids()
-        # If nothing is left to do, the same choices may already have been applied: repeating them is not an error.
+        # If nothing is left to do, the same choices may already have been applied. Repeating them is not an error.
         if unknown and (merge.changes or merge.appended or merge.conflicts):
             raise InvalidInputError(f"{unknown[0]!r} has no conflict to resolve; leave it out")
         for text in unknown:
@@ -169,7 +169,7 @@ class Merge:
         if state.changed_on == source:
             self.changes[state.key] = self._their_state(state)
         elif state.changed_on == ChangedOn.BOTH:
-            # A chosen side applies to the whole table, so its appends are not combined.
+            # A chosen side applies to the whole table, so appends to the table are not combined.
             has_choice = self.choices.side_of(state.name) is not None
             appends = state.reason if has_choice or state.reason else self.appends(state)
             if isinstance(appends, str):
@@ -199,7 +199,7 @@ class Merge:
         return side == "theirs"
 
     def _check_namespace(self, state: ObjectState, by_key: Mapping[str, ObjectState]) -> None:
-        """Add the namespace of a merged table if it is new on their side, else treat its absence as a conflict."""
+        """Add the namespace of a merged table if it is new on their side; otherwise, report a missing one as a conflict."""
         if self.changes.get(state.key) is None:
             return
         key = self.into.keys.namespace_key(state.name.namespace)
@@ -236,7 +236,7 @@ class Merge:
         OneName(self.table_ids, keys_of)(self.into)
 
     def _check_empty(self, state: ObjectState) -> None:
-        """Drop the remaining tables of a dropped namespace if "theirs" was chosen, else keep the namespace."""
+        """Drop the remaining tables of a dropped namespace if "theirs" was chosen; otherwise, keep the namespace."""
         namespace = state.name.namespace
         remaining = {
             key: table
@@ -254,7 +254,7 @@ class Merge:
 
 
 def _names_object(text: str, version: Snapshot) -> bool:
-    """Whether a text is ``namespace`` or ``namespace.table`` of a version, whose names can contain dots themselves."""
+    """Whether a text is a ``namespace`` or ``namespace.table`` in a version. Names can contain dots."""
     names = [(text, None), *((text[:at], text[at + 1 :]) for at, character in enumerate(text) if character == ".")]
     for namespace, table in names:
         with contextlib.suppress(InvalidNameError):
@@ -270,7 +270,7 @@ def _verb(base: str | None, current: str | None) -> str:
 
 
 def side_labels(name: str, *, into_parent: bool) -> tuple[str, str]:
-    """Return how messages name "ours", the side that receives the changes, and "theirs".
+    """Return the labels used in messages for "ours", the side that receives the changes, and for "theirs".
 
     Args:
         name: The name of the clone.
@@ -286,7 +286,7 @@ def count_of(conflicts: Sequence[Conflict]) -> str:
 
 
 class MergePlan(Plan):
-    """Base of plans that merge one side of a clone into the other. Subclasses order the fields."""
+    """Base of plans that merge one side of a clone into the other. Subclasses declare the field order."""
 
     into_parent: ClassVar[bool]
     base_version: int
@@ -306,7 +306,7 @@ class MergePlan(Plan):
         return f"{option}ours {name} keeps what {ours} has, {option}theirs {name} takes what {theirs} has"
 
     def conflict_error(self) -> CommitConflictError:
-        """Return the error for unresolved conflicts, which names them and explains how to choose a side."""
+        """Return the error for unresolved conflicts, which lists the conflicts and explains how to choose a side."""
         texts = tuple(f"{conflict.name}: {conflict.reason}" for conflict in self.conflicts)
         text = "; ".join(texts[:_MAX_NAMES]) + ("; ..." if len(texts) > _MAX_NAMES else "")
         return CommitConflictError(
@@ -323,7 +323,7 @@ class MergePlan(Plan):
 
     @property
     def is_empty(self) -> bool:
-        """Whether their side has no changes that our side lacks."""
+        """Whether there are no changes on their side that are missing on our side."""
         return not self.changes and not self.conflicts
 
     def rows(self) -> list[Sequence[object]]:
@@ -346,15 +346,15 @@ class MergeOperation(PlannedOperation[MergePlanT, ReportT]):
     name: str
     #: The sides chosen for conflicts.
     choices: Choices
-    #: Options of the clone's storage; None derives them from the options of the parent.
+    #: Options of the clone's storage; None to derive them from the options of the parent.
     target_options: Mapping[str, str] | None
 
     @abstractmethod
     def plan_for(self, sides: MergeInputs) -> MergePlanT:
-        """Plan for the opened sides."""
+        """Make a plan for the opened sides."""
 
     def plan(self) -> MergePlanT:
-        """Plan on the latest versions of both sides. See :meth:`MergeInputs.open` and :meth:`plan_for` for errors."""
+        """Make a plan based on the latest versions of both sides. See :meth:`MergeInputs.open` and :meth:`plan_for` for errors."""
         return self.plan_for(self.open_sides(MeteredLakehouse(self.lake)))
 
     def open_sides(self, metered: MeteredLakehouse) -> MergeInputs:
@@ -362,7 +362,7 @@ class MergeOperation(PlannedOperation[MergePlanT, ReportT]):
         return MergeInputs.open(metered, self.name, self.target_options)
 
     def executable_plan(self, plan: MergePlanT, approved_digest: str | None, sides: MergeInputs) -> MergePlanT:
-        """Return the plan to execute, made again if a digest was approved.
+        """Return the plan to execute, or a new plan if a digest was approved.
 
         Args:
             plan: The plan.
@@ -370,7 +370,7 @@ class MergeOperation(PlannedOperation[MergePlanT, ReportT]):
             sides: The clone and its parent.
 
         Raises:
-            PlanChangedError: The plan made now does not have the approved digest.
+            PlanChangedError: The new plan does not have the approved digest.
             CommitConflictError: The plan has unresolved conflicts.
         """
         if approved_digest is not None:
@@ -382,7 +382,7 @@ class MergeOperation(PlannedOperation[MergePlanT, ReportT]):
 
 
 def steps_table(title: str, rows: Sequence[Sequence[object]]) -> Table:
-    """Return the steps of a plan as a table with one row each: the step, the object, the source and the target.
+    """Return the steps of a plan as a table with one row per step: the step, the object, the source and the target.
 
     Args:
         title: The title.
@@ -403,7 +403,7 @@ def change_steps(changes: Sequence[Change], version: int) -> list[Sequence[objec
 
 @dataclass(frozen=True)
 class MergeCommit(ABC):
-    """Base of the commits of merges, which also replace the definition of the lakehouse (commit.Committable)."""
+    """Base of merge commits, which also replace the lakehouse definition (commit.Committable)."""
 
     #: The name of this kind of merge in conflict messages.
     noun: ClassVar[str]
@@ -432,12 +432,12 @@ class MergeCommit(ABC):
         """Check that intermediate commits do not conflict with the merge.
 
         Args:
-            base: The version on which the merge was checked.
-            latest: The version on which it is committed next.
+            base: The version for which the merge was checked.
+            latest: The version on which the merge is committed next.
 
         Raises:
-            CommitConflictError: A commit changed what the merge writes or depends on.
-            TableHasAnotherNameError: A commit gave a merged table another name.
+            CommitConflictError: A commit changed an object that the merge writes or depends on.
+            TableHasAnotherNameError: A commit renamed a merged table.
             StorageError: A storage request failed.
         """
         _check_untouched(base, latest, self._entries, self.noun)

@@ -1,4 +1,4 @@
-"""Promote the changes of a clone: copy its new files to the parent, and commit them there in one version."""
+"""Promote the changes of a clone: copy the clone's new files to the parent, and commit them there in one version."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MAX_PROMOTIONS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class PromotionPlan(MergePlan):
-    """Show what a promotion would change in the parent. It can only be executed without conflicts."""
+    """The changes that a promotion would make in the parent. The plan can be executed only without conflicts."""
 
     into_parent = True
     #: The latest version of the parent when the plan was made.
@@ -56,19 +56,19 @@ class PromotionPlan(MergePlan):
     name: str
     #: The version of the clone to promote.
     clone_version: int
-    #: The version of the parent with which both sides are compared.
+    #: The parent version with which both sides are compared.
     shared_version: int
     #: The selected namespaces and tables; empty for all.
     only: tuple[str, ...]
-    #: The changes of namespaces and tables.
+    #: The changes to namespaces and tables.
     changes: tuple[Change, ...]
-    #: Conflicts without a choice.
+    #: Conflicts for which no side was chosen.
     conflicts: tuple[Conflict, ...]
     #: The objects for which the parent's side was chosen.
     kept: tuple[str, ...]
     #: The number of files to copy or rewrite.
     files: int
-    #: The bytes of manifests and data files among them.
+    #: The total size in bytes of the manifests and data files among these files.
     bytes: int
     appended: tuple[Appends, ...] = field(repr=False, compare=False)
     table_ids: Mapping[str, str | None] = field(repr=False, compare=False)
@@ -117,10 +117,10 @@ class PromotionPlan(MergePlan):
 
         Args:
             approved_digest: The digest of the approved plan; None to apply the plan without approval.
-            progress: Is called with the number of files copied so far.
+            progress: Called with the number of files copied so far.
 
         Raises:
-            PlanChangedError: The plan made now does not have the approved digest.
+            PlanChangedError: The new plan does not have the approved digest.
             CommitConflictError: The plan has unresolved conflicts, or another commit changed an object that is
                 promoted.
             CorruptFileError: A file cannot be read, or a copy differs from its source.
@@ -131,7 +131,7 @@ class PromotionPlan(MergePlan):
 
 @dataclass(frozen=True, kw_only=True)
 class PromotionReport(Document):
-    """Report a promotion."""
+    """The result of a promotion."""
 
     #: The name of the clone.
     name: str
@@ -145,7 +145,7 @@ class PromotionReport(Document):
     changed: int
     #: The number of files copied or rewritten.
     copied_files: int
-    #: Their total size.
+    #: The total size of these files.
     copied_bytes: int
     #: The requests and time that the promotion took.
     cost: Cost
@@ -159,7 +159,7 @@ class PromotionReport(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class Promote(MergeOperation[PromotionPlan, PromotionReport]):
-    """Promote a clone, or selected objects of it."""
+    """Promote all or selected objects of a clone."""
 
     telemetry_name = "promote"
 
@@ -169,7 +169,7 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
     progress: Progress = no_progress
 
     def plan_for(self, sides: MergeInputs) -> PromotionPlan:
-        """Plan for the opened sides. See :func:`plan_promotion` for the errors."""
+        """Make a plan for the opened sides. See :func:`plan_promotion` for the errors."""
         only = selected_names(sides, self.namespaces, self.tables)
         selected = [state for state in sides.states if is_selected(state, only)]
         merge = Merge.of(sides, selected, self.choices, AppendFinder(sides), into_parent=True)
@@ -257,7 +257,7 @@ class Promote(MergeOperation[PromotionPlan, PromotionReport]):
 
 @dataclass(frozen=True)
 class _Promotion(MergeCommit):
-    """Commit a promotion and record it with the clone."""
+    """Commit a promotion and record it in the clone's record."""
 
     noun = "promotion"
 
@@ -290,11 +290,11 @@ def plan_promotion(
     Args:
         lake: The parent.
         name: The name of the clone.
-        namespaces: Promotes only these namespaces and the tables of ``tables``.
-        tables: Promotes only these tables, as ``namespace.table``, and ``namespaces``.
+        namespaces: Promote only these namespaces, and the tables in ``tables``.
+        tables: Promote only these tables, as ``namespace.table``, and ``namespaces``.
         ours: Conflicts for which the parent's side is kept, as ``namespace`` or ``namespace.table``.
         theirs: Conflicts for which the clone's side is taken.
-        target_options: Options of the clone's storage. None derives them from the options of the parent.
+        target_options: Options of the clone's storage; None to derive them from the options of the parent.
         executor: Copies the files when the plan is executed.
 
     Raises:
@@ -302,8 +302,8 @@ def plan_promotion(
         LakehouseNotFoundError: The clone's lakehouse does not exist.
         NamespaceNotFoundError: A selected namespace exists on neither side.
         TableNotFoundError: A selected table exists on neither side.
-        InvalidInputError: Another lakehouse exists at the clone's root, a choice names no conflict, or a table cannot
-            be copied.
+        InvalidInputError: Another lakehouse exists at the clone's root, a choice does not refer to a conflict, or a
+        table cannot be copied.
         LocationNotAllowedError: A location is outside the allowed roots.
         StorageError: A storage request failed.
     """

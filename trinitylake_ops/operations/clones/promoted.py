@@ -1,4 +1,4 @@
-"""Select what a promotion copies: definitions, and table files below the clone's root."""
+"""Select the files that a promotion copies: definitions, and table files below the clone's root."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trinitylake_ops.storage.parallel import run_parallel
 def copied_files(
     sides: MergeInputs, promotion_id: str, table_id: str, existing: Mapping[str, str] | None = None
 ) -> TableFileMap:
-    """Return the mapping from the clone's files of a table to their copies in the parent.
+    """Return the mapping from a table's files in the clone to their copies in the parent.
 
     Args:
         sides: The clone and its parent.
@@ -39,7 +39,7 @@ def copied_files(
 
 
 class PromotionSelector:
-    """Select what a promotion copies, under names that no earlier attempt used."""
+    """Select the files that a promotion copies, under names that no earlier attempt used."""
 
     def __init__(self, sides: MergeInputs, promotion_id: str):
         self._sides = sides
@@ -59,7 +59,7 @@ class PromotionSelector:
             changes: The URI of each changed definition by key; None for an object to drop.
 
         Returns:
-            The files to copy, and the new entries of the parent by key.
+            The files to copy, and the parent's new entries by key.
 
         Raises:
             InvalidInputError: A table cannot be promoted.
@@ -89,7 +89,7 @@ class PromotionSelector:
         return selection, entries
 
     def appended(self, table_id: str, files: Sequence[DataFile]) -> TableCopy:
-        """Return the copies to make of data files of a table that both sides appended to.
+        """Return the data file copies to make for a table to which both sides appended.
 
         Args:
             table_id: The id of the table.
@@ -103,7 +103,7 @@ class PromotionSelector:
         return TableCopy(file_map, tuple(copies))
 
     def _existing_path(self, key: str, name: ObjectName, uri: str) -> str:
-        """Return the path of a definition of the parent, which must be in a version that is kept for the clone."""
+        """Return the path of a definition in the parent, which must be in a version that is kept for the clone."""
         path = to_location(self._sides.lake.root, uri)
         if path not in [snapshot.entry(key) for snapshot in self._kept]:
             raise InvalidInputError(
@@ -125,7 +125,7 @@ class PromotionSelector:
         return target
 
     def _table(self, table: tuple[str, ObjectName, str]) -> tuple[TableDef | None, TableCopy | None]:
-        """Return the definition that the parent needs, None if it is the clone's, and the files to copy."""
+        """Return the files to copy, and the definition that the parent needs, or None if it is the clone's definition."""
         key, name, location = table
         definition = self._sides.clone.lake.files.definitions.table(location)
         metadata = iceberg_metadata(definition)
@@ -145,13 +145,13 @@ class PromotionSelector:
 
     @cached_attribute
     def _missing_keys(self) -> list[str]:
-        """The keys of tables that do not exist in the clone, where they may have been renamed."""
+        """The keys of tables that do not exist in the clone because they were dropped or renamed."""
         return [state.key for state in self._sides.states if state.name.table and state.base and state.clone is None]
 
     def _check_kept(self, key: str, name: ObjectName, definition: TableDef, metadata: str) -> None:
         """Raise InvalidInputError unless the table had this metadata in a version that is kept for the clone.
 
-        In that version it may have had another name, which does not exist in the clone.
+        In that version, the table may have had another name that does not exist in the clone.
         """
         for snapshot in self._kept:
             for entry in filter(None, map(snapshot.entry, [key, *self._missing_keys])):
@@ -170,8 +170,8 @@ class PromotionSelector:
     def _existing_copies(self, key: str, definition: TableDef) -> dict[str, str]:
         """Return the data files of a table that earlier promotions copied: path in the clone -> path in the parent.
 
-        The parent's table refers to them, and so does the version on which the promotion commits. Their names contain a
-        UUID, so files of the same name are the same.
+        The parent's table and the version on which the promotion is committed refer to these files. Their names contain
+        a UUID, so files with the same name are identical.
         """
         entry = self._sides.latest.entry(key) if self._sides.record.promotions else None
         if entry is None:
@@ -191,7 +191,7 @@ class PromotionSelector:
         }
 
     def _check_without_files(self, name: ObjectName, definition: TableDef) -> None:
-        """Raise InvalidInputError for a table of another format with files in the clone: its paths are unknown."""
+        """Raise InvalidInputError for a table in another format with files in the clone, because its paths are unknown."""
         if definition.is_iceberg or not definition.is_managed:
             return
         if any(True for _ in self._sides.clone.lake.storage.list(table_prefix(definition.id))):
@@ -202,5 +202,5 @@ class PromotionSelector:
 
 
 def _folder(promotion_id: str) -> str:
-    """Return the folder, within that of a table, for the files that a promotion copies."""
+    """Return the folder within a table folder for the files that a promotion copies."""
     return f"promote-{promotion_id}/"

@@ -1,4 +1,4 @@
-"""Refresh a clone: merge the parent's newer changes into it, as one commit there."""
+"""Refresh a clone: merge newer changes in the parent into the clone, in one commit to the clone."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ _MAX_REFRESHES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class RefreshPlan(MergePlan):
-    """Show what a refresh would change in a clone. It can only be executed without conflicts."""
+    """The changes that a refresh would make in a clone. The plan can be executed only without conflicts."""
 
     into_parent = False
-    #: The version of the parent to merge.
+    #: The parent version to merge.
     base_version: int
     #: The name of the clone.
     name: str
     #: The latest version of the clone.
     clone_version: int
-    #: The version of the parent with which both sides were compared so far.
+    #: The parent version with which both sides have been compared so far.
     shared_version: int
-    #: The changes of namespaces and tables.
+    #: The changes to namespaces and tables.
     changes: tuple[Change, ...]
-    #: Conflicts without a choice.
+    #: Conflicts for which no side was chosen.
     conflicts: tuple[Conflict, ...]
-    #: Objects for which the clone's side was chosen; from then on they count as changed only in the clone.
+    #: Objects for which the clone's side was chosen. From then on, they count as changed only in the clone.
     kept: tuple[str, ...]
-    #: Promoted objects: their content does not change, but the clone then reads the parent's files of them.
+    #: Promoted objects. Their content does not change, but the clone will read their files from the parent.
     same: tuple[str, ...]
     appended: tuple[Appends, ...] = field(repr=False, compare=False)
     table_ids: Mapping[str, str | None] = field(repr=False, compare=False)
@@ -77,17 +77,17 @@ class RefreshPlan(MergePlan):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the parent has no changes that the clone lacks, and no choice is to be recorded."""
+        """Whether the parent has no changes that the clone lacks, and there is no choice to record."""
         return super().is_empty and not self.kept and not self.same
 
     def rows(self) -> list[Sequence[object]]:
-        """Return the rows of :meth:`MergePlan.rows`, and one for each object that keeps its content."""
+        """Return the rows of :meth:`MergePlan.rows`, and one row for each object that keeps its content."""
         kept = [("keep", name, "the clone's side was chosen") for name in self.kept]
         same = [("same", name, "it was promoted; the clone will read the parent's files") for name in self.same]
         return [*super().rows(), *kept, *same]
 
     def steps(self) -> Table:
-        """Return the step that keeps the parent's version, and one for each object that would change in the clone."""
+        """Return the step that keeps the parent version, and one step for each object that would change in the clone."""
         kept = ("keep", f"version {self.base_version} for the clone", "", "the parent")
         appended = [
             ("append", f"{len(appends.files)} files, {appends.rows} rows", "the clone", f"{appends.name} of the parent")
@@ -105,16 +105,17 @@ class RefreshPlan(MergePlan):
         return new_table(title, "change", "object", "why", rows=self.rows())
 
     def execute(self, approved_digest: str | None = None) -> CommitReport:
-        """Keep the parent's version for the clone, and commit in the clone. ``version`` of the report is the clone's.
+        """Keep the parent version for the clone, and commit to the clone. The report's ``version`` is that of the
+        clone.
 
         Args:
             approved_digest: The digest of the approved plan; None to apply the plan without approval.
 
         Raises:
-            PlanChangedError: The plan made now does not have the approved digest.
-            CommitConflictError: The plan has unresolved conflicts, or a commit in the clone changed an object that is
-                merged.
-            VersionExpiredError: The parent's version has expired.
+            PlanChangedError: The new plan does not have the approved digest.
+            CommitConflictError: The plan has unresolved conflicts, or a commit to the clone changed an object to
+            merge.
+            VersionExpiredError: The parent version has expired.
             StorageError: A storage request failed.
         """
         return self.operation.execute(self, approved_digest)
@@ -127,11 +128,11 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
     telemetry_name = "refresh"
 
     def plan_for(self, sides: MergeInputs) -> RefreshPlan:
-        """Plan for the opened sides. See :func:`plan_refresh` for the errors."""
+        """Make a plan for the opened sides. See :func:`plan_refresh` for the errors."""
         clone = sides.clone.latest
         merge = Merge.of(sides, sides.states, self.choices, AppendFinder(sides), into_parent=False)
         merge.check_names()
-        # After the refresh, the clone reads promoted objects from the parent, so that both sides are equal.
+        # After the refresh, the clone reads promoted objects from the parent, so that both sides are identical.
         adopted = {
             state.key: state.parent
             for state in sides.states
@@ -159,7 +160,7 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
         )
 
     def run(self, plan: RefreshPlan, approved_digest: str | None) -> CommitReport:
-        """Keep the parent's version, and commit in the clone."""
+        """Keep the parent version, and commit to the clone."""
         metered = MeteredLakehouse(self.lake)
         sides = self.open_sides(metered)
         plan = self.executable_plan(plan, approved_digest, sides)
@@ -185,9 +186,9 @@ class Refresh(MergeOperation[RefreshPlan, CommitReport]):
 
 
 def _keep_version(sides: MergeInputs, plan: RefreshPlan) -> None:
-    """Commit in the parent that it keeps another version for the clone, unless an earlier attempt did so.
+    """Commit a record to the parent that keeps another version for the clone, unless an earlier attempt did so.
 
-    Versions that the clone shared before remain kept, because the clone's older versions and tables need their files.
+    Previously shared versions remain kept, because older versions and tables of the clone need their files.
     """
     lake, clone = sides.lake, sides.record
     wanted = ExportRecord(
@@ -235,7 +236,7 @@ def _free_name(definition: LakehouseDef, name: str) -> str:
 
 
 class _Refresh(MergeCommit):
-    """Commit the parent's entries in the clone, and record the version that both share from then on."""
+    """Commit the parent's entries to the clone, and record the version that both sides share from then on."""
 
     noun = "refresh"
 
@@ -272,7 +273,7 @@ def plan_refresh(
         name: The name of the clone.
         ours: Conflicts for which the clone's side is kept, as ``namespace`` or ``namespace.table``.
         theirs: Conflicts for which the parent's side is taken.
-        target_options: Options of the clone's storage. None derives them from the options of the parent.
+        target_options: Options of the clone's storage; None to derive them from the options of the parent.
 
     Raises:
         TrinityLakeError: See :func:`plan_promotion`.

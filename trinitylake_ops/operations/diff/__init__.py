@@ -1,1 +1,1 @@
-"""The differences between versions: objects, rows, files and bytes of tables."""
+"""The differences between versions: objects, and the rows, files and bytes of tables."""

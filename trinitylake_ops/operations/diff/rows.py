@@ -1,7 +1,7 @@
-"""Count how the rows of a table differ between two states, by content, in whatever files they are.
+"""Count the rows of a table that differ between two states, by content and regardless of the files that store them.
 
-Files that both states contain with the same deletes are not read. The other rows are compared by 64-bit hashes of all
-common columns. Differing rows are then read again for the minima and maxima of columns that differ.
+Files that both states contain with the same deletes are not read. The rows in other files are compared by 64-bit hashes
+of all common columns. Differing rows are then read again to compute the minima and maxima of the columns that differ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trinitylake_ops.iceberg.read import file_batches
 from trinitylake_ops.operations.diff.versions import TableState
 from trinitylake_ops.operations.rendering import MAX_SAMPLES
 
-#: The limits of one plan for all its tables: bytes of files, rows to compare, and seconds.
+#: The limits for all tables of a plan together: file bytes, rows to compare, and seconds.
 MAX_BYTES = 128 << 20
 MAX_ROWS = 5_000_000
 MAX_SECONDS = 20.0
@@ -41,7 +41,7 @@ _MAX_VALUE_CHARS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnRange:
-    """The minima and maxima of a column over differing rows, before and after; empty texts if there is no value."""
+    """The minima and maxima of a column over differing rows, before and after; empty strings if there is no value."""
 
     column: str
     before: tuple[str, str]
@@ -55,11 +55,11 @@ class RowChanges:
     #: None if the rows were not counted.
     added: int | None = None
     removed: int | None = None
-    #: None for a table without primary key, whose changed rows count as removed and added.
+    #: None for a table without a primary key, whose changed rows count as removed and added.
     changed: int | None = None
     ranges: tuple[ColumnRange, ...] = ()
     sample_columns: tuple[str, ...] = ()
-    #: Rows as texts, those of the earlier state first. The first value names the state.
+    #: Sample rows as texts, with rows of the earlier state first. The first value of each row names the state.
     samples: tuple[tuple[str, ...], ...] = ()
     #: Why the rows were not counted.
     note: str = ""
@@ -70,8 +70,8 @@ class RowCounter:
     """Counts differing rows of tables, within limits that all tables share."""
 
     io: StorageFileIO
-    #: The number of differing rows to return for each table, at most MAX_SAMPLES. With 0, there are no minima and
-    #: maxima of texts and bytes either, because these are values of single rows.
+    #: The number of differing rows to return for each table, at most MAX_SAMPLES. With 0, minima and
+    #: maxima of texts and bytes are omitted as well, because they are values of individual rows.
     samples: int = 0
     bytes_left: int = MAX_BYTES
     rows_left: int = MAX_ROWS
@@ -81,8 +81,8 @@ class RowCounter:
         """Compare the rows of a table. Tables that cannot be read or exceed the limits are not counted.
 
         Args:
-            before: The first state; None if there is none.
-            after: The second state; None if there is none.
+            before: The first state; None if the table did not exist.
+            after: The second state; None if the table does not exist.
         """
         if before is None or after is None or before.metadata is None or after.metadata is None:
             return RowChanges(note="not counted: only one version has a readable state of this table")
@@ -166,7 +166,7 @@ class _Side:
         return pa.chunked_array([*parts], pa.uint64())
 
     def read_surplus(self, values: pa.Array, keys: set[int], n_samples: int) -> None:
-        """Read rows with these hashes again, for ranges, keys and samples.
+        """Read the rows with these hashes again to collect ranges, keys and samples.
 
         Args:
             values: The hashes of the rows.
@@ -199,7 +199,7 @@ class _Side:
             self.samples.append(tuple(_short(row[name]) for name in names))
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        from pyiceberg.io.pyarrow import ArrowScan  # importing it imports pandas
+        from pyiceberg.io.pyarrow import ArrowScan  # this import also imports pandas
 
         listed = {file.file_path: file for task in self._tasks for file in (task.file, *task.delete_files)}
         io = CheckedFileIO.like(self._io, {path: file.file_size_in_bytes for path, file in listed.items()})
@@ -211,7 +211,7 @@ class _Side:
 
 
 def common_schema(before: Schema, after: Schema) -> Schema:
-    """Return the columns that both schemas contain, by id, with the wider type and the later name.
+    """Return the columns that both schemas contain, matched by id, with the wider type and the later name.
 
     Args:
         before: The first schema.
@@ -252,7 +252,7 @@ def _unshared_files(*sides: Sequence[FileScanTask]) -> list[list[FileScanTask]]:
 def _differing_rows(
     first: pa.ChunkedArray, second: pa.ChunkedArray
 ) -> tuple[tuple[pa.Array, pa.Array], tuple[pa.Array, pa.Array]]:
-    """Return the values that each side contains more often than the other, and how much more often."""
+    """Return the values that occur more often on one side than on the other, with the differences in count."""
     signs = [pa.repeat(pa.scalar(sign, pa.int64()), len(side)) for side, sign in ((first, 1), (second, -1))]
     both = pa.table(
         {"value": pa.chunked_array([*first.chunks, *second.chunks], pa.uint64()), "sign": pa.chunked_array(signs)}

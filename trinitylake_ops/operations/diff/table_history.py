@@ -16,7 +16,7 @@ from trinitylake_ops.versions.history import Change, VersionInfo, snapshot_info,
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 from trinitylake_ops.versions.undone import is_same_state, readable_version, recorded_targets, skipped_versions
 
-_Step = tuple[Snapshot, Snapshot]  # a version, and the next newer version with another state of the table
+_Step = tuple[Snapshot, Snapshot]  # a version, and the next newer version with a different state of the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,17 +24,17 @@ class TableVersion:
     """A version that changed a table."""
 
     info: VersionInfo
-    #: The version that it is compared with: the newest readable version before it.
+    #: The version that this version is compared with: the newest readable version before it.
     since: int
     change: ChangedObject
-    #: The later rollback that undid it for this table, if any.
+    #: The later rollback that undid this version for this table, if any.
     undone_by: int | None = None
-    #: For a rollback, the version whose state of the table was restored.
+    #: For a rollback, the version whose table state was restored.
     returns_to: int | None = None
 
     @property
     def rows_changed(self) -> int | None:
-        """The number of rows added, or None if one of the states was not counted."""
+        """The change in the number of rows, or None if one of the states was not counted."""
         before, after = self.change.before, self.change.after
         if before is None or after is None or before.rows is None or after.rows is None:
             return None
@@ -42,7 +42,7 @@ class TableVersion:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The changes of columns, one line each."""
+        """The column changes, one line each."""
         return () if self.change.delta is None else self.change.delta.schema
 
 
@@ -56,7 +56,7 @@ class TableHistory:
 
     @property
     def before(self) -> int | None:
-        """The newest version with an earlier state of the table that no rollback undid, or None if unknown."""
+        """The newest version with an earlier table state that no rollback undid, or None if unknown."""
         effective = (entry for entry in self.versions if entry.undone_by is None and entry.returns_to is None)
         newest = next(effective, None)
         return None if newest is None or newest.change.kind == "added" else newest.since
@@ -73,7 +73,7 @@ def table_history(
         lake: The lakehouse.
         namespace: The namespace.
         table: The name of the table.
-        head: The version to start at; by default the latest.
+        head: The version to start at; by default, the latest version.
         most: The maximum number of versions to find.
         look_back: The maximum number of versions to search.
 
@@ -124,13 +124,13 @@ def _readable_before(lake: Lakehouse, head: Snapshot, look_back: int) -> Iterato
 def _targets(
     files: LakehouseFiles, changed: Sequence[Snapshot], entries: Mapping[int, str | None], of: tuple[Snapshot, str, str]
 ) -> dict[int, int]:
-    """Return the versions that restored an earlier state of the table, with the version that has this state.
+    """Return the versions that restored an earlier table state, each with the version that had this state.
 
     Args:
         files: The files of the lakehouse.
         changed: The versions that changed the table.
         entries: The entry of the table in the compared versions.
-        of: The version with the valid definition, the namespace, and the name of the table.
+        of: The version with the current definition, the namespace, and the name of the table.
     """
     head, namespace, table = of
     key = head.keys.table_key(namespace, table)
@@ -145,7 +145,7 @@ def _targets(
 
 
 def _has_returned(files: LakehouseFiles, key: str, version: Snapshot, entry: str | None, to: int) -> bool:
-    """Whether a version restored the state of another one. If that one was purged, the record of the commit counts."""
+    """Whether a version restored the state of another version. If that was purged, the commit record decides."""
     try:
         target = readable_version(files, to)
         return target is None or is_same_state(key, (target, target.entry(key)), (version, entry))
@@ -158,9 +158,9 @@ def _entry(snapshot: Snapshot, namespace: str, table: str) -> str | None:
 
 
 def _changes(states: TableStates, steps: Sequence[_Step], namespace: str, table: str) -> Iterator[ChangedObject]:
-    """Yield the change of each step. Each state of the table is read once, because steps share their ends.
+    """Yield the change in each step. Each table state is read only once, because consecutive steps share a state.
 
-    An unreadable state does not hide newer ones. Verify reports its file.
+    An unreadable state does not hide newer states. Verify reports the unreadable file.
     """
     now = states.of(steps[0][1], namespace, table) if steps else None
     for older, newer in steps:

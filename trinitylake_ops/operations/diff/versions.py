@@ -1,6 +1,6 @@
-"""The differences between versions, with rows, files and bytes of tables.
+"""The differences between versions, with table rows, files and bytes.
 
-For a table, its two definitions and its two Iceberg metadata files are read, but no manifests and no data.
+For each table, the definition and Iceberg metadata file of both versions are read, but no manifests and no data.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDelta:
-    """How a table changed: rows, data files and bytes added and removed, and columns.
+    """The changes to a table: rows, data files and bytes added and removed, and column changes.
 
-    The numbers come from the summaries of snapshots; None if snapshots in between were dropped.
+    The numbers come from snapshot summaries. They are None if snapshots in between were dropped.
     """
 
     rows_added: int | None = None
@@ -46,7 +46,7 @@ class TableDelta:
     files_removed: int | None = None
     bytes_added: int | None = None
     bytes_removed: int | None = None
-    #: A text for each changed column.
+    #: A description of each changed column.
     schema: tuple[str, ...] = ()
 
 
@@ -69,7 +69,7 @@ class TableState:
 
     @property
     def counted(self) -> _Counts:
-        """The totals as numbers; unknown numbers are 0."""
+        """The totals as numbers, with 0 for unknown totals."""
         totals = self.totals
         return totals.rows or 0, totals.files or 0, totals.bytes or 0
 
@@ -78,7 +78,7 @@ _Counts = tuple[int, int, int]
 
 
 def table_delta(before: TableState | None, after: TableState | None) -> TableDelta:
-    """Return what was added and removed between two states of a table, either of which may be the newer one.
+    """Return the additions and removals between two states of a table. Either state may be the newer one.
 
     Args:
         before: The first state; None if the table did not exist.
@@ -114,7 +114,7 @@ def _added_and_removed(before: TableState | None, after: TableState | None) -> t
 
 
 def _sums(between: Sequence[TableSnapshot]) -> tuple[_Counts, _Counts]:
-    """Return what snapshots added, and what they removed."""
+    """Return the sums of what snapshots added and removed."""
     added = [_numbers(snapshot, "added-records", "added-data-files", "added-files-size") for snapshot in between]
     removed = [
         (rows_removed(snapshot), *_numbers(snapshot, "deleted-data-files", "removed-files-size"))
@@ -124,7 +124,7 @@ def _sums(between: Sequence[TableSnapshot]) -> tuple[_Counts, _Counts]:
 
 
 def _snapshots_between(base: TableMetadata | None, side: TableMetadata | None) -> list[TableSnapshot] | None:
-    """Return the snapshots after that of ``base`` up to that of ``side``; None if some of them were dropped."""
+    """Return the snapshots after the snapshot of ``base`` up to that of ``side``; None if some were dropped."""
     end = None if base is None else base.current_snapshot_id
     snapshots: list[TableSnapshot] = []
     number = None if side is None else side.current_snapshot_id
@@ -140,7 +140,7 @@ def _snapshots_between(base: TableMetadata | None, side: TableMetadata | None) -
 
 
 def _numbers(snapshot: TableSnapshot, *names: str) -> Any:
-    """Return entries of a summary as numbers. Missing and invalid entries count as 0."""
+    """Return entries of a snapshot summary as numbers. Missing and invalid entries count as 0."""
     return tuple(count_in(snapshot, name) or 0 for name in names)
 
 
@@ -184,7 +184,7 @@ def _parts(column: Column) -> tuple[object, ...]:
 
 
 def signed(added: int | None, removed: int | None) -> str:
-    """Format what was added and removed, or a question mark if unknown.
+    """Format added and removed numbers, or a question mark if they are unknown.
 
     Args:
         added: The number added, if known.
@@ -193,10 +193,10 @@ def signed(added: int | None, removed: int | None) -> str:
     return "?" if added is None or removed is None else f"+{added:,} -{removed:,}"
 
 
-#: The maximum number of changed tables of a version that are counted. The others are only named.
+#: The maximum number of changed tables in a version that are counted. Other changed tables are only named.
 MAX_COUNTED = 100
 
-# Errors of a table's files after which the table has no numbers. Verify reports them.
+# Errors in table files that prevent counting the table. Verify reports these errors.
 _UNREADABLE = (CorruptFileError, FileMissingError, InvalidDefinitionError, InvalidLocationError, StoragePermissionError)
 
 
@@ -235,7 +235,7 @@ class VersionDiff(Document):
 
     @property
     def sums(self) -> TableDelta:
-        """The changes of all tables together; None for numbers that are unknown for a table."""
+        """The total changes to all tables; a number is None if it is unknown for any table."""
         return TableDelta(
             rows_added=self._sum("rows_added"),
             rows_removed=self._sum("rows_removed"),
@@ -295,7 +295,7 @@ def delta_texts(delta: TableDelta | None) -> tuple[str, str, str]:
 def diff_versions(lake: Lakehouse, before: Snapshot, after: Snapshot) -> VersionDiff:
     """Return the differences between two versions, with the numbers of the first MAX_COUNTED tables.
 
-    Tables of an export at another root are not counted.
+    Tables in an export at another root are not counted.
 
     Args:
         lake: The lakehouse.
@@ -405,10 +405,10 @@ def diffs_of(
         lake: The lakehouse.
         versions: The numbers of the versions.
         latest: The latest version.
-        is_over: Whether the time is over.
+        is_over: Returns whether the time limit was reached.
 
     Yields:
-        Each version with its differences; None if a version expired or is damaged, or the time was over.
+        Each version with its differences; None if a version expired or is damaged, or the time limit was reached.
     """
     opened: dict[int, Snapshot | None] = {latest.version: latest}
     for version in versions:

@@ -31,13 +31,13 @@ from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.lakehouse import Lakehouse, options_for
 
-#: Files compared between two calls of ``progress``.
+#: The number of files compared between two calls of ``progress``.
 _BATCH_FILES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCheck(Document):
-    """Report the state of the files of an export."""
+    """The state of the files of an export."""
 
     #: The name of the export.
     name: str
@@ -45,7 +45,7 @@ class ExportCheck(Document):
     root: str
     #: The number of files that the export needs under ``root``.
     files: int
-    #: Their total size.
+    #: The total size of these files.
     bytes: int
     #: Whether checksums were compared, not only sizes.
     deep: bool
@@ -82,16 +82,16 @@ def verify_export(
 ) -> ExportCheck:
     """Compare the files of an export with its manifest, without writing anything.
 
-    For an export at another root, these are all files that its version needs there. The manifest has checksums only of
-    the files that this export copied; run ``verify`` on that lakehouse to check everything.
+    For an export at another root, these are all files that the exported version needs there. The manifest contains
+    checksums only for files that this export copied; run ``verify`` on that lakehouse to check everything.
 
     Args:
         lake: The lakehouse that records the export.
         name: The name of the export.
         deep: Also compare SHA-256 checksums. By default only sizes are compared.
-        target_options: Options of the storage of an export at another root. None derives them from the options of the
-            lakehouse.
-        progress: Is called with the number of files compared so far.
+        target_options: Options of the storage of an export at another root; None to derive them from the options of the
+        lakehouse.
+        progress: Called with the number of files compared so far.
 
     Raises:
         ExportNotFoundError: The export does not exist.
@@ -157,8 +157,8 @@ def _needed_at_target(
 ) -> tuple[dict[str, int | None], set[str]]:
     """Return the files that an export at another root needs there, and the files that cannot be read.
 
-    Sizes in bytes come from table metadata; a size that it does not record is None. If a file is missing or unreadable,
-    the files that it refers to may be absent from the result.
+    Sizes in bytes come from table metadata; a size that is not recorded there is None. If a file is missing or
+    unreadable, the files that it refers to may be absent from the result.
     """
     path = to_location(target.root, record.root_location)
     needed: dict[str, int | None] = {path: None}
@@ -205,7 +205,7 @@ def _sha256(storage: Storage, path: str) -> str:
 def _with_different_checksums(
     storage: Storage, io: StorageFileIO, copies: Sequence[CopiedFile], progress: Progress
 ) -> list[CopiedFile]:
-    """Return the copies whose content differs. Copies outside the root, named by URI, are read through ``io``."""
+    """Return the copies whose content differs. Copies outside the root, identified by URI, are read through ``io``."""
 
     def is_different(copy: CopiedFile) -> bool:
         try:

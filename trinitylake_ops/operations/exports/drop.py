@@ -47,17 +47,17 @@ class ExportVerdict:
 
     #: The name of the export.
     name: str
-    #: When it was created.
+    #: When the export was created.
     created_at: datetime
-    #: Whether the prune drops it.
+    #: Whether the prune drops the export.
     is_dropped: bool
-    #: The rule that drops or keeps it.
+    #: The rule that drops or keeps the export.
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrunePlan(Plan):
-    """Apply retention rules to the exports whose names match a pattern."""
+    """The exports whose names match a pattern, and which of them retention rules drop."""
 
     #: The latest version when the plan was made.
     base_version: int
@@ -92,15 +92,15 @@ class PrunePlan(Plan):
         return new_table(title, "name", "created (UTC)", "verdict", "why", rows=rows)
 
     def execute(self, approved_digest: str | None = None) -> CommitReport:
-        """Drop the exports in one commit, or commit nothing if there are none to drop.
+        """Drop the exports in one commit, or commit nothing if there are no exports to drop.
 
         Args:
             approved_digest: The digest of the approved plan; None to apply the plan without approval.
 
         Raises:
-            PlanChangedError: The plan made now does not have the approved digest.
+            PlanChangedError: The new plan does not have the approved digest.
             ExportNotFoundError: An export was dropped since the plan was made.
-            CommitConflictError: Other commits conflicted too often.
+            CommitConflictError: All attempts conflicted with other commits.
             StorageError: A storage request failed.
         """
         return self.operation.execute(self, approved_digest)
@@ -149,7 +149,7 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
         )
 
     def _decision(self, reason: str, *, is_dropped: bool) -> str:
-        """Reword the reason of a verdict, which speaks of versions, for an export."""
+        """Reword the reason of a verdict, which refers to versions, for an export."""
         text = reason.replace("superseded", "made").replace(" version of ", " one of ")
         if is_dropped and not self.policy.maximum_age_ms:
             return f"{text.partition(',')[0]}, and no rule keeps it"
@@ -171,7 +171,7 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
 def plan_prune_exports(lake: Lakehouse, pattern: str, policy: RetentionPolicy) -> PrunePlan:
     """Plan to drop complete exports whose names match a pattern, without writing anything.
 
-    Only complete exports that this library recorded are considered, and the newest of them is always kept.
+    Only complete exports recorded by this library are considered, and the newest of them is always kept.
 
     Args:
         lake: The lakehouse that records the exports.
@@ -179,14 +179,14 @@ def plan_prune_exports(lake: Lakehouse, pattern: str, policy: RetentionPolicy) -
         policy: The rules, applied to the creation times of the exports.
 
     Raises:
-        InvalidInputError: The policy has no rule, or has rules for single versions.
+        InvalidInputError: The policy has no rule, or has rules for individual versions.
         StorageError: A storage request failed.
     """
     return PruneExports(lake=lake, pattern=pattern, policy=policy).plan()
 
 
 def _ages(ordered: Sequence[ExportRecord]) -> list[VersionAge]:
-    """Return the ages of exports, given from oldest to newest, in the form that the rules for versions take."""
+    """Return the ages of exports, ordered from oldest to newest, in the form that version rules require."""
     newest = len(ordered) - 1
     return [
         VersionAge(
@@ -203,7 +203,7 @@ _DROP = "drop-export"
 
 @dataclass(frozen=True, kw_only=True)
 class DropExportPlan(Plan):
-    """Show the export that would be dropped, and what the drop would cause."""
+    """The export that would be dropped, and the consequences of the drop."""
 
     #: The latest version when the plan was made.
     base_version: int
@@ -257,7 +257,7 @@ class DropExportPlan(Plan):
             approved_digest: The digest of the approved plan; None to apply the plan without approval.
 
         Raises:
-            PlanChangedError: The plan made now does not have the approved digest.
+            PlanChangedError: The new plan does not have the approved digest.
             TrinityLakeError: See :func:`drop_export`.
         """
         return self.operation.execute(self, approved_digest)
@@ -312,7 +312,7 @@ def plan_drop_export(lake: Lakehouse, name: str) -> DropExportPlan:
 
     Raises:
         ExportNotFoundError: The export does not exist.
-        InvalidInputError: The name is that of a clone.
+        InvalidInputError: The name belongs to a clone.
         StorageError: A storage request failed.
     """
     return DropExport(lake=lake, name=name).plan()
@@ -321,8 +321,8 @@ def plan_drop_export(lake: Lakehouse, name: str) -> DropExportPlan:
 def drop_export(lake: Lakehouse, name: str) -> int:
     """Drop an export in one commit, delete its root and its manifest, and return the version.
 
-    The exported version can then expire. Removing orphans later deletes the other copies under this root, which a
-    restored version may still need, and files that could not be deleted now. A lakehouse at another root is not
+    The exported version can then expire. An orphan removal later deletes files that could not be deleted now, and
+    the other copies under this root unless a restored version still needs them. A lakehouse at another root is not
     touched.
 
     Args:
@@ -331,8 +331,8 @@ def drop_export(lake: Lakehouse, name: str) -> int:
 
     Raises:
         ExportNotFoundError: The export does not exist.
-        InvalidInputError: The name is that of a clone.
-        CommitAttemptsExhaustedError: Other commits conflicted too often.
+        InvalidInputError: The name belongs to a clone.
+        CommitAttemptsExhaustedError: All attempts conflicted with other commits.
         StorageError: A storage request failed.
     """
     with operation_span(DropExport.telemetry_name):
@@ -350,13 +350,13 @@ def drop_exports(
     """Drop several exports or clones in one commit, as :func:`drop_export` does, and return the version.
 
     Args:
-        lake: The lakehouse that records them.
-        names: Their names.
-        more: Returns, for the latest definition of the lakehouse, the names of further records to drop.
+        lake: The lakehouse that records the exports or clones.
+        names: The names of the exports or clones.
+        more: Returns the names of additional records to drop, given the latest lakehouse definition.
 
     Raises:
-        ExportNotFoundError: One does not exist, or was replaced by another of the same name.
-        CommitAttemptsExhaustedError: Other commits conflicted too often.
+        ExportNotFoundError: An export or clone does not exist, or was replaced by another one with the same name.
+        CommitAttemptsExhaustedError: All attempts conflicted with other commits.
         StorageError: A storage request failed.
     """
     base = lake.snapshot()
@@ -386,8 +386,8 @@ def drop_exports(
 def _unneeded_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
     """Return the root and the manifest of a dropped export that can be deleted.
 
-    These are files that this library named and that no other export needs. Other programs may spell locations
-    differently, for example as a full URI through a symbolic link. Therefore files are compared by the UUID in their
+    Files can be deleted if this library named them and no other export needs them. Other programs may spell locations
+    differently, for example as a full URI through a symbolic link. Therefore, files are compared by the UUID in their
     names.
     """
     created = [path for path in (record.root_location, record.manifest_path) if _CREATED_NAME.fullmatch(path)]
@@ -398,7 +398,7 @@ def _unneeded_files(record: ExportRecord, remaining: LakehouseDef) -> list[str]:
 
 
 def _identity_of(definition: LakehouseDef, name: str) -> str:
-    """Return a text that distinguishes an export from a later one of the same name. Raises ExportNotFoundError."""
+    """Return a text that distinguishes an export from a later export with the same name. Raises ExportNotFoundError."""
     record, location = record_of(definition, name), definition.exported_snapshots.get(name)
     if record is None and location is None:
         raise ExportNotFoundError(f"export {name!r} does not exist")

@@ -1,8 +1,8 @@
-"""Export a version under a name, within its lakehouse or as another lakehouse (docs/internals/protocol.md, "Export").
+"""Export a version under a name, within its lakehouse or to another lakehouse (docs/internals/protocol.md, "Export").
 
-An export has three idempotent steps. A commit records the export as COPYING, which keeps the version from expiring. The
-files are copied, the root last. A commit records the export as COMPLETE. Executing an interrupted export again resumes
-it.
+An export has three idempotent steps. A commit records the export as COPYING, which keeps the version from expiring.
+Then the files are copied, with the root last. Another commit records the export as COMPLETE. Executing an interrupted
+export again resumes it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ LEVELS = tuple(level.name.lower() for level in ExportLevel)
 
 @dataclass(frozen=True, kw_only=True)
 class ExportPlan(Plan):
-    """Show the files that an export would copy."""
+    """The files that an export would copy."""
 
     #: The latest version when the plan was made.
     base_version: int
@@ -92,19 +92,19 @@ class ExportPlan(Plan):
     definitions: bool
     #: The root of the lakehouse to export to; None for an export within the lakehouse.
     target: str | None
-    #: The latest version of the lakehouse at the target; None if there is none yet.
+    #: The latest version of the lakehouse at the target; None if there is no lakehouse yet.
     into_version: int | None
-    #: How long the export keeps its version; None until it is dropped.
+    #: How long the export keeps its version, in milliseconds; None to keep it until the export is dropped.
     retain_for_ms: int | None
     #: The number of files to copy, including the root. Tree nodes are written, not copied, and do not count.
     files: int
-    #: The bytes whose sizes are known in advance: the root of a minimal export, else data files and manifests.
+    #: The number of bytes known in advance: the root of a minimal export, otherwise data files and manifests.
     bytes: int
-    #: Whether this resumes an interrupted export of the same name.
+    #: Whether the plan resumes an interrupted export with the same name.
     resumes: bool
     #: Registered tables of a full export: their definitions are exported, but their files are not copied.
     registered: tuple[str, ...]
-    #: Tables that the export leaves out because their files cannot all be read, with the reason.
+    #: Tables that the export leaves out because some of their files cannot be read, with the reason.
     damaged: Mapping[str, str]
     #: The record of the export.
     record: ExportRecord = field(repr=False, compare=False)
@@ -135,18 +135,18 @@ class ExportPlan(Plan):
         return new_table(title, *columns, rows=[row])
 
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> ExportReport:
-        """Export, or finish an interrupted export. The run that finishes it determines how long it is retained.
+        """Export, or finish an interrupted export. The run that finishes the export determines its retention time.
 
         Args:
             approved_digest: The digest of the approved plan; None to apply the plan without approval.
-            progress: Is called with the number of files copied so far.
+            progress: Called with the number of files copied so far.
 
         Raises:
-            PlanChangedError: The plan made now does not have the approved digest.
-            ExportExistsError: Another export has the name.
+            PlanChangedError: The new plan does not have the approved digest.
+            ExportExistsError: Another export has the same name.
             VersionExpiredError: The version expired since the plan was made.
             CorruptFileError: A copy differs from its source.
-            CommitConflictError: Other commits conflicted too often.
+            CommitConflictError: All attempts conflicted with other commits.
             StorageError: A storage request failed.
         """
         return replace(self.operation, progress=progress).execute(self, approved_digest)
@@ -160,7 +160,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
 
     name: str
     level: str
-    #: The version to export; None for the latest.
+    #: The version to export; None for the latest version.
     version: int | str | None
     target: str | None
     retain_for: timedelta | int | None
@@ -276,7 +276,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
         make_root_folder(wanted.target_uri)
         record, resumed = begin(metered.lake, wanted, self._check_source)
         operation, selection = self, plan.selection
-        if record.manifest_path != plan.record.manifest_path:  # another run recorded it after the plan was made
+        if record.manifest_path != plan.record.manifest_path:  # another run recorded the export after the plan was made
             operation = self._opened(self._selector.source, record, self._selector.choice)
             selection = operation._select(record)
         try:
@@ -314,7 +314,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
         return None if plan.retain_for_ms is None else self.lake.storage.now_ms() + plan.retain_for_ms
 
     def _check_source(self, base: Snapshot) -> None:
-        """Raise ExportNotFoundError if the source is an export that was dropped, as its files are no longer kept."""
+        """Raise ExportNotFoundError if the source is a dropped export, because its files are no longer kept."""
         source = self._selector.source
         if source.location == base.files.roots.path(source.version):
             return
@@ -394,7 +394,7 @@ class Export(PlannedOperation[ExportPlan, ExportReport]):
 class _Copied:
     """The result of copying the files of an export."""
 
-    #: The transfer that copied them.
+    #: The transfer that copied the files.
     transfer: Transfer
     #: The location of the exported root.
     root_location: str
@@ -426,27 +426,27 @@ def plan_export(
 ) -> ExportPlan:
     """Plan an export of a version, without writing anything.
 
-    A target at which earlier exports of this lakehouse made a lakehouse gets one more version, and only new files are
-    copied.
+    If earlier exports of this lakehouse have created a lakehouse at the target, the export adds a version to it and
+    copies only new files.
 
     Args:
         lake: The lakehouse to export from.
         name: The name of the export.
-        level: What to copy. "minimal" copies the root; "partial" copies the tree nodes as well; "full" copies
+        level: The content to copy. "minimal" copies the root; "partial" copies the tree nodes as well; "full" copies
             everything, including the files of managed tables.
-        version: The version, or the name of an export within the lakehouse. None exports the latest version.
-        target: The root of another lakehouse to export to. None exports within the lakehouse.
-        retain_for: How long the export keeps its version from expiring, as a timedelta or in milliseconds. None keeps
-            it until the export is dropped. An incomplete full export always keeps its version.
-        namespaces: Exports only these namespaces; not for the "minimal" level.
-        definitions: Also copies the definitions of namespaces and tables; only for the "partial" level.
-        target_options: Options of the storage at the target. None uses those of the lakehouse if the URI scheme is the
-            same.
+        version: The version, or the name of an export within the lakehouse. None to export the latest version.
+        target: The root of another lakehouse to export to; None to export within the lakehouse.
+        retain_for: How long the export keeps its version from expiring, as a timedelta or in milliseconds. None to
+        keep it until the export is dropped. An incomplete full export always keeps its version.
+        namespaces: Export only these namespaces; not supported for the "minimal" level.
+        definitions: Also copy the definitions of namespaces and tables; only for the "partial" level.
+        target_options: Options of the storage at the target; None to use the options of the lakehouse if the URI scheme
+        is the same.
         executor: Finds the files to copy, and copies them when the plan is executed.
 
     Raises:
         InvalidNameError: The name is not valid for an export.
-        ExportExistsError: Another export has the name.
+        ExportExistsError: Another export has the same name.
         InvalidInputError: The options contradict each other, or the target cannot take this export.
         NamespaceNotFoundError: A namespace does not exist in the version.
         VersionNotFoundError: The version does not exist.

@@ -33,7 +33,7 @@ _MAX_NAMES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport(Document):
-    """Report a finished export and the files that this run copied."""
+    """The result of an export, and the files that this run copied."""
 
     #: The name of the export.
     name: str
@@ -45,7 +45,7 @@ class ExportReport(Document):
     location: str
     #: The path of the manifest.
     manifest_path: str
-    #: The version of the source that records the export as complete.
+    #: The source version that records the export as complete.
     committed_version: int
     #: The version committed at another root; None within the lakehouse.
     target_version: int | None
@@ -59,7 +59,7 @@ class ExportReport(Document):
     resumed: bool
     #: Registered tables whose files a full export does not copy, because another catalog keeps them.
     registered: tuple[str, ...]
-    #: Tables that the export lacks because their files cannot all be read, with the reason.
+    #: Tables that the export lacks because some of their files cannot be read, with the reason.
     damaged: Mapping[str, str]
     #: The requests and time that the export took.
     cost: Cost
@@ -78,7 +78,7 @@ class ExportReport(Document):
 
 
 def uncopied_note(registered: Sequence[str]) -> str:
-    """Return a note about registered tables, whose files a full export does not copy. Empty if there are none."""
+    """Return a note about registered tables, whose files a full export does not copy. Empty if there are no such tables."""
     if not registered:
         return ""
     names = ", ".join(registered[:_MAX_NAMES]) + (
@@ -88,7 +88,7 @@ def uncopied_note(registered: Sequence[str]) -> str:
 
 
 def left_out(damaged: Mapping[str, str]) -> str:
-    """Return the part of a title that names the damaged tables that an export lacks. Empty if there are none."""
+    """Return the part of a title that names the damaged tables that an export lacks. Empty if there are no such tables."""
     if not damaged:
         return ""
     return (
@@ -104,8 +104,8 @@ def reasons(damaged: Mapping[str, TrinityLakeError]) -> dict[str, str]:
 def after_failure(lake: Lakehouse, record: ExportRecord, error: TrinityLakeError, *, resumed: bool) -> TrinityLakeError:
     """Clean up after a failed export, and return the error to raise.
 
-    The first run of an export drops its record if another run would fail in the same way, so that it does not keep its
-    version. Otherwise the message of the error says that the version remains kept.
+    The first run of an export drops its record if another run would fail in the same way, so that the export does not
+    keep its version. Otherwise the message of the error says that the version remains kept.
 
     Args:
         lake: The lakehouse that records the export.
@@ -134,11 +134,11 @@ def after_failure(lake: Lakehouse, record: ExportRecord, error: TrinityLakeError
 def clean_up_if_dropped(lake: Lakehouse, record: ExportRecord) -> None:
     """Delete the root and the manifest of an export that was dropped during the run, and raise an error.
 
-    Removing orphans later deletes the other copies.
+    An orphan removal later deletes the other copies.
 
     Args:
         lake: The lakehouse that records the export.
-        record: The record that the run began with.
+        record: The record with which the run began.
 
     Raises:
         ExportNotFoundError: The export was dropped.

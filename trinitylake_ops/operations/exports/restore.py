@@ -2,7 +2,7 @@
 
 A restore from an export within the lakehouse is a rollback. An export at another root is a separate lakehouse: objects
 that differ from the latest version are copied back under new names and committed as one version. From a full export,
-objects that lost a file here are copied back as well.
+objects for which a file is missing in this lakehouse are copied back as well.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _MAX_MESSAGE_CHARS = 500
 
 @dataclass(frozen=True, kw_only=True)
 class RestorePlan(Plan):
-    """Show the changes of a restore from another root, and the files that it would copy."""
+    """The changes that a restore from another root would make, and the files that it would copy."""
 
     #: The latest version when the plan was made.
     base_version: int
@@ -69,13 +69,13 @@ class RestorePlan(Plan):
     target: str
     #: The selected namespaces and tables; empty for all.
     only: tuple[str, ...]
-    #: The changes of namespaces and tables.
+    #: The changes to namespaces and tables.
     changes: tuple[Change, ...]
     #: The number of files to copy.
     files: int
     #: The bytes of data files and manifests to copy.
     bytes: int
-    #: Tables that stay unchanged because their exported files cannot all be read, with the reason.
+    #: Tables that stay unchanged because some of their exported files cannot be read, with the reason.
     damaged: Mapping[str, str]
     #: The version of the lakehouse at the root of the export.
     export_version: int = field(repr=False, compare=False)
@@ -111,14 +111,14 @@ class RestorePlan(Plan):
     def execute(self, approved_digest: str | None = None, *, progress: Progress = no_progress) -> CommitReport:
         """Copy missing files and commit, or commit nothing if nothing differs.
 
-        Removing orphans deletes files that were copied before a failure.
+        An orphan removal later deletes files that were copied before a failure.
 
         Args:
             approved_digest: The digest of the approved plan; None to apply the plan without approval.
-            progress: Is called with the number of files copied so far.
+            progress: Called with the number of files copied so far.
 
         Raises:
-            PlanChangedError: The plan made now does not have the approved digest.
+            PlanChangedError: The new plan does not have the approved digest.
             CommitConflictError: Another commit happened since the plan was made.
             CorruptFileError: A copy differs from its source.
             StorageError: A storage request failed.
@@ -134,21 +134,21 @@ def plan_restore(
     *,
     target_options: Mapping[str, str] | None = None,
 ) -> RollbackPlan | RestorePlan:
-    """Plan to restore the content of an export, or selected namespaces and tables of it, without writing anything.
+    """Plan to restore an export, or selected namespaces and tables in it, without writing anything.
 
-    An export of some namespaces restores only these. Damaged tables of an export at another root are listed in the plan
-    and stay unchanged.
+    An export that contains only some namespaces restores only these namespaces. Damaged tables of an export at another
+    root are listed in the plan and stay unchanged.
 
     Args:
         lake: The lakehouse to restore into.
         name: The name of the export.
-        namespaces: Restores only these namespaces.
-        tables: Restores only these tables, as ``namespace.table``.
-        target_options: Options of the storage of an export at another root. None derives them from the options of the
-            lakehouse.
+        namespaces: Restore only these namespaces.
+        tables: Restore only these tables, as ``namespace.table``.
+        target_options: Options of the storage of an export at another root; None to derive them from the options of the
+        lakehouse.
 
     Returns:
-        A rollback plan for an export within the lakehouse, else a restore plan.
+        A rollback plan for an export within the lakehouse; otherwise, a restore plan.
 
     Raises:
         ExportNotFoundError: The export does not exist.
@@ -184,14 +184,14 @@ def restore_export(
     Args:
         lake: The lakehouse to restore into.
         name: The name of the export.
-        namespaces: Restores only these namespaces.
-        tables: Restores only these tables, as ``namespace.table``.
-        target_options: Options of the storage of an export at another root. None derives them from the options of the
-            lakehouse.
+        namespaces: Restore only these namespaces.
+        tables: Restore only these tables, as ``namespace.table``.
+        target_options: Options of the storage of an export at another root; None to derive them from the options of the
+        lakehouse.
 
     Raises:
-        TrinityLakeError: See :func:`plan_restore` and :meth:`RestorePlan.execute`. Unlike the plan, this fails for any
-            damaged table.
+        TrinityLakeError: See :func:`plan_restore` and :meth:`RestorePlan.execute`. Unlike planning, this fails if
+        any table is damaged.
     """
     with operation_span(Restore.telemetry_name):
         plan = plan_restore(lake, name, namespaces, tables, target_options=target_options)
@@ -204,7 +204,7 @@ def restore_export(
 
 @dataclass(frozen=True, kw_only=True)
 class Restore(PlannedOperation[RestorePlan, CommitReport]):
-    """Restore objects, by name, from an export at another root."""
+    """Restore objects by name from an export at another root."""
 
     telemetry_name = "restore"
 
@@ -313,7 +313,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
             )
 
     def _leave_out_uncopied(self, selection: Selection, version: int, own_io: StorageFileIO) -> None:
-        """Leave out tables of a partial export whose files, which are in this lakehouse, cannot all be read."""
+        """Leave out tables of a partial export if some of their files, which are in this lakehouse, cannot be read."""
         damaged: dict[str, TrinityLakeError] = {}
         for definition in selection.uncopied:
             try:
@@ -325,9 +325,9 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
     def _with_missing_files(
         self, base: Snapshot, current: Mapping[str, str], keys: Iterable[str], own_io: StorageFileIO
     ) -> list[str]:
-        """Return the keys of unchanged objects that lost a file here and that a full export can restore.
+        """Return the keys of unchanged objects that lack a file in this lakehouse and that a full export can restore.
 
-        A damaged definition, metadata file or manifest counts as lost. Data files are not read.
+        A damaged definition, metadata file or manifest counts as missing. Data files are not read.
         """
         record = record_of(base.definition, self.name)
         if record is None or record.level != ExportLevel.FULL:
@@ -358,7 +358,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         return StorageFileIO.on(other, options, read_only=True, others=[lake.storage])
 
     def _comparison(self, base: Snapshot, export: Snapshot) -> Callable[[str, str | None, str], bool]:
-        """Return a predicate: whether an entry of the export is a copy of the current entry of the same key."""
+        """Return a predicate that checks whether an entry in the export is a copy of the current entry with the same key."""
         record = record_of(base.definition, self.name)
         level = ExportLevel.FULL if record is None else record.level
         exported = Destination.other_root(export.files.storage.root, base.definition.id, level)
@@ -376,11 +376,11 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
 
 
 def _same_tables(base: Snapshot, current: Mapping[str, str], export: Snapshot, skipped: Mapping[str, str]) -> set[str]:
-    """Return the keys of current tables that the restore skips in the export under any name, and of their namespaces.
+    """Return the keys of current tables, and of their namespaces, that the restore skips in the export under any name.
 
     Args:
         base: The version before the restore.
-        current: The locations of its definitions by key.
+        current: The locations of the definitions in ``base`` by key.
         export: The exported version.
         skipped: The locations of the exported definitions that the restore skips, by key.
 

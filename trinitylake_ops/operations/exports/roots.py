@@ -1,6 +1,6 @@
 """Write the root of an export: within the lakehouse, or as a version of another lakehouse.
 
-Nodes are rebuilt from the entries. Their names derive from the id of the export, so that a resumed or concurrent run of
+Nodes are rebuilt from the entries. Their names are derived from the export id, so that a resumed or concurrent run of
 the same export writes the same files.
 """
 
@@ -49,7 +49,7 @@ _MAX_NAMESPACES_BYTES = 1000
 
 
 def export_id(record: ExportRecord) -> uuid.UUID:
-    """Return the id of an export, which the name of its manifest contains."""
+    """Return the id of an export, which is contained in its manifest's name."""
     return uuid.UUID(record.manifest_path.removeprefix("_ops/export-").removesuffix(".json"))
 
 
@@ -61,12 +61,12 @@ def build_root(
     Args:
         entries: The entries, as (key, location).
         limits: The limits of the tree.
-        identifier: The id of the export, from which the names of the nodes derive.
+        identifier: The id of the export, from which the node names are derived.
         created_at_ms: The creation time of the nodes, in milliseconds since the epoch.
         write: Receives the files of the other nodes, by path.
 
     Raises:
-        InvalidInputError: A node is too large because it names files of the source by their URIs.
+        InvalidInputError: A node is too large because it refers to files of the source by URI.
         StorageError: A storage request failed.
     """
     numbers = itertools.count()
@@ -94,7 +94,7 @@ def root_in_same_lakehouse(source: Snapshot, tree: NodeFile, definition_path: st
     """Return the bytes of the root of an export within the lakehouse.
 
     Args:
-        source: The exported version, whose system rows the root gets.
+        source: The exported version, whose system rows are copied to the root.
         tree: The root of the exported tree, without system rows.
         definition_path: The path of the lakehouse definition.
         path: The path of the new root.
@@ -130,7 +130,7 @@ class TargetLakehouse:
 
     #: The lakehouse at the target.
     lake: Lakehouse
-    #: Its latest version; None if there is no lakehouse yet.
+    #: The latest version at the target; None if there is no lakehouse yet.
     base: Snapshot | None
 
     @classmethod
@@ -234,10 +234,10 @@ class TargetExport:
 
     @property
     def definition(self) -> LakehouseDef:
-        """The definition of a new lakehouse: the settings of the source, without the state of its operations.
+        """The definition of a new lakehouse: the settings of the source without its operation state.
 
         All exports from this source to this root have the same id, so that the table folders of an interrupted export
-        belong to the finished one.
+        also belong to the export that is finished later.
         """
         name = f"{self.source.definition.id}/lakehouse at {self.record.target_uri}"
         return replace(
@@ -255,14 +255,14 @@ class TargetExport:
 
     @property
     def _sources(self) -> tuple[SourceRecord, ...]:
-        """The source lakehouses that the target may read; none for a full export."""
+        """The source lakehouses that the target may read; empty for a full export."""
         if self.choice.level == ExportLevel.FULL:
             return ()
         return sources_of_copy(self.source_root, self.source.definition, self.source.version)
 
     @property
     def target_definition(self) -> LakehouseDef:
-        """The definition of the lakehouse at the target, existing or new."""
+        """The definition of the existing or new lakehouse at the target."""
         return self.definition if self.target.base is None else self.target.base.definition
 
     def begin(self) -> Transaction | None:
@@ -285,7 +285,7 @@ class TargetExport:
         return txn
 
     def _record_sources(self) -> None:
-        """Record sources that the target lacks because an earlier version of this library created it."""
+        """Record sources that are missing at the target because an earlier version of this library created it."""
         assert self.target.base is not None
         recorded = self.target.base.definition.sources
         recorded_roots = {source.root for source in recorded}
@@ -306,7 +306,7 @@ class TargetExport:
     def whole_tree(self, entries: Sequence[tuple[str, str]], write: Write) -> NodeFile:
         """Write the nodes of the exported tree and return its root, without system rows.
 
-        The root of a minimal export is that of the source, with full URIs for all locations.
+        The root of a minimal export is a copy of the source's root with full URIs for all locations.
 
         Args:
             entries: The entries, as (key, location).
@@ -322,7 +322,7 @@ class TargetExport:
 
         Raises:
             MaintenanceBlockedError: The target was changed or created by another process.
-            CommitConflictError: Other commits conflicted too often.
+            CommitConflictError: All attempts conflicted with other commits.
             StorageError: A storage request failed.
         """
         if self.target.base is None:
@@ -385,8 +385,8 @@ class TargetExport:
 class _SourceTree:
     """Commit the tree of the source under the definition of the target.
 
-    It replaces the whole tree there, because nodes of an earlier export may be deleted at the source after that export
-    is dropped. Only the version that is exported now is sure to keep its nodes.
+    This replaces the whole tree at the target, because nodes of an earlier export may be deleted at the source after
+    that export is dropped. Only the version that is currently exported is guaranteed to keep its nodes.
     """
 
     tree: NodeFile
@@ -407,7 +407,7 @@ def _without_system(root: NodeFile) -> NodeFile:
 
 
 def _source_properties(source: Snapshot, choice: Choice) -> dict[str, str]:
-    """Return the commit properties of a target's version that describe its source."""
+    """Return the commit properties of a version at the target that describe its source."""
     properties = {
         _SOURCE_ID: source.definition.id,
         "source_version": str(source.version),

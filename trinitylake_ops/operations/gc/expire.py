@@ -383,7 +383,7 @@ def undelete(lake: Lakehouse, versions: str | int | Iterable[int]) -> int:
 
         lake = uncached(lake)
         survey = survey_versions(lake)
-        survey.check_reconciled()  # a definition from another program may list versions as EXPIRED while a purge is sealing them
+        survey.check_reconciled()  # another program may list versions as EXPIRED that a purge is sealing
 
         def undeleted(base: Snapshot) -> LakehouseDef:
             if base.version != survey.base.version:

@@ -403,7 +403,7 @@ class _RootSearch:
         self.unreached |= dict.fromkeys(left)
 
     def existing(self, executor: Executor, prefixes: Sequence[str] = ()) -> Iterator[FileInfo]:
-        """Yield matches that exist, all files of tables whose owner file may be deleted, and all files under prefixes."""
+        """Yield existing matches, all files of tables whose owner file may be deleted, and all files under prefixes."""
         for prefix in prefixes:
             yield from self.storage.list(prefix)
         ids = ((path, table_id) for path in self.unreached if (table_id := table_id_in(path)) is not None)

@@ -44,7 +44,7 @@ _LISTED = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class OrphanReport(DeletionReport):
-    """The result of an orphan removal. ``version`` is the version that recorded its start, or None if there were no orphans."""
+    """The result of an orphan removal. ``version`` recorded the start of the removal; None if there were no orphans."""
 
     def table(self) -> Table:
         """Return one row with totals, and one row for each failure."""

@@ -306,7 +306,7 @@ def _is_same(
     records: Mapping[str, ExportRecord],
     snapshots: Mapping[str, str],
 ) -> bool:
-    """Whether an export with this name is the same export, even if it is now complete and ``record`` is still copying."""
+    """Whether the export with this name is the same, even if it is now complete and ``record`` is still copying."""
     existing = records.get(name)
     same_record = record is None or (existing is not None and existing.root_location == record.root_location)
     return same_record and (location is None or snapshots.get(name) == location)

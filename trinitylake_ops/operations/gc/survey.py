@@ -233,11 +233,11 @@ class Survey:
             elif version < settled:
                 continue
             elif not is_ours and before is not None and before.lakehouse_def != root.lakehouse_def:
-                steps += [version] if before.lakehouse_def and root.lakehouse_def else []  # sealed roots have no definition
+                steps += [version] if before.lakehouse_def and root.lakehouse_def else []  # not sealed
         return steps
 
     def check_reconciled(self) -> None:
-        """Raise MaintenanceBlockedError if another program's change to the lakehouse definition requires a reconcile."""
+        """Raise MaintenanceBlockedError if another program's change to the definition requires a reconcile."""
         if steps := self.foreign_steps():
             raise MaintenanceBlockedError(
                 f"version {steps[0]} was written by another program with another lakehouse definition, which may lack"
@@ -339,7 +339,7 @@ class RootWalk:
 
 
 def _with_shared_text(root: SurveyedRoot, interned: dict[str, str]) -> SurveyedRoot:
-    """Return a root whose location strings are shared with other roots, because successive roots differ in few locations."""
+    """Return a root that shares location strings with other roots, because successive roots differ in few locations."""
 
     def shared(locations: Iterable[str]) -> tuple[str, ...]:
         return tuple(interned.setdefault(location, location) for location in locations)

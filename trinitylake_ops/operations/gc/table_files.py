@@ -135,7 +135,7 @@ class TableReach:
         ]
         walked = self._executor.map(self._walk, definitions)
         for done, (outlines, result) in enumerate(zip(tables, walked, strict=True), 1):
-            for outline, files in zip(outlines, result, strict=False):  # the walk ends at a failure, which is raised here
+            for outline, files in zip(outlines, result, strict=False):  # the walk ends at a failure, raised here
                 self._take(outline, files)
             progress("files of tables", done, len(tables))
 

@@ -402,7 +402,7 @@ def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, fr
 
 
 def _check_settings(base: Snapshot, plan: TrimPlan) -> None:
-    """Raise CommitConflictError if the settings changed, because exports and expirations decide which files are kept."""
+    """Raise CommitConflictError if the settings changed, because exports and expirations decide what is kept."""
     if base.definition_location != plan.definition_location:
         raise CommitConflictError(
             f"version {base.version} changed settings that the trim depends on; make a new plan",

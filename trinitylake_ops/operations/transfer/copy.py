@@ -255,7 +255,7 @@ class Transfer:
     files: list[CopiedFile] = field(default_factory=list)
     #: The number of copies that were sent.
     copied_files: int = 0
-    #: Their total size.
+    #: The total size of these files.
     copied_bytes: int = 0
 
     def __post_init__(self) -> None:

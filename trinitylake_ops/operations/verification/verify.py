@@ -58,7 +58,7 @@ def verify(
 
     Args:
         lake: The lakehouse.
-        progress: Is called with the number of checked versions and their total.
+        progress: Called with the number of checked versions and their total.
         deep: Also read data files, and files that are recorded as verified.
         incremental: Keep a record of the verified files in the lakehouse. Files in the record of an earlier run are not
             read again while the listing shows them unchanged. Files that are read are compared with the record.

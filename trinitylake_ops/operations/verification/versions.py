@@ -228,7 +228,7 @@ class VersionVerifier:
             latest: The latest version.
             purged: The purged versions, whose roots must be sealed.
             batch: The number of roots to read at once.
-            progress: Is called with the number of checked versions and their total.
+            progress: Called with the number of checked versions and their total.
         """
         before_ms = -1
         for start in range(0, latest + 1, batch):
