@@ -66,7 +66,7 @@ class Appends:
 
 
 class AppendFinder:
-    """Find the files that the clone appended to tables that both sides changed. Reads metadata and manifests, not data."""
+    """Find files that the clone appended to tables changed on both sides. Reads metadata and manifests, not data."""
 
     def __init__(self, sides: MergeInputs):
         self._definitions = sides.clone.lake.files.definitions

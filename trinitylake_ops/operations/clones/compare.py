@@ -121,7 +121,7 @@ class MergeInputs:
         return cls(metered.lake, record, clone, base, latest)
 
     def clone_io(self) -> StorageFileIO:
-        """Return a reader for table files as referenced by the clone. Files of the parent are read through its storage."""
+        """Return a reader for table files referenced by the clone. Files of the parent are read through its storage."""
         return reading_io(self.clone.lake, [self.lake.storage])
 
     @cached_attribute

@@ -125,7 +125,7 @@ class PromotionSelector:
         return target
 
     def _table(self, table: tuple[str, ObjectName, str]) -> tuple[TableDef | None, TableCopy | None]:
-        """Return the files to copy, and the definition that the parent needs, or None if it is the clone's definition."""
+        """Return the definition that the parent needs, or None if it is the clone's definition, and the files to copy."""
         key, name, location = table
         definition = self._sides.clone.lake.files.definitions.table(location)
         metadata = iceberg_metadata(definition)
@@ -191,7 +191,7 @@ class PromotionSelector:
         }
 
     def _check_without_files(self, name: ObjectName, definition: TableDef) -> None:
-        """Raise InvalidInputError for a table in another format with files in the clone, because its paths are unknown."""
+        """Raise InvalidInputError for a table in another format with files in the clone, as its paths are unknown."""
         if definition.is_iceberg or not definition.is_managed:
             return
         if any(True for _ in self._sides.clone.lake.storage.list(table_prefix(definition.id))):

@@ -87,7 +87,7 @@ class RefreshPlan(MergePlan):
         return [*super().rows(), *kept, *same]
 
     def steps(self) -> Table:
-        """Return the step that keeps the parent version, and one step for each object that would change in the clone."""
+        """Return the step that keeps the parent version, and a step for each object that would change in the clone."""
         kept = ("keep", f"version {self.base_version} for the clone", "", "the parent")
         appended = [
             ("append", f"{len(appends.files)} files, {appends.rows} rows", "the clone", f"{appends.name} of the parent")

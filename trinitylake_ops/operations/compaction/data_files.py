@@ -1,4 +1,4 @@
-"""Figures of data files, and the report of a compaction of tables."""
+"""Data file counts, and the report of a table compaction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trinitylake_ops.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFileCounts:
-    """The files of a table's current Iceberg snapshot, as its writer counted them."""
+    """The files of a table's current Iceberg snapshot, as counted by the writer of the snapshot."""
 
     namespace: str
     table: str
@@ -40,7 +40,7 @@ class TableFileCounts:
 
     @property
     def mean_bytes(self) -> float:
-        """The average size of a data file, 0 if there is none."""
+        """The average data file size; 0 if there are no data files."""
         return self.bytes / self.data_files if self.data_files else 0.0
 
 
@@ -53,12 +53,12 @@ class DataFileSurvey:
     uncounted: tuple[str, ...]
     #: Tables whose metadata file is missing or corrupt.
     unreadable: tuple[str, ...]
-    #: The number of tables that were not read in time.
+    #: The number of tables that were not read within the time limit.
     not_checked: int
 
 
 def survey_data_files(lake: Lakehouse, version: Snapshot, max_seconds: float) -> DataFileSurvey:
-    """Read the metadata file of each managed Iceberg table of a version, until the time is over.
+    """Read the metadata file of each managed Iceberg table of a version until the time limit is reached.
 
     Args:
         lake: The lakehouse.
@@ -103,7 +103,7 @@ def _table_files(name: ObjectName, data_files: int, n_bytes: int) -> TableFileCo
 
 
 def _counts(definition: TableDef, io: StorageFileIO) -> tuple[int, int] | Exception | None:
-    """Return data files and bytes, None if the writer recorded none, or the error if the metadata is unreadable."""
+    """Return the data file count and bytes, None if the writer recorded none, or the error of unreadable metadata."""
     try:
         snapshot = table_metadata(definition, io).current_snapshot()
     except (FileMissingError, CorruptFileError) as error:
@@ -126,17 +126,17 @@ class CompactedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class CompactTablesReport(Document):
-    """The result of a compaction of tables."""
+    """The result of a table compaction."""
 
     #: The version with the compacted tables; the latest version if there was nothing to do.
     version: int
-    #: Whether an earlier attempt of the same run committed the version.
+    #: Whether an earlier attempt in the same run committed the version.
     was_done: bool
     tables: tuple[CompactedTable, ...]
     #: Skipped tables, with the reason: a concurrent commit changed them, or their files are damaged.
     left: Mapping[str, str]
     attempts: int
-    #: The cost of this process, without other processes that wrote data files.
+    #: The cost in this process, without the cost of other processes that wrote data files.
     cost: Cost
 
     def table(self) -> Table:

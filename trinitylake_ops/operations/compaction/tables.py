@@ -1,9 +1,9 @@
-"""Compaction of tables: merges small data files into fewer, in one version for all tables, without changing rows.
+"""Compaction of tables: merges small data files into fewer files without changing rows, in one version for all tables.
 
 Data files with deleted rows are rewritten without these rows, and their delete files are dropped.
 
 Nothing is deleted. Older versions still read the old files, which are reclaimed when those versions are expired and
-purged. A concurrent commit does not conflict while the table still has the old files, and rows that it appended stay.
+purged. A concurrent commit does not conflict if the table still has the old files, and rows that it appended are kept.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import pinned_version
 
 _OPERATION = "compact-tables"
-#: Errors that concern one table, because its files are damaged or not its own. The other tables are compacted.
+#: Errors that affect only one table, because its files are damaged or owned by another table. Other tables are
+#: #: compacted.
 _OF_ONE_TABLE = (InvalidDefinitionError, *DAMAGE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCompaction:
-    """The plan for one table, which replaces ``files`` of its ``data_files`` by about ``groups`` files."""
+    """The planned compaction of one table. It replaces ``files`` of the ``data_files`` with about ``groups`` files."""
 
     namespace: str
     table: str
@@ -84,7 +85,7 @@ class CompactTablesPlan(Plan):
     tables: tuple[TableCompaction, ...]
     #: MANAGED Iceberg tables that are skipped, with the reason.
     left: Mapping[str, str]
-    #: The number of files of an older partition spec that stay, by table.
+    #: The number of files with an older partition spec that are not rewritten, by table.
     older_spec_files: Mapping[str, int]
     operation: CompactTables = field(repr=False, compare=False)
 
@@ -104,7 +105,7 @@ class CompactTablesPlan(Plan):
 
     @property
     def files(self) -> int:
-        """The number of files to rewrite, of all tables."""
+        """The total number of files to rewrite in all tables."""
         return sum(table.files for table in self.tables)
 
     def table(self) -> Table:
@@ -138,22 +139,22 @@ class CompactTablesPlan(Plan):
         approved_digest: str | None = None,
         message: str | None = None,
     ) -> CompactTablesReport:
-        """Write the new files, and commit one version in which they replace the old ones.
+        """Write the new files, and commit one version in which they replace the old files.
 
         A table is skipped if a concurrent commit changed it so that its new files no longer fit, if its files are
         damaged, or if its number of rows changed. Appended rows are always kept. New files of skipped tables are
-        deleted, best effort.
+        deleted on a best-effort basis.
 
         Args:
             write: Writes groups of files: in this process, or with Spark (``spark.write_groups_on``).
-            run_id: The id of the run, which commits at most once within the lakehouse's ``txn_ttl_millis``.
+            run_id: The id of the run. The run commits at most once within the lakehouse's ``txn_ttl_millis``.
             approved_digest: The digest of the approved plan, if any.
             message: The message of the commit.
 
         Raises:
-            PlanChangedError: The new plan is not the approved table.
+            PlanChangedError: The new plan is not the approved one.
             CommitConflictError: No table could be compacted, or all attempts conflicted.
-            ContentChangedError: New files contain other rows than the old ones.
+            ContentChangedError: The new files do not contain the same rows as the old files.
             TrinityLakeError: Writing or committing failed, or all tables are damaged.
         """
         operation = replace(self.operation, write=write, run_id=run_id, message=message)
@@ -167,7 +168,7 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
     telemetry_name = "compact-tables"
 
     rules: RewriteRules
-    #: The tables as ``namespace.table``; None for all.
+    #: The tables, as ``namespace.table``; None for all tables.
     only: tuple[str, ...] | None
     write: GroupWriter = rewrite_in_process
     run_id: str | None = None
@@ -234,10 +235,10 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
         except CommitOutcomeUnknownError:
             raise
         except TrinityLakeError:
-            # A typed error means that nothing was committed, so no version names these files.
+            # A typed error means that nothing was committed, so no version refers to these files.
             work.discard(plan.tables)
             raise
-        if published.was_published:  # another process with the same run id committed first, and only its files count
+        if published.was_published:  # another process with the same run id committed first, so only its files are used
             work.discard(plan.tables)
             return report_of(published, {}, {}, attempts, metered.cost())
         work.discard([table for table in plan.tables if table.name in left])
@@ -255,15 +256,16 @@ def plan_compact_tables(
     """Plan to merge small data files of managed Iceberg tables, without writing.
 
     Files of a partition that are smaller than three quarters of the target size are merged. Data files with deleted
-    rows are rewritten whatever their size. Tables that cannot be compacted are skipped.
+    rows are rewritten regardless of their size. Tables that cannot be compacted are skipped.
 
     Args:
         lake: The lakehouse.
-        tables: The tables to compact, as ``namespace.table``; by default all managed tables.
-        target_file_size_bytes: The target size; by default the table's property ``write.target-file-size-bytes``,
-            otherwise 128 MiB.
-        min_input_files: The minimum number of files to merge, unless they fill a file.
-        repartition: Whether to rewrite all files of older partition specs with the current table.
+        tables: The tables to compact, as ``namespace.table``; by default, all managed tables.
+        target_file_size_bytes: The target size; by default, the table property ``write.target-file-size-bytes`` or, if
+            it
+        is not set, 128 MiB.
+        min_input_files: The minimum number of files to merge. Fewer files are merged only if they fill a file.
+        repartition: Whether to rewrite all files of older partition specs with the current spec.
 
     Raises:
         TableNotFoundError: A named table does not exist.
@@ -324,7 +326,7 @@ class _Rewrite:
         self.staged: dict[str, StagedTable] = {}
 
     def write(self, write: GroupWriter) -> None:
-        """Write the groups of all tables, or of each table separately if one of them cannot be read.
+        """Write the groups of all tables, or the groups of each table separately if one table cannot be read.
 
         Raises the errors of ``write`` if no table can be read.
         """
@@ -355,7 +357,7 @@ class _Rewrite:
     def commit(
         self, publication: str, since: int, run_id: str | None, message: str | None
     ) -> tuple[Publication, dict[str, str], int]:
-        """Stage the files that still fit, and publish them.
+        """Stage the files that are still valid, and publish them.
 
         Args:
             publication: The id of the publication.
@@ -381,7 +383,7 @@ class _Rewrite:
         return commit_on_latest(attempt, may_succeed=lambda: bool(self.staged))
 
     def _count_from_first_file(self) -> None:
-        """Measure the age of the commit from its first file, if reading and writing took longer than files may age.
+        """Measure the commit age from the first file if reading and writing took longer than the file age limit.
 
         Raises TransactionExpiredError if one of the files was deleted.
         """
@@ -425,6 +427,6 @@ class _Rewrite:
         return self._damaged | {name: str(error) for name, error in (conflicts | damaged).items()}
 
     def discard(self, tables: Sequence[TableCompaction]) -> None:
-        """Delete the new files of tables, best effort. No version names them."""
+        """Delete the new files of tables on a best-effort basis. No version refers to them."""
         for table in tables:
             delete_data_files(self._io, self._written[table.name])

@@ -1,4 +1,4 @@
-"""Compaction of the tree: a commit that changes its nodes, but no object."""
+"""Compaction of the tree: a commit that changes tree nodes, but no object."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CompactionReport(Document):
         return self.version != self.base_version
 
     def table(self) -> Table:
-        """Return one row for each figure of the tree, before and after, or only a title if nothing changed."""
+        """Return one row for each tree metric before and after, or only a title if nothing changed."""
         before, after = self.before, self.after
         rows = [
             ("levels", len(before.levels), len(after.levels)),
@@ -64,7 +64,7 @@ class CompactionReport(Document):
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionPlan(Plan):
-    """The current tree, and the nodes that a compaction would write, except the root, with their bytes."""
+    """The current tree, and the count and bytes of nodes, except the root, that a compaction would write."""
 
     base_version: int
     nodes_written: int
@@ -75,7 +75,7 @@ class CompactionPlan(Plan):
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` of the nodes to write. Their bytes may differ by the names of nodes."""
+        """Return ``<base version>-<sha256>`` of the nodes to write. Node names, and therefore bytes, can differ."""
         return digest_of(self.base_version, self.base_id, _OPERATION, self.is_needed, self.nodes_written)
 
     @property
@@ -84,7 +84,7 @@ class CompactionPlan(Plan):
         return not self.is_needed
 
     def table(self) -> Table:
-        """Return one row for each figure of the current tree, or only a title if there is nothing to do."""
+        """Return one row for each metric of the current tree, or only a title if there is nothing to do."""
         before = self.before
         rows = [
             ("levels", len(before.levels)),
@@ -98,7 +98,7 @@ class CompactionPlan(Plan):
         return new_table(title) if self.is_empty else new_table(title, "", "now", rows=rows)
 
     def execute(self, approved_digest: str | None = None) -> CompactionReport:
-        """Compact the tree, as :func:`compact` does.
+        """Compact the tree. See :func:`compact`.
 
         Raises PlanChangedError if the new plan is not the approved one.
         """
@@ -114,7 +114,7 @@ class Compact(PlannedOperation[CompactionPlan, CompactionReport]):
     message: str | None = None
 
     def plan(self) -> CompactionPlan:
-        """Make a plan based on the latest version. Raises CorruptFileError, StorageError."""
+        """Make a plan based on the latest version. Raises CorruptFileError or StorageError."""
         base = self.lake.snapshot()
         check_no_gap(self.lake.files.roots, base.version)
         tree = compacted_tree(
@@ -138,7 +138,7 @@ class Compact(PlannedOperation[CompactionPlan, CompactionReport]):
 
 
 def plan_compact(lake: Lakehouse, message: str | None = None) -> CompactionPlan:
-    """Plan a compaction of the tree. Reads all of its nodes, and writes nothing.
+    """Plan a compaction of the tree. This reads all nodes, and writes nothing.
 
     Args:
         lake: The lakehouse.
@@ -154,15 +154,16 @@ def plan_compact(lake: Lakehouse, message: str | None = None) -> CompactionPlan:
 def compact(lake: Lakehouse, message: str | None = None) -> CompactionReport:
     """Flush all buffers and merge thin nodes, in a separate commit.
 
-    No object changes, so the commit does not conflict with others: after a concurrent commit, the new tree is compacted
-    instead. Reads all nodes to compact them, and again before and after for the report, unless they are cached.
+    No object changes, so the commit does not conflict with other commits: after a concurrent commit, the new tree is
+    compacted instead. All nodes are read to compact the tree, and again before and after for the report unless they are
+    cached.
 
     Args:
         lake: The lakehouse.
         message: The message of the commit.
 
     Raises:
-        CommitAttemptsExhaustedError: Too many concurrent commits.
+        CommitAttemptsExhaustedError: All attempts conflicted with other commits.
         CommitOutcomeUnknownError: The outcome of the commit is unknown.
         TrinityLakeError: The lakehouse cannot be read, or the commit failed.
     """

@@ -78,7 +78,7 @@ class ExportReport(Document):
 
 
 def uncopied_note(registered: Sequence[str]) -> str:
-    """Return a note about registered tables, whose files a full export does not copy. Empty if there are no such tables."""
+    """Return a note about registered tables, whose files a full export does not copy. Empty if there are none."""
     if not registered:
         return ""
     names = ", ".join(registered[:_MAX_NAMES]) + (
@@ -88,7 +88,7 @@ def uncopied_note(registered: Sequence[str]) -> str:
 
 
 def left_out(damaged: Mapping[str, str]) -> str:
-    """Return the part of a title that names the damaged tables that an export lacks. Empty if there are no such tables."""
+    """Return the part of a title that names the damaged tables that an export lacks. Empty if there are none."""
     if not damaged:
         return ""
     return (

@@ -358,7 +358,7 @@ class Restore(PlannedOperation[RestorePlan, CommitReport]):
         return StorageFileIO.on(other, options, read_only=True, others=[lake.storage])
 
     def _comparison(self, base: Snapshot, export: Snapshot) -> Callable[[str, str | None, str], bool]:
-        """Return a predicate that checks whether an entry in the export is a copy of the current entry with the same key."""
+        """Return a predicate that checks whether an exported entry is a copy of the current entry with the same key."""
         record = record_of(base.definition, self.name)
         level = ExportLevel.FULL if record is None else record.level
         exported = Destination.other_root(export.files.storage.root, base.definition.id, level)

@@ -1,1 +1,1 @@
-"""The state of a lakehouse on one screen, for a bounded number of requests."""
+"""The state of a lakehouse on one screen, read with a bounded number of requests."""

@@ -27,7 +27,7 @@ _MS_PER_SECOND = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committer:
-    """A committer: a user at a host, or a client of a server, with its engine."""
+    """A committer: a user on a host or a client of a server, and the engine."""
 
     name: str
     engine: str | None
@@ -50,9 +50,9 @@ class Commits:
     lost: int = 0
     since: datetime | None = None
     committers: tuple[Committer, ...] = ()
-    #: Versions that other programs wrote.
+    #: Versions written by other programs.
     foreign: tuple[int, ...] = ()
-    #: Versions that are not younger than their predecessor.
+    #: Versions that are not newer than their predecessor according to their recorded times.
     backwards: tuple[int, ...] = ()
     #: The versions, newest first.
     infos: tuple[VersionInfo, ...] = field(default=(), repr=False)
@@ -64,7 +64,7 @@ class Commits:
 
 
 def commits_of(latest: Snapshot, last: int) -> Commits:
-    """Summarize the newest versions. Reads one root for each.
+    """Summarize the newest versions. Reads one root for each version.
 
     Args:
         latest: The latest version.
@@ -106,7 +106,7 @@ def _name(info: VersionInfo) -> str:
 
 
 def _committers(infos: Sequence[VersionInfo]) -> tuple[Committer, ...]:
-    """Return the most frequent committers in order, and the others together."""
+    """Return the most frequent committers in descending order, and all other committers combined."""
     by_name: dict[tuple[str, str | None], list[VersionInfo]] = {}
     for info in infos:
         by_name.setdefault((_name(info), info.engine), []).append(info)
@@ -140,7 +140,7 @@ def _operations(info: VersionInfo) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """The seconds since the last activity of each kind; None if there was none, or it was not recorded."""
+    """The seconds since the last activity of each kind; None if there was no activity, or it was not recorded."""
 
     commit_seconds: float | None = None
     verify_seconds: float | None = None
@@ -177,37 +177,37 @@ class Activity:
         )
 
 
-#: The number of oldest batches whose plans are read, and the maximum size of such a plan.
+#: The number of oldest batches whose plans are read, and the maximum size of each plan file.
 _MAX_BATCHES = 16
 _MAX_PLAN_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The reclaimable bytes; None if they were not counted."""
+    """The number of reclaimable bytes; None if they were not counted."""
 
     expirable_bytes: int | None = None
     purgeable_bytes: int | None = None
-    #: The source of the figures, or why there are none.
+    #: The source of the numbers, or the reason why there are none.
     note: str = ""
     #: The batches of expired versions whose purge is not finished.
     batches: tuple[PurgeBatch, ...] = field(default=(), repr=False)
 
     @property
     def reclaimable_bytes(self) -> int | None:
-        """The sum of the known figures."""
+        """The sum of the known numbers."""
         sizes = [size for size in (self.expirable_bytes, self.purgeable_bytes) if size is not None]
         return sum(sizes) if sizes else None
 
 
 class _TimeLimitError(Exception):
-    """The plans took too long."""
+    """Planning exceeded the time limit."""
 
 
 def recorded_space(latest: Snapshot, now_ms: int) -> Space:
     """Return the bytes that a purge would reclaim according to the recorded plans. Reads at most 16 files.
 
-    Files that became needed again since the plan are included.
+    Files that have become needed again since the plan was made are included.
 
     Args:
         latest: The latest version.
@@ -242,7 +242,7 @@ def recorded_space(latest: Snapshot, now_ms: int) -> Space:
 
 
 def _planned_sizes(storage: Storage, batch: ExpirationBatch) -> dict[str, int] | None:
-    """Return the files of a batch's plan; None if it is missing, too large, or not the recorded one."""
+    """Return the files of a batch's plan; None if the plan is missing, too large, or not the recorded plan."""
     try:
         data = storage.read(batch.plan_path, limit_bytes=_MAX_PLAN_BYTES) if batch.plan_path else b""
         plan = PlanFile.from_bytes(data, batch.plan_path)
@@ -252,10 +252,10 @@ def _planned_sizes(storage: Storage, batch: ExpirationBatch) -> dict[str, int] |
 
 
 def planned_space(lake: Lakehouse, max_seconds: float) -> Space:
-    """Count the bytes that an expiration by the lakehouse's settings, and a purge, would reclaim.
+    """Count the bytes that an expiration by the lakehouse settings and a subsequent purge would reclaim.
 
-    Reads all unpurged roots, and the nodes that they reach. If that takes too long, a file is damaged, or the
-    lakehouse needs a reconcile, the note says so.
+    Reads all unpurged roots, and the nodes that they reach. If this takes too long, a file is damaged, or the
+    lakehouse needs a reconcile, the note states the reason.
 
     Args:
         lake: The lakehouse.

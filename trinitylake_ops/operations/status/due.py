@@ -1,4 +1,4 @@
-"""Which operations are due, and problems in what the status has read."""
+"""Which operations are due, and problems found while reading the status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trinitylake_ops.versions.history import VersionInfo, version_infos
 from trinitylake_ops.versions.lookup import clones_of
 from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms, utc_of
 
-#: The number of oldest unpinned versions that are read.
+#: The number of oldest unpinned versions to read.
 _OLDEST = 2
 _MAX_NAMES = 3
 
@@ -31,7 +31,7 @@ class DueState(StrEnum):
     """Whether an operation is due."""
 
     DUE = "due"
-    #: Due if a plan finds something; plans that find nothing leave no record.
+    #: Due only if a plan has effects, because plans without effects leave no record.
     LOOK = "look"
     LATER = "later"
     FINE = "fine"
@@ -44,7 +44,7 @@ class Due:
     what: str
     state: DueState
     why: str
-    #: The command to run, without the root. It only makes a plan, if the operation has one.
+    #: The command to run, without the root. If the operation has a plan, the command only makes the plan.
     command: str
     #: How long ago the operation became due.
     since_seconds: float | None = None
@@ -52,7 +52,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueAges:
-    """The intervals after which operations are due again, in milliseconds; None for operations that are not used."""
+    """The intervals after which operations are due again, in milliseconds; None for unused operations."""
 
     verify_ms: int | None = DEFAULT_POLICY.targets.verify_every_ms
     orphans_ms: int | None = DEFAULT_POLICY.targets.orphans_every_ms
@@ -76,7 +76,7 @@ DEFAULT_AGES = DueAges()
 
 @dataclass(frozen=True, kw_only=True)
 class MaintenanceInputs:
-    """The inputs of the rules, besides the settings."""
+    """The inputs of the rules, in addition to the settings."""
 
     #: The oldest versions that are neither expired nor pinned.
     oldest: tuple[VersionInfo, ...] = ()
@@ -131,7 +131,7 @@ def due_of(
 
     Args:
         definition: The lakehouse definition.
-        inputs: What was read for the rules.
+        inputs: The inputs that were read for the rules.
         commits: The summary of the newest versions.
         batches: The unpurged batches of expired versions.
         ages: The intervals of operations.
@@ -153,7 +153,7 @@ def _superseded_at_ms(info: VersionInfo, successor: VersionInfo | None) -> int |
 
 
 def _expiry(definition: LakehouseDef, inputs: MaintenanceInputs, commits: Commits, now_ms: int) -> Due:
-    """Apply the retention rules to the versions that were read. Reading fewer versions never expires more of them."""
+    """Apply the retention rules to the versions read. Reading fewer versions never makes more of them expire."""
     infos = {info.version: info for info in (*commits.infos, *inputs.oldest) if info.state == "live"}
     pinned = {record.version for record in definition.exports if not is_lapsed(record, now_ms)}
     versions = [
@@ -203,7 +203,7 @@ def _purge(batches: Sequence[PurgeBatch], now_ms: int) -> Due:
 
 
 def _orphans(definition: LakehouseDef, inputs: MaintenanceInputs, ages: DueAges, now_ms: int) -> Due:
-    """Return up to which age orphans were removed. Only a listing can find newer orphans."""
+    """Return the age for which orphans were last removed. Only a listing can find newer orphans."""
     removed_ms = definition.orphans_removed_before_millis or None
     # A removal records the age of the files that it checked, not the time of the removal.
     template = "files older than {} were checked"
@@ -222,7 +222,7 @@ def _by_age(
     now_ms: int,
     template: str = "the last was {} ago",
 ) -> Due:
-    """Return whether an operation is due again that was last run at ``last_ms``, or never."""
+    """Return whether an operation that last ran at ``last_ms``, or never ran, is due again."""
     begun_ms = last_ms if last_ms is not None else inputs.first_ms
     age_ms = None if begun_ms is None else max(0, now_ms - begun_ms)
     happened = "" if last_ms is None or age_ms is None else template.format(span_text(age_ms))
@@ -298,7 +298,7 @@ class StatusFinding:
 def status_findings(
     definition: LakehouseDef, commits: Commits, hint: HintState | None, now_ms: int
 ) -> tuple[StatusFinding, ...]:
-    """Return problems of the hint and of the newest versions, except those that an operator acknowledged.
+    """Return problems with the hint and the newest versions, except problems that an operator acknowledged.
 
     Args:
         definition: The lakehouse definition.

@@ -1,7 +1,8 @@
 """The state of a lakehouse as data.
 
 Reading it takes a bounded number of requests: one root for each of the newest versions, and at most
-``MAX_OTHER_REQUESTS`` more. Tables and nodes of the tree are not read. Files that cannot be read become findings.
+``MAX_OTHER_REQUESTS`` additional requests. Tables and tree nodes are not read. Files that cannot be read are reported
+as findings.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ from trinitylake_ops.versions.undone import Undone, find_undone
 
 #: The default number of newest versions to read.
 LAST_VERSIONS = 20
-#: The maximum number of requests besides those for the newest versions, without plans.
+#: The maximum number of requests in addition to those for the newest versions and for plans.
 MAX_OTHER_REQUESTS = 48
-#: How many of these requests verify rollbacks among the newest versions.
+#: The number of these requests that verify rollbacks among the newest versions.
 _ROLLBACK_REQUESTS = 8
 _UNPURGED = (ExpirationState.EXPIRED, ExpirationState.PURGING)
 
@@ -79,11 +80,11 @@ class Status(Document):
     message: str | None
     #: A summary of the newest versions.
     commits: Commits
-    #: Versions, among the newest ones, that later rollbacks undid.
+    #: Versions among the newest versions that later rollbacks undid.
     undone: tuple[UndoneVersions, ...]
     #: The number of versions that can be read.
     kept: int
-    #: The number of expired versions that are not purged.
+    #: The number of expired versions that have not been purged.
     expired: int
     exports: int
     clones: int
@@ -152,9 +153,9 @@ def lakehouse_status(
     Args:
         lake: The lakehouse.
         last: The number of newest versions to read.
-        ages: The intervals of operations; by default those of the lakehouse's policy.
-        plan_seconds: The time in which reclaimable bytes are counted by plans, which read all kept roots. With 0 they
-            come from the recorded plans of expirations.
+        ages: The intervals of operations; by default, the intervals in the lakehouse's policy.
+        plan_seconds: The time limit for counting reclaimable bytes by making plans, which read all kept roots. With 0,
+        the numbers come from the recorded plans of expirations.
 
     Raises:
         LakehouseNotFoundError: There is no lakehouse at the root.
@@ -214,7 +215,7 @@ def lakehouse_status(
 
 
 def _undone_versions(undone: Mapping[int, int]) -> tuple[UndoneVersions, ...]:
-    """Return undone versions grouped by the rollback that undid them, the newest rollback first."""
+    """Return undone versions grouped by the rollback that undid them, newest rollback first."""
     by_rollback: dict[int, list[int]] = {}
     for version, rollback in undone.items():
         by_rollback.setdefault(rollback, []).append(version)
@@ -230,7 +231,7 @@ def _n_exports(definition: LakehouseDef) -> int:
 
 
 class _Reading:
-    """Reads parts of the state. A part that cannot be read becomes a finding, and the others are still reported."""
+    """Reads parts of the state. A part that cannot be read is reported as a finding, and the other parts are still reported."""
 
     def __init__(self, lake: Lakehouse):
         self.latest: Snapshot = lake.snapshot()
@@ -242,7 +243,7 @@ class _Reading:
         Args:
             what: The name of the part, for the finding.
             read: Reads the part.
-            otherwise: The value if it cannot be read.
+            otherwise: The value if the part cannot be read.
             command: The command that explains the finding.
 
         Raises:
@@ -258,7 +259,7 @@ class _Reading:
 
 
 _SEVERITIES = ("error", "warning")
-#: The value for operations that are due since an unknown time; 0 would mean that they are not due.
+#: The value for operations that have been due since an unknown time; 0 would mean that they are not due.
 _UNKNOWN_SINCE = 1.0
 
 

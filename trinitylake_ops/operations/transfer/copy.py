@@ -1,8 +1,8 @@
 """Copy files to the target of a transfer: data, Iceberg metadata, definitions, and files created from bytes.
 
 A file is copied before the files that refer to it. Each copy is read back and compared with its source, unless all
-names are new. A copy that the target already has is compared but not sent again, so that an interrupted transfer
-resumes when it is repeated.
+names are new. A copy that already exists at the target is compared but not sent again, so that repeating an
+interrupted transfer resumes it.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ _MAX_BYTES_IN_TASK = 128 * 1024 * 1024
 
 
 def claim_table_folders(io: StorageFileIO, tables: Sequence[TableCopy], definition: LakehouseDef) -> dict[str, Storage]:
-    """Write the owner files of the folders of copied tables.
+    """Write the owner files in the folders of copied tables.
 
     Args:
-        io: Writes files of the lakehouse that gets the copies.
+        io: Writes files of the lakehouse that receives the copies.
         tables: The tables.
-        definition: The definition of that lakehouse.
+        definition: The definition of the lakehouse that receives the copies.
 
     Returns:
-        The storages of folders outside the root of that lakehouse, by their roots.
+        The storages of folders outside the root of the receiving lakehouse, by their roots.
 
     Raises:
-        LocationNotAllowedError: A folder belongs to another lakehouse, or a table root to a copy of this one.
+        LocationNotAllowedError: A folder belongs to another lakehouse, or a table root belongs to a copy of this
+        lakehouse.
         StorageError: A storage request failed.
     """
     file_maps = {table.places.table_id: table.places for table in tables}
@@ -66,7 +67,7 @@ def claim_table_folders(io: StorageFileIO, tables: Sequence[TableCopy], definiti
 
 
 def existing_table_files(storages: Mapping[str, Storage], tables: Sequence[TableCopy]) -> dict[str, int]:
-    """Return the sizes in bytes of the files in folders of tables, by path.
+    """Return the sizes in bytes of the files in table folders, by path.
 
     Args:
         storages: The storages of the folders, by their roots. Tables below other roots are skipped.
@@ -93,7 +94,7 @@ class CopyJob:
     data: bytes | None = None
     #: The approximate size of the source.
     size_bytes: int = 0
-    #: The size of the target's file of this name; None if it has none.
+    #: The size of the target's file with this name; None if there is no such file.
     existing_bytes: int | None = None
     #: The table file, if it contains paths and is rewritten.
     file: FileCopy | None = None
@@ -108,12 +109,12 @@ class CopyJob:
 
     @property
     def _data_bytes(self) -> int:
-        """The size of a data or delete file, which can be large, as its table records it; 0 for other files."""
+        """The recorded size of a data or delete file, which can be large; 0 for other files."""
         is_metadata = self.file is not None and self.file.kind != FileKind.POSITION_DELETES
         return 0 if is_metadata else self.size_bytes
 
     def content(self, io: StorageFileIO) -> bytes:
-        """Return the bytes of the copy. Raises CorruptFileError, StorageError."""
+        """Return the bytes of the copy. Raises CorruptFileError or StorageError."""
         if self.data is not None:
             return self.data
         assert self.source is not None
@@ -132,7 +133,7 @@ class Copied:
 
     #: The record of the copy.
     file: CopiedFile
-    #: Whether the target already had it.
+    #: Whether the copy already existed at the target.
     existed: bool
 
 
@@ -147,7 +148,7 @@ class FailedCopy:
 
 
 class CopyWork:
-    """Work: copy files. In this process, ``on_copied`` receives each copy at once, and only failures are returned."""
+    """Work that copies files. In this process, ``on_copied`` receives each copy immediately; only failures are returned."""
 
     weight: ClassVar[Weight] = Weight.FILE
 
@@ -174,7 +175,7 @@ class CopyWork:
         return (self._target,) if self._io.storage is self._target else (self._io.storage, self._target)
 
     def __call__(self, jobs: Sequence[CopyJob]) -> list[Copied | FailedCopy | None]:
-        """Copy files that do not depend on each other.
+        """Copy files that do not depend on one another.
 
         Args:
             jobs: The files.
@@ -188,7 +189,8 @@ class CopyWork:
         """
         # Small files under new names count as one round trip. Other copies can be large, so each request counts.
         copy = self._copy_or_error if self._reads_back else in_one_round_trip(self._copy_or_error)
-        # Half of the time a copy waits for its source. A storage with a concurrency of 1 still gets one request.
+        # A copy spends half of its time waiting for its source. A storage with a concurrency of 1 still gets one
+        # request.
         return run_parallel(copy, jobs, 2 * self._target.concurrency - 1)
 
     def _copy_or_error(self, job: CopyJob) -> Copied | FailedCopy | None:
@@ -239,9 +241,9 @@ class Transfer:
     #: The total that is passed to ``progress``.
     n_expected: int = 0
     executor: Executor = LOCAL
-    #: Leave out tables with a damaged or missing file instead of raising its error.
+    #: Leave out tables with a damaged or missing file instead of raising the error.
     skips_damaged: bool = False
-    #: Read each copy back and compare it with its source. Without it, all names at the target must be new.
+    #: Read each copy back and compare it with its source. Otherwise, all names at the target must be new.
     reads_back: bool = True
     #: The sizes in bytes of the files at the target before the transfer, by path.
     existing: dict[str, int] = field(default_factory=dict)
@@ -249,7 +251,7 @@ class Transfer:
     known: frozenset[str] = frozenset()
     #: Existing files with a wrong size. They are overwritten.
     replaced: frozenset[str] = frozenset()
-    #: The storages of tables whose files are copied below other roots, by these roots.
+    #: The storages of tables whose files are copied below other roots, by root.
     table_storages: Mapping[str, Storage] = field(default_factory=dict)
     #: All copies.
     files: list[CopiedFile] = field(default_factory=list)
@@ -268,7 +270,7 @@ class Transfer:
         return ChainMap(self._sizes_bytes, self.existing)
 
     def copy(self, selection: Selection) -> None:
-        """Copy all selected files, each before the files that refer to it.
+        """Copy all selected files, each file before the files that refer to it.
 
         With ``skips_damaged``, damaged tables are removed from the selection.
 
@@ -290,7 +292,7 @@ class Transfer:
         self._run([self._definition_job(copy) for copy in selection.definitions])
 
     def create(self, files: Mapping[str, bytes]) -> None:
-        """Create files with these bytes, for example nodes, from this process."""
+        """Create files, for example nodes, from bytes in this process."""
         jobs = [CopyJob(None, path, data, len(data), self.existing.get(path)) for path, data in files.items()]
         self._run(jobs, executor=LOCAL)
 
@@ -321,7 +323,7 @@ class Transfer:
         target: Storage | None = None,
         raises: bool = True,
     ) -> dict[str, TrinityLakeError]:
-        """Make copies. Return the errors of damaged sources by the targets of their copies, or raise the first one."""
+        """Make copies. Return the errors of damaged sources by the targets of their copies, or raise the first error."""
         record = partial(self._record, root="" if target is None else target.root)
         errors: dict[str, TrinityLakeError] = {}
         work = CopyWork(self.io, target or self.target, record, reads_back=self.reads_back)
@@ -346,7 +348,7 @@ class Transfer:
 
 
 def _damaged(tables: Iterable[TableCopy], errors: Mapping[str, TrinityLakeError]) -> dict[str, TrinityLakeError]:
-    """Return the first error of each table that lacks a copy, by its id."""
+    """Return the first error of each table that lacks a copy, by table id."""
     damaged: dict[str, TrinityLakeError] = {}
     for table in tables if errors else ():
         for file in table.files:
@@ -356,7 +358,7 @@ def _damaged(tables: Iterable[TableCopy], errors: Mapping[str, TrinityLakeError]
 
 
 class _ByteBudget:
-    """Limit the bytes in flight. A file that is larger than the limit waits until it is the only one."""
+    """Limit the bytes in flight. A file that is larger than the limit waits until no other file is in flight."""
 
     def __init__(self, size_bytes: int):
         self._free_bytes = self._size_bytes = size_bytes

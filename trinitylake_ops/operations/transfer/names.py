@@ -24,9 +24,9 @@ class Destination:
 
     #: The target root.
     root: str
-    #: The name of a copied definition derives from this seed and the name of its source.
+    #: The seed from which, together with the name of the source, the name of a copied definition is derived.
     seed: uuid.UUID
-    #: The folder of the copies within that of their table; empty if table files keep their paths.
+    #: The folder of the copies within the table folder; empty if table files keep their paths.
     folder: str
     #: Other rules under which the target may have the same copies.
     siblings: tuple[Destination, ...] = ()
@@ -49,8 +49,8 @@ class Destination:
             root: The target root.
             source_id: The id of the lakehouse.
             level: The level of the export.
-            generation: Each generation has different names, for copies whose names in earlier generations cannot be
-                used. Generation 0 recognizes the names of the next ones.
+            generation: Each generation uses different names, for copies whose names in earlier generations cannot be
+            used. Generation 0 recognizes the names of later generations.
         """
         seed = uuid.uuid5(uuid.NAMESPACE_URL, f"{source_id}/{level.name.lower()}")
         if generation:
@@ -73,7 +73,7 @@ class Destination:
         return definition_path(name, limit_bytes, derived_uuid(self.seed, source))
 
     def is_copy(self, location: str, name: ObjectName, source: str, limit_bytes: int) -> bool:
-        """Whether a location is that of a copy of a definition, under any of its possible names.
+        """Whether a location refers to a copy of a definition, under any of its possible names.
 
         Args:
             location: The location.
@@ -91,7 +91,7 @@ class Destination:
         return name_identity(location) in map(name_identity, copies)
 
     def pointer(self, source_root: str, location: str) -> str:
-        """Return how the tree at the target refers to a file that is not copied.
+        """Return the location by which the tree at the target refers to a file that is not copied.
 
         Args:
             source_root: The root of the source.
@@ -106,30 +106,30 @@ def definition_path(name: ObjectName, limit_bytes: int, identifier: uuid.UUID) -
     Args:
         name: The name of the object.
         limit_bytes: The maximum length of a path.
-        identifier: The part of the file name that distinguishes it from other definitions of the object.
+        identifier: The part of the file name that distinguishes the definition from other definitions of the object.
     """
     if name.table is None:
         return new_namespace_path(name.namespace, limit_bytes, identifier)
     return new_table_path(name.namespace, name.table, limit_bytes, identifier)
 
 
-#: Schemes that name the same storage.
+#: Schemes that refer to the same storage.
 _SAME_SCHEMES = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "gcs": "gs"}
 
 
 def target_root(lake: Lakehouse, target: str | None, *definitions: LakehouseDef) -> str:
-    """Return the normalized root of a target; empty for none.
+    """Return the normalized root of a target; empty if there is no target.
 
-    Targets are checked before anything is recorded, because a record would remain if the first write to the target
-    failed.
+    Targets are checked before anything is recorded, because otherwise a record would remain if the first write to the
+    target failed.
 
     Args:
         lake: The lakehouse that is exported or cloned.
         target: The target, as given by the caller.
-        definitions: The definitions of the lakehouse in the versions concerned, which name other roots in use.
+        definitions: The definitions of the lakehouse in the relevant versions, which contain other roots in use.
 
     Raises:
-        InvalidInputError: The target is, is inside, or contains a root that the lakehouse reads or writes.
+        InvalidInputError: The target is the same as, is inside, or contains a root that the lakehouse reads or writes.
         InvalidLocationError: The target is not a root.
         StoragePermissionError: The target cannot contain a lakehouse.
     """
@@ -170,7 +170,7 @@ def check_contains_no_source(root: str, sources: Iterable[str]) -> None:
 
 
 def _used_roots(lake: Lakehouse, definitions: Sequence[LakehouseDef]) -> Iterator[tuple[str, str]]:
-    """Yield the roots that a lakehouse reads or writes, and what each is."""
+    """Yield the roots that a lakehouse reads or writes, with a description of each root."""
     yield lake.root, "the lakehouse itself"
     names = lake.external_storages.names
     roots = [(root, "its table root") for root in names.table_roots]
@@ -186,7 +186,7 @@ def _used_roots(lake: Lakehouse, definitions: Sequence[LakehouseDef]) -> Iterato
 
 
 def _overlap(root: str, other: str) -> bool:
-    """Whether one root is inside the other, or both are the same, by their text or by the folders they resolve to."""
+    """Whether one root is inside the other or both are the same, by their text or by their resolved folders."""
     if lies_within(root, other) or lies_within(other, root):
         return True
     first, second = _canonical(root), _canonical(other)
@@ -202,7 +202,7 @@ def _canonical(uri: str) -> str:
 
 
 def _normalize_root(root: str) -> str:
-    """Return a root that a lakehouse file names; empty for none and for a text that is not a root."""
+    """Normalize a root that a lakehouse file contains; empty if the text is empty or is not a root."""
     try:
         return normalize_root_uri(root) if root else ""
     except InvalidLocationError:

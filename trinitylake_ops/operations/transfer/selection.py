@@ -1,8 +1,8 @@
 """Select the files of a version for a transfer: definitions, table files, and the entries of the target's tree.
 
-Selecting only reads. Under the same root, each copy gets a name that no other transfer uses. It derives from the id of
-the transfer, so that an interrupted transfer finds its copies again. Under another root, files keep their paths, so
-that the next transfer recognizes the files that the target already has.
+Selecting only reads files. Under the same root, each copy gets a name that no other transfer uses. The name is derived
+from the id of the transfer, so that an interrupted transfer finds its copies again. Under another root, files keep
+their paths, so that the next transfer recognizes the files that the target already has.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DefinitionCopy:
     source: str
     #: The path of the copy.
     target: str
-    #: The bytes of the copy if they differ from the source, else None.
+    #: The bytes of the copy if they differ from the source; otherwise, None.
     data: bytes | None
 
 
@@ -81,7 +81,7 @@ class CopiedTable:
 class Selection:
     """The files of a version that a transfer copies."""
 
-    #: The (key, location) of the objects in the tree at the target, in ascending order of keys.
+    #: The (key, location) pairs of the objects in the tree at the target, in ascending order of keys.
     entries: list[tuple[str, str]] = field(default_factory=list)
     #: The definitions to copy.
     definitions: list[DefinitionCopy] = field(default_factory=list)
@@ -89,9 +89,9 @@ class Selection:
     tables: list[TableCopy] = field(default_factory=list)
     #: Copied definitions of tables whose files are not copied.
     uncopied: list[TableDef] = field(default_factory=list)
-    #: The names of those among ``uncopied`` that a full export leaves out because another catalog owns them.
+    #: The names of tables in ``uncopied`` that a full export does not copy because another catalog owns them.
     registered: list[str] = field(default_factory=list)
-    #: The errors of managed tables that are left out because their files cannot all be read, by name.
+    #: The errors of managed tables that are left out because some of their files cannot be read, by name.
     damaged: dict[str, TrinityLakeError] = field(default_factory=dict)
     #: The tables whose definitions are copied, by id.
     copied: dict[str, list[CopiedTable]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Selection:
 
     @property
     def known_bytes(self) -> int:
-        """The bytes of table files whose sizes are recorded: all except metadata files and manifest lists."""
+        """The total size of table files whose sizes are recorded: all except metadata files and manifest lists."""
         return sum(file.size_bytes or 0 for table in self.tables for file in table.files)
 
     @property
@@ -147,7 +147,8 @@ class Selection:
 
 
 def selected_entries(source: Snapshot, namespaces: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the (key, location) of all objects, or of some namespaces and their tables, in ascending order of keys.
+    """Return the (key, location) pairs of all objects, or of some namespaces and their tables, in ascending order of
+    keys.
 
     Args:
         source: The version.
@@ -184,7 +185,7 @@ class Selector:
     executor: Executor = LOCAL
 
     def entries(self) -> list[tuple[str, str]]:
-        """Return the (key, location) of all selected objects. See :func:`selected_entries` for the errors."""
+        """Return the (key, location) pairs of all selected objects. See :func:`selected_entries` for the errors."""
         return selected_entries(self.source, self.choice.namespaces)
 
     def select(
@@ -198,10 +199,12 @@ class Selector:
 
         Args:
             destination: The names of the copies.
-            entries: The (key, location) of the objects to select; None for all in the selected namespaces.
-            existing: The locations of definitions at the target by key. Copies among them are not read again.
-            own_io: Reads the lakehouse that gets the copies, if their tables go where that lakehouse stores its own
-                tables, which can be below its table root.
+            entries: The (key, location) pairs of the objects to select; None for all in the selected namespaces.
+            existing: The locations of definitions at the target by key. Definitions that are already copies are not
+                read
+            again.
+            own_io: Reads the lakehouse that receives the copies, if the copied tables are stored where that lakehouse
+            stores its own tables, which can be below its table root.
 
         Raises:
             NamespaceNotFoundError: A selected namespace does not exist.
@@ -281,7 +284,7 @@ class _SelectionBuilder:
         return locations
 
     def _check_rights(self) -> None:
-        """Raise StoragePermissionError if no table can be read and one is forbidden: the credentials are the cause."""
+        """Raise StoragePermissionError if no table can be read and access to one is denied, due to the credentials."""
         for error in self._selection.damaged.values():
             if isinstance(error, StoragePermissionError) and not isinstance(error, LocationNotAllowedError):
                 raise error
@@ -305,7 +308,7 @@ class _SelectionBuilder:
 
 @dataclass(frozen=True, slots=True)
 class TableCopies:
-    """Work: select the files of tables, by the locations of their definitions."""
+    """Work that selects the files of tables, identified by the locations of their definitions."""
 
     weight: ClassVar[Weight] = Weight.DEFINITION
 
@@ -326,7 +329,7 @@ class TableCopies:
         return (self.io.storage,)
 
     def __call__(self, locations: Sequence[str]) -> list[tuple[TableDef, TableCopy | TrinityLakeError | None]]:
-        """Read definitions, and select the files to copy of each table.
+        """Read definitions, and select the files to copy for each table.
 
         Returns:
             A definition and the table's files for each location. The files are None if they are not copied, or the
@@ -363,12 +366,12 @@ class TableCopies:
         return TableCopy.of(definition, self.io, file_map)
 
     def _check_without_files(self, definition: TableDef) -> None:
-        """Raise InvalidInputError for a table of another format whose files would not be copied."""
+        """Raise InvalidInputError for a table in another format whose files would not be copied."""
         if definition.is_iceberg or self.destination.root == self.files.storage.root:
             return
         try:
             prefix = table_prefix(definition.id)
-        except InvalidDefinitionError:  # the id is not that of a folder
+        except InvalidDefinitionError:  # the id is not a folder name
             return
         if any(info.path != owner_path(definition.id) for info in self.files.storage.list(prefix)):
             raise InvalidInputError(

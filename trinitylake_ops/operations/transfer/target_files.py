@@ -1,7 +1,7 @@
-"""Compare the files that a transfer to another root needs with the files there, and select what is missing.
+"""Compare the files that a transfer to another root needs with the files there, and select missing files.
 
-A file at the target counts only if the listing shows it with the size that the target's table metadata records.
-Definitions, table metadata, manifest lists and manifests are read, so that damaged ones are found as well.
+A file at the target counts as present only if its listed size matches the size in the target's table metadata.
+Definitions, table metadata, manifest lists and manifests are read, so that damaged files are found as well.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ class IncompleteTable:
 
     #: The key of the table.
     key: str
-    #: The location of its definition at the target.
+    #: The location of the table's definition at the target.
     location: str
     #: The definition.
     definition: TableDef
-    #: Its intact files at the target.
+    #: The table's intact files at the target.
     known: frozenset[str]
-    #: Its files that are missing at the target or have a wrong size.
+    #: The table's files that are missing at the target or have a wrong size.
     lost: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class TargetFiles:
-    """The files at the target of an export, compared with what the tables of its version need."""
+    """The files at the target of an export, compared with the files that the tables of its version need."""
 
-    #: Files of tables to copy that the target already has.
+    #: Files of tables to copy that already exist at the target.
     known: frozenset[str] = frozenset()
-    #: Files of these tables that the target lacks, or has with another size.
+    #: Files of these tables that are missing at the target or have a different size there.
     lost: frozenset[str] = frozenset()
     #: Unchanged tables that lack files.
     tables: tuple[IncompleteTable, ...] = ()
@@ -63,8 +63,8 @@ class TargetFiles:
 
         Args:
             lake: The lakehouse at the target.
-            base: Its version.
-            selection: The files to copy. Entries that the target has at the same location are unchanged.
+            base: The version of that lakehouse.
+            selection: The files to copy. Entries with the same location at the target are unchanged.
             existing: The sizes in bytes of the files at the target, by path.
 
         Raises:
@@ -113,7 +113,7 @@ class TargetFiles:
 
 
 def _compare_files(definition: TableDef, io: StorageFileIO, existing: Mapping[str, int]) -> tuple[set[str], set[str]]:
-    """Return the intact files of a table at the target, and those that are missing or have a wrong size.
+    """Return the intact files of a table at the target, and the files that are missing or have a wrong size.
 
     If a file cannot be read, the files that it lists are unknown.
     """
@@ -172,15 +172,16 @@ def with_safe_names(
 ) -> Selection:
     """Return the files to copy under names that no concurrent cleanup of the target deletes.
 
-    The target can have files under the names of copies that its latest version does not reach: copies of an interrupted
-    export, or files of older versions, which can be purged. Young files are reused, and the transaction takes their
-    age. If one is older than half of the transaction's time to live, all copies get different names.
+    The target can contain files that have the names of copies but that its latest version does not reach: copies made
+    by an interrupted export, or files of older versions, which can be purged. Recent files are reused, and the
+    transaction takes their age. If a file is older than half of the transaction's time to live, all copies get
+    different names.
 
     Args:
         selection: The files under their first names.
-        selector: Selects them again under other names.
+        selector: Selects the files again under other names.
         base: The version of the target that the selection was compared with.
-        txn: The transaction that commits them at the target.
+        txn: The transaction that commits the files at the target.
         listed: The files at the target.
         reached: Files that the latest version of the target reaches.
 
@@ -202,7 +203,7 @@ def with_safe_names(
 
 
 def _rename(selection: Selection, selector: Selector, base: Snapshot, generation: int) -> Selection:
-    """Return the files to copy under the names of a generation. Files that the target has keep their names."""
+    """Return the files to copy under the names of a generation. Files that already exist at the target keep their names."""
     existing = dict(scan(base.files.nodes, base.root))
     unchanged = {key: location for key, location in selection.entries if existing.get(key) == location}
     changed = [(key, location) for key, location in selector.entries() if key not in unchanged]
@@ -225,9 +226,9 @@ def names_at(root: str, selector: Selector, generation: int = 0) -> Destination:
 def with_missing_files(
     selection: Selection, selector: Selector, tables: Collection[IncompleteTable], root: str
 ) -> Selection:
-    """Add the files of unchanged tables that the target lacks, under the names that they have there.
+    """Add the files of unchanged tables that are missing at the target, under their existing names.
 
-    Tables whose files at the source cannot all be read are left out.
+    Tables with unreadable files at the source are left out.
 
     Args:
         selection: The other files to copy.
@@ -236,7 +237,7 @@ def with_missing_files(
         root: The root of the target.
 
     Raises:
-        FileMissingError: The target lost a file that has an unknown name.
+        FileMissingError: A file that is missing at the target has an unknown name.
         StorageError: A storage request failed.
     """
     missing = _missing_files(tables, selector, names_at(root, selector))
@@ -257,7 +258,7 @@ def with_missing_files(
 def _missing_files(
     tables: Collection[IncompleteTable], selector: Selector, first_destination: Destination
 ) -> Selection:
-    """Select the files of unchanged tables. Tables whose files at the source cannot all be read are damaged."""
+    """Select the files of unchanged tables. Tables with unreadable files at the source count as damaged."""
     sources, selection = dict(selector.entries()), Selection()
     remaining = {table.key: table for table in tables}
     for destination in (first_destination, *first_destination.siblings):
@@ -279,7 +280,7 @@ def _missing_files(
                 selection.tables.append(copy)
                 selection.entries.append((key, table.location))
                 selection.copied.setdefault(table.definition.id, []).append(CopiedTable(key, name, table.location))
-    for table in remaining.values():  # copied under names that an older release chose
+    for table in remaining.values():  # copied under names chosen by an older release
         raise missing_target_file(first_destination.root, min(table.lost))
     return selection
 
@@ -294,17 +295,17 @@ def check_recopied(
     """Check that tables with missing files are complete at the target after they were copied again.
 
     Data files were compared with their sources, whose metadata can record wrong sizes. Files that contain paths must
-    have the sizes that other files record.
+    have the sizes that are recorded in other files.
 
     Args:
         tables: The tables.
-        selection: The copied files. Tables that it lacks were left out.
+        selection: The copied files. Tables missing in the selection were left out.
         lake: The lakehouse at the target.
         existing: The sizes in bytes of the files at the target, by path.
 
     Raises:
         FileMissingError: A file is still missing.
-        CorruptFileError: A file differs from the one that its table names.
+        CorruptFileError: A file differs from the file that its table refers to.
         StorageError: Another storage request failed.
     """
     io, selected_keys = reading_io(lake), {key for key, _ in selection.entries}

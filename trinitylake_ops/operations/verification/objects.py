@@ -1,4 +1,4 @@
-"""Check the objects of versions: definitions, and through them the files of managed tables."""
+"""Check the objects of versions: definitions, and the files of managed tables that definitions refer to."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def _in_batches(parts: Iterable[Iterable[KeyChange]]) -> Iterator[list[KeyChange
 
 
 def is_empty(definition: NamespaceDef | TableDef) -> bool:
-    """Whether a definition has no content, like one that is decoded from an empty file."""
+    """Whether a definition has no content, like a definition decoded from an empty file."""
     return definition in (NamespaceDef(id=""), TableDef(table_type="", table_format=""))
 
 
 class PrefetchedDefinitions:
     """The intact definitions that were read ahead.
 
-    There can be a million of them, so each takes only a digest and a few bits.
+    There can be a million definitions, so only a digest and a few bits are stored for each.
     """
 
     _REQUESTED: Mapping[Kind, int] = MappingProxyType({"namespace": 1, "table": 2})
@@ -90,7 +90,7 @@ class PrefetchedDefinitions:
         Args:
             location: The location.
             kind: The kind of the definition.
-            table: The definition of a table with files, else None.
+            table: The definition of a table with files; otherwise, None.
             views: The names of the views of a namespace.
         """
         if views:
@@ -101,7 +101,7 @@ class PrefetchedDefinitions:
             self.tables[location] = table
 
     def see(self, location: str, kind: Kind) -> bool:
-        """Mark a definition as seen, if it is intact. Return whether it is.
+        """Mark a definition as seen if it is intact, and return whether it is intact.
 
         Args:
             location: The location.
@@ -127,7 +127,7 @@ def _digest(location: str) -> bytes:
 
 
 class ObjectVerifier:
-    """Check the objects of one version after the other. Only changes since the previous version are checked."""
+    """Check the objects of one version after another. Only changes since the previous version are checked."""
 
     def __init__(self, lake: Lakehouse, tables: TableVerifier, findings: Findings):
         self._lake = lake
@@ -148,12 +148,12 @@ class ObjectVerifier:
         #: Intact definitions that were read ahead.
         self.prefetched: PrefetchedDefinitions | None = None
         self._n_seen_prefetched = 0
-        #: The keys of the last version whose definitions, or files of tables, are damaged.
+        #: The keys in the last version whose definitions or table files are damaged.
         self.damaged: set[str] = set()
 
     @property
     def definitions(self) -> int:
-        """The number of definitions seen, including those of the lakehouse."""
+        """The number of definitions seen, including lakehouse definitions."""
         return len({location for location, _ in self._is_intact}) + self._n_seen_prefetched + self._n_prefetched()
 
     def _n_prefetched(self) -> int:
@@ -178,7 +178,7 @@ class ObjectVerifier:
             return ()
         try:
             keys = snapshot.keys
-        except (CorruptFileError, FileMissingError):  # reported with the content; keys cannot be decoded without it
+        except (CorruptFileError, FileMissingError):  # reported with the content; keys cannot be decoded without the lakehouse definition
             return ()
         names = (keys.decode(key) for key in sorted(self.damaged))
         return tuple(name for name in names if name is not None)
@@ -231,7 +231,7 @@ class ObjectVerifier:
         return self._is_intact[location, kind] if (location, kind) in self._is_intact else self._sees(location, kind)
 
     def _sees(self, location: str, kind: Kind) -> bool:
-        """Whether a definition was prefetched and is intact, and is not that of a table with files."""
+        """Whether a definition was prefetched, is intact, and does not belong to a table with files."""
         if self.prefetched is None or named_kind(location) not in (None, kind):
             return False
         return self.prefetched.see(location, kind) and location not in self.prefetched.tables
@@ -262,7 +262,7 @@ class ObjectVerifier:
         self._missing_namespaces = self._missing_namespaces - touched | missing
 
     def _check_views(self, changes: list[tuple[ObjectName, KeyChange]], snapshot: Snapshot) -> None:
-        """Check that no changed table has the name of a view, or the reverse."""
+        """Check that no changed table has the name of a view, and vice versa."""
         for name, change in changes:
             if name.table is None:
                 before = self._views.pop(name.namespace, frozenset())
@@ -336,7 +336,7 @@ class ObjectVerifier:
         return definition
 
     def _report_pointer(self, location: str, name: ObjectName, snapshot: Snapshot) -> None:
-        """Report the node whose pointer to a definition has an impossible file name."""
+        """Report the node whose pointer to a definition contains an impossible file name."""
         keys = snapshot.keys
         key = keys.namespace_key(name.namespace) if name.table is None else keys.table_key(name.namespace, name.table)
         holder = holder_of(snapshot.files.nodes, snapshot.root, snapshot.location, key)

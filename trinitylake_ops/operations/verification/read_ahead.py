@@ -1,7 +1,7 @@
-"""Read ahead for verify if the executor prefetches: each file once, level by level.
+"""Read files ahead for verify if the executor prefetches. Each file is read once, level by level.
 
 Intact files are passed to verify, which then does not read them again. Other files are skipped, so that verify reads
-them itself and reports the fault: the report is the same as without reading ahead.
+them itself and reports the fault. The report is therefore the same as without reading ahead.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 from trinitylake_ops.transaction.change_set import views_in
 
-#: The number of definitions to read in one step: enough for every task, few enough to fit into memory.
+#: The number of definitions to read in one step: enough to keep every task busy, but few enough to fit into memory.
 _MAX_PENDING_DEFINITIONS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class ReadNode:
-    """A node that was read."""
+    """A node that was read ahead."""
 
-    #: Its bytes.
+    #: The bytes of the node.
     packed: PackedBytes
-    #: Its SHA-256.
+    #: The SHA-256 of the file.
     sha256: bytes
     #: The pointers to other files.
     pointers: Pointers
-    #: Whether it has a checksum.
+    #: Whether the file has a checksum.
     is_sealed: bool
 
     @classmethod
@@ -56,7 +56,7 @@ class ReadNode:
 
         Args:
             path: The path of the node.
-            data: Its bytes.
+            data: The bytes of the node.
             root_uri: The root of the lakehouse.
 
         Raises:
@@ -74,7 +74,7 @@ class ReadNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeReader:
-    """Work: read nodes and roots, by path."""
+    """Work that reads nodes and roots by path."""
 
     weight: ClassVar[Weight] = Weight.NODE
 
@@ -86,7 +86,7 @@ class NodeReader:
         return (self.storage,)
 
     def __call__(self, paths: Sequence[str]) -> list[ReadNode | None]:
-        """Return the nodes; None for each that cannot be read or decoded."""
+        """Return the nodes, with None for each node that cannot be read or decoded."""
         contents = self.storage.read_available(paths)
         return [self._read(path, data) for path, data in zip(paths, contents, strict=True)]
 
@@ -101,13 +101,13 @@ class NodeReader:
 class CheckedDefinition:
     """An intact definition."""
 
-    #: Its SHA-256.
+    #: The SHA-256 of the file.
     sha256: bytes
-    #: Its bytes, if they are kept.
+    #: The bytes of the file, if they are kept.
     packed: PackedBytes | None
-    #: The definition of a table with files, else None.
+    #: The definition of a table with files; otherwise, None.
     table: TableDef | None
-    #: Whether it has a checksum.
+    #: Whether the file has a checksum.
     is_sealed: bool
     #: The names of the views of a namespace.
     views: frozenset[str] = frozenset()
@@ -115,7 +115,7 @@ class CheckedDefinition:
 
 @dataclass(frozen=True, slots=True)
 class DefinitionReader:
-    """Work: read and check definitions of one kind, by path."""
+    """Work that reads and checks definitions of one kind by path."""
 
     weight: ClassVar[Weight] = Weight.ANSWER
 
@@ -129,7 +129,7 @@ class DefinitionReader:
         return (self.storage,)
 
     def __call__(self, paths: Sequence[str]) -> list[CheckedDefinition | None]:
-        """Return the definitions; None for each that is damaged or cannot be read."""
+        """Return the definitions, with None for each definition that is damaged or cannot be read."""
         contents = self.storage.read_available(paths)
         return [self._check(path, data) for path, data in zip(paths, contents, strict=True)]
 
@@ -157,7 +157,7 @@ class DefinitionReader:
 class ReadNames:
     """The files that a table file refers to."""
 
-    #: The named files.
+    #: The files referred to.
     files: list[TableFile]
     #: The SHA-256 of the table file.
     sha256: bytes
@@ -167,7 +167,7 @@ class ReadNames:
 
 @dataclass(frozen=True, slots=True)
 class TableNameReader:
-    """Work: read the metadata, manifest lists and manifests of tables, given all definitions of each table."""
+    """Work that reads the metadata, manifest lists and manifests of tables, given all definitions of each table."""
 
     weight: ClassVar[Weight] = Weight.TABLE
 
@@ -180,7 +180,7 @@ class TableNameReader:
         return (self.storage,)
 
     def __call__(self, tables: Sequence[Sequence[TableDef]]) -> list[dict[str, ReadNames]]:
-        """Return, for each table, what its files name, without files that cannot be read."""
+        """Return, for each table, the files that its readable files refer to."""
         return run_parallel(self._read, tables, self.storage.concurrency)
 
     def _read(self, definitions: Sequence[TableDef]) -> dict[str, ReadNames]:
@@ -202,7 +202,7 @@ class TableNameReader:
 
 
 def _names_of(files: TableFiles, skipped: Mapping[str, object]) -> dict[str, list[TableFile]]:
-    """Return what the files of a table at one version name, except files already known. Raises StorageError."""
+    """Return the files that a table's files at one version refer to, except known files. Raises StorageError."""
     names_by_path = {files.metadata_location: files.in_metadata()}
     in_metadata = names_by_path[files.metadata_location]
     lists = [file.location for file in in_metadata if file.kind == FileKind.MANIFEST_LIST]
@@ -216,7 +216,7 @@ def _names_of(files: TableFiles, skipped: Mapping[str, object]) -> dict[str, lis
 
 @dataclass(frozen=True, slots=True)
 class ContentFileReader:
-    """Work: read data files in full and check their content."""
+    """Work that reads data files in full and checks their content."""
 
     weight: ClassVar[Weight] = Weight.FILE
 
@@ -229,13 +229,13 @@ class ContentFileReader:
         return (self.storage,)
 
     def __call__(self, files: Sequence[TableFile]) -> list[ReadContent]:
-        """Return the fault of each file, if any, and its checksum."""
+        """Return the checksum of each file, and its fault, if any."""
         reader = ContentReader(KnownFilesStorage(self.storage, {}, {}, reads_all=True), self.storage_options)
         return run_parallel(reader.read, files, self.storage.concurrency)
 
 
 class ReadAhead:
-    """Read listed files that are not known yet, and pass them to the known files."""
+    """Read listed files that are not known yet, and add them to the known files."""
 
     def __init__(
         self,
@@ -252,9 +252,9 @@ class ReadAhead:
         Args:
             executor: Reads the files.
             storage: The storage of the lakehouse.
-            storage_options: Its options.
+            storage_options: The options of the storage.
             known_files: Receives the files.
-            listing: The listed files by path. Without ``keeps_bytes`` it has no catalog files.
+            listing: The listed files by path. Without ``keeps_bytes``, it contains no catalog files.
             keeps_bytes: Whether all bytes are kept for a record.
         """
         self._executor = executor
@@ -267,11 +267,11 @@ class ReadAhead:
         self.definitions = PrefetchedDefinitions(known_files.count_taken)
         #: The data files that were read, by path.
         self.contents: dict[str, ReadContent] = {}
-        #: Whether table files that name others have checksums, by path.
+        #: Whether table files that refer to other files have checksums, by path.
         self.has_seals: dict[str, bool] = {}
 
     def walk(self, roots: Iterable[str], *, is_deep: bool) -> None:
-        """Read roots and everything that they reach.
+        """Read roots and all files that they reach.
 
         Args:
             roots: The paths of the roots.
@@ -322,7 +322,7 @@ class ReadAhead:
                 self.definitions.add(path, kind, definition.table, definition.views)
 
     def _walk_tables(self) -> list[TableFile]:
-        """Read the table files that name others. Return everything that they name."""
+        """Read the table files that refer to other files, and return all files that they refer to."""
         tables: dict[str, list[TableDef]] = {}
         for definition in self.definitions.tables.values():
             if self._known.names(self._metadata_path(definition)) is None:

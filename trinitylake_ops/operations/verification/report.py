@@ -1,4 +1,4 @@
-"""The report of verify: what was checked, the findings, and what was not checked."""
+"""The report of verify: the checked files, the findings, and the parts that were not checked."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ Report = Callable[[str, str, str | None, int | None], None]
 class Finding:
     """A fault that verify found."""
 
-    #: "error": something cannot be read or will be lost. "warning": it costs time or space. "past": a former error in a
-    #: version that was purged or acknowledged (``reconcile --acknowledge``).
+    #: "error": data cannot be read or will be lost. "warning": the fault only costs time or space. "past": a former
+    #: error in a version that was purged or acknowledged (``reconcile --acknowledge``).
     severity: Severity
     #: The kind of the fault.
     code: str
-    #: What is wrong.
+    #: A description of the fault.
     message: str
     #: The path of the file, if any.
     path: str | None = None
     #: The version, if any.
     version: int | None = None
-    #: The command that fixes it, if any.
+    #: The command that fixes the fault, if any.
     fix: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport(Document):
-    """Report what verify checked and found."""
+    """The checks and findings of verify."""
 
     #: The latest version.
     latest_version: int
@@ -59,8 +59,8 @@ class VerifyReport(Document):
     exports: int
     #: The number of clones.
     clones: int = 0
-    #: The number of these files that were not read again, because a record says that they were verified and the listing
-    #: shows them unchanged.
+    #: The number of these files that were not read again because they are recorded as verified and unchanged according
+    #: to the listing.
     known_files: int = 0
     #: The versions, as ranges, whose tree, definitions or table files are damaged.
     damaged_versions: str = ""
@@ -68,24 +68,24 @@ class VerifyReport(Document):
     damaged_objects: tuple[ObjectName, ...] = ()
     #: The number of orphans; None if unknown.
     orphan_files: int | None = None
-    #: Their total size; None if unknown.
+    #: The total size of the orphans; None if unknown.
     orphan_bytes: int | None = None
     #: The findings.
     findings: tuple[Finding, ...]
     #: Why verify ended early; None if it did not.
     stopped: str | None = None
-    #: What was not checked, with the reason.
+    #: The parts that were not checked, with the reason for each.
     unchecked: tuple[str, ...] = ()
     #: Files that the storage failed to return; they may be intact.
     unanswered: tuple[str, ...] = ()
-    #: External tables whose files may not be read, with the reason. This is not a failure.
+    #: External tables whose files must not be read, with the reason. This is not a failure.
     not_allowed: Mapping[str, str] = field(default_factory=dict)
     #: The record that this run wrote; None if it wrote none.
     record_path: str | None = None
     #: The number of files that a deep run compared with their checksums.
     checked_files: int = 0
-    #: The number of files without a checksum, by kind. In these, a flipped bit is only found if it breaks a rule or a
-    #: record has the file.
+    #: The number of files without a checksum, by kind. In these files, a flipped bit is found only if it breaks a
+    #: rule or the file is in a record.
     without_checksum: Mapping[str, int] = field(default_factory=dict)
     cost: Cost
     _root: str = field(repr=False, compare=False)
@@ -105,7 +105,7 @@ class VerifyReport(Document):
 
     @property
     def latest(self) -> Snapshot | None:
-        """The latest version when verify began, read without caches; None if its root was not or cannot be read."""
+        """The latest version when verify began, read without caches; None if its root was not read or is unreadable."""
         return self._latest
 
     @property
@@ -115,7 +115,7 @@ class VerifyReport(Document):
 
     @property
     def is_clean(self) -> bool:
-        """Whether there is no error. Warnings, such as a stale hint, are normal."""
+        """Whether there are no errors. Warnings, for example about a stale hint, are normal."""
         return all(finding.severity != "error" for finding in self.findings)
 
     @property
@@ -151,14 +151,14 @@ class VerifyReport(Document):
 
     @property
     def checksums(self) -> str:
-        """The number of files with and without checksums in a deep run, as text; empty for another run."""
+        """The number of files with and without checksums in a deep run, as text; empty for other runs."""
         if not self.checked_files and not self.without_checksum:
             return ""
         rest = f", {kinds_text(self.without_checksum)} without a checksum" if self.without_checksum else ""
         return f"{self.checked_files} files compared with their checksums{rest}"
 
 
-#: Codes of findings because of which a version cannot be read in full.
+#: Codes of findings that prevent a version from being read in full.
 _DAMAGE = frozenset(
     {
         "root-corrupt",
@@ -181,28 +181,28 @@ REPEATED_FILE = "table-file-repeated"
 #: The code for manifests with bounds that are not values of their columns. This library's readers tolerate them.
 FAULTY_BOUNDS = "table-bounds"
 
-#: Codes that one file can have several times.
+#: Codes that can be reported several times for one file.
 _REPEATABLE = frozenset({"pointer-damaged", "tree-invariant", "namespace-missing", "key-malformed"})
 
 
 class Findings:
-    """Collect findings: each error of a file once, with the oldest version that has it."""
+    """Collect findings: each error in a file once, with the oldest version that contains the file."""
 
     def __init__(self) -> None:
         self._findings: list[Finding] = []
         self._reported: set[tuple[str, str | None, str]] = set()
 
     def error(self, code: str, message: str, path: str | None, version: int | None, fix: str | None = None) -> None:
-        """Report an error, unless the same file already has one with this code.
+        """Report an error, unless one with this code has already been reported for the same file.
 
         Several faults in one file, and faults without a file, are distinguished by their messages.
 
         Args:
             code: The kind of the fault.
-            message: What is wrong.
+            message: A description of the fault.
             path: The path of the file, if any.
             version: The version, if any.
-            fix: The command that fixes it, if any.
+            fix: The command that fixes the fault, if any.
         """
         reported = (code, path, message if path is None or code in _REPEATABLE else "")
         if reported not in self._reported:
@@ -214,19 +214,19 @@ class Findings:
 
         Args:
             code: The kind of the fault.
-            message: What is wrong.
+            message: A description of the fault.
             path: The path of the file, if any.
             version: The version, if any.
-            fix: The command that fixes it, if any.
+            fix: The command that fixes the fault, if any.
         """
         self._add("warning", code, message, path, version, fix)
 
     def warn_once(self, code: str, message: str, path: str | None, version: int | None, fix: str | None) -> None:
-        """Report a warning, unless there is one with this code. See :meth:`warn` for the parameters."""
+        """Report a warning, unless there already is one with this code. See :meth:`warn` for the parameters."""
         self._add_once("warning", code, message, path, version, fix)
 
     def past_once(self, code: str, message: str, path: str | None, version: int | None, fix: str | None) -> None:
-        """Report a former error, unless there is one with this code. See :meth:`warn` for the parameters."""
+        """Report a former error, unless there already is one with this code. See :meth:`warn` for the parameters."""
         self._add_once("past", code, message, path, version, fix)
 
     def _add_once(
@@ -249,7 +249,7 @@ class Findings:
 
     @contextmanager
     def unless(self, is_excused: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
-        """Discard findings of the block if they are excused afterwards.
+        """Discard the findings reported in the block if they turn out to be excused.
 
         Yields a function that returns whether findings were discarded.
         """
@@ -262,7 +262,7 @@ class Findings:
             are_discarded = True
 
     def wrong_paths(self) -> set[str]:
-        """Return the paths of files with errors or faulty bounds, which every run reads and reports again."""
+        """Return the paths of files with errors or faulty bounds. Every run reads and reports these files again."""
         return {
             finding.path
             for finding in self._findings
@@ -270,7 +270,7 @@ class Findings:
         }
 
     def all(self, *, can_repair: bool) -> tuple[Finding, ...]:
-        """Return all findings. ``can_repair`` adds the repair command to those about a damaged latest version."""
+        """Return all findings. ``can_repair`` adds the repair command to findings about a damaged latest version."""
         return tuple(
             replace(finding, fix=finding.fix or (_repair_command(finding.code) if can_repair else None))
             for finding in self._findings
@@ -278,9 +278,9 @@ class Findings:
 
 
 def _repair_command(code: str) -> str | None:
-    """Return the command that repairs damage of the latest version, if any.
+    """Return the command that repairs damage in the latest version, if any.
 
-    Damaged data files are only found by a deep check.
+    Damaged data files are found only by a deep check.
     """
     if code not in _DAMAGE:
         return None
@@ -288,7 +288,7 @@ def _repair_command(code: str) -> str | None:
 
 
 class ChecksumTally:
-    """Count files that were read in full, each once, by whether they have a checksum."""
+    """Count files that were read in full, with and without a checksum. Each file is counted once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -296,7 +296,7 @@ class ChecksumTally:
         self._is_closed = False
 
     def close(self) -> None:
-        """Stop counting, because files that are read later are not read for their own check."""
+        """Stop counting, because later reads serve other purposes than checking the files."""
         self._is_closed = True
 
     def count(self, kind: str, path: str, has_checksum: bool) -> None:

@@ -1,4 +1,4 @@
-"""Check what operations record and leave behind: exports, expired versions, leases, plans and orphans."""
+"""Check the records and leftovers of operations: exports, expired versions, leases, plans and orphans."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _LEFTOVERS = (
 
 
 def running_operation(storage: Storage, listing: Mapping[str, FileInfo], warn: Warn) -> str | None:
-    """Return the operation that has the lease, or None. Warn about an interrupted operation.
+    """Return the operation that holds the lease, or None. Warn about an interrupted operation.
 
     If the lease was taken over since the listing or cannot be read, the operation is unknown.
 
@@ -128,7 +128,7 @@ def check_purges(latest: Snapshot, running: str | None, warn: Warn) -> None:
 
     Args:
         latest: The latest version.
-        running: The operation that has the lease, if any.
+        running: The operation that holds the lease, if any.
         warn: Reports a warning.
     """
     for batch in latest.definition.expirations:
@@ -145,7 +145,7 @@ def check_plans(
     Args:
         storage: The storage of the lakehouse.
         latest: The latest version.
-        newest: Reads the latest definition again, because a purge may have finished since.
+        newest: Reads the latest definition again, because a purge may have finished in the meantime.
         listing: The paths of the listed files.
         warn: Reports a warning.
     """
@@ -180,7 +180,7 @@ def check_pins(survey: Survey, findings: Findings) -> None:
 
 
 def check_reconciled(survey: Survey, warn: Warn) -> bool:
-    """Warn about an unreconciled change of the lakehouse definition. Return whether there is none."""
+    """Warn about an unreconciled change to the lakehouse definition. Return whether there is no such change."""
     try:
         survey.check_reconciled()
     except MaintenanceBlockedError as error:
@@ -191,7 +191,7 @@ def check_reconciled(survey: Survey, warn: Warn) -> bool:
 
 
 def check_leftovers(survey: Survey, listing: Mapping[str, FileInfo], warn: Warn) -> None:
-    """Warn about files of operations that nothing refers to and that are too old to be in use.
+    """Warn about operation files that no definition refers to and that are too old to be in use.
 
     Args:
         survey: The roots of the lakehouse.
@@ -217,11 +217,11 @@ def orphans_of(survey: Survey, listing: Mapping[str, FileInfo], walk: TableWalk)
     Args:
         survey: The roots of the lakehouse.
         listing: The listed files by path.
-        walk: Yields the files of a table without reading again what was checked.
+        walk: Yields the files of a table without reading checked files again.
 
     Raises:
         MaintenanceBlockedError: A purge is unfinished.
-        TrinityLakeError: A file that marking needs cannot be read.
+        TrinityLakeError: A file required for marking cannot be read.
     """
     _check_no_purge(survey)
     storage = survey.lake.storage
@@ -234,11 +234,11 @@ def orphans_of(survey: Survey, listing: Mapping[str, FileInfo], walk: TableWalk)
 
 
 def relisted_orphans(survey: Survey) -> Orphans:
-    """Find the orphans at a version without a complete listing: the executor lists the files that nothing reaches.
+    """Find the orphans at a version without a complete listing. The executor lists only unreached files.
 
     Raises:
         MaintenanceBlockedError: A purge is unfinished.
-        TrinityLakeError: A file that marking needs cannot be read.
+        TrinityLakeError: A file required for marking cannot be read.
     """
     _check_no_purge(survey)
     storage, executor = survey.lake.storage, survey.executor
@@ -248,12 +248,12 @@ def relisted_orphans(survey: Survey) -> Orphans:
     except TrinityLakeError:
         if any(info.last_modified_ms < before_ms for info in list_without(storage, executor, ())):
             raise
-        return _NO_ORPHANS  # all files are too young
+        return _NO_ORPHANS  # all files are too new
     return _all_orphans(survey, mark, list_without(storage, executor, mark.catalog.paths))
 
 
 def _all_orphans(survey: Survey, mark: Mark, listed: Iterable[FileInfo]) -> Orphans:
-    """Return the orphans under the root, by a listing, and those under the table root."""
+    """Return the orphans under the root, based on a listing, and the orphans under the table root."""
     now_ms, age_ms = survey.lake.storage.now_ms(), protected_ms(survey.definition)
     orphans = find_orphans(survey.lake, mark, listed, now_ms - age_ms)
     return Orphans.of_all(orphans, find_table_root_orphans(mark, now_ms, age_ms))
@@ -277,7 +277,7 @@ _BATCH_FILES = 256
 
 
 def check_operation_files(known_files: KnownFilesStorage, listing: Mapping[str, FileInfo], findings: Findings) -> None:
-    """Read all files of operations, and report those that are damaged or have the name of another one.
+    """Read all operation files, and report files that are damaged or have the name of another file.
 
     Args:
         known_files: Reads the files.
@@ -299,7 +299,7 @@ def _error_in(known_files: KnownFilesStorage, path: str) -> StorageError | None:
     try:
         data = known_files.read(path, limit_bytes=_limit_bytes(path))
         decode(data, path)
-    except FileMissingError:  # its operation has finished since the listing
+    except FileMissingError:  # the operation has finished since the listing
         return None
     except StorageError as error:
         return error
@@ -315,7 +315,7 @@ def _limit_bytes(path: str) -> int:
 def _decoder_of(path: str) -> Callable[[bytes, str], object] | None:
     """Return the decoder of an operation file, or None for other files.
 
-    Records of verify have none, because they are read anyway.
+    Records of verify have no decoder here, because they are read anyway.
     """
     if not path.startswith(OPERATIONS_PREFIX) or path.startswith(TEMPORARY_PREFIX):
         return None
@@ -326,7 +326,7 @@ def _decoder_of(path: str) -> Callable[[bytes, str], object] | None:
     return decode_sealed_json if path.endswith(".json") else None
 
 
-#: The age from which an incomplete export counts as interrupted.
+#: The age at which an incomplete export counts as interrupted.
 _INTERRUPTED_AFTER_MS = 7 * 24 * 3600 * 1000
 
 
@@ -374,7 +374,7 @@ class ExportVerifier:
         self.clones = len(clones)
 
     def _check_names(self, definition: LakehouseDef) -> None:
-        """Report names that several records have: an operation uses one of them, and a drop removes all."""
+        """Report names that several records share: operations use only one of the records, but a drop removes all."""
         for name, count in Counter(record.name for record in definition.exports).items():
             if count > 1:
                 fix = f"drop-{kind_of(record_of(definition, name))}"
@@ -383,9 +383,9 @@ class ExportVerifier:
 
     @contextmanager
     def _unless_dropped(self, name: str, definition: LakehouseDef) -> Iterator[None]:
-        """Discard findings of the block if the export was dropped since, because its files may have been deleted.
+        """Discard findings from the block if the export has been dropped, because its files may have been deleted.
 
-        An export of the same name may have been created since. The next run checks it.
+        An export with the same name may have been created since. The next run checks the new export.
         """
 
         def is_dropped() -> bool:
@@ -436,7 +436,7 @@ class ExportVerifier:
 
 
 def _locations(definition: LakehouseDef, name: str) -> tuple[str | None, set[tuple[str, str]]]:
-    """Return the locations of an export, which distinguish it from others of the same name."""
+    """Return the locations of an export, which distinguish it from other exports with the same name."""
     records = [record for record in definition.exports if record.name == name]
     locations = {(record.root_location, record.manifest_path) for record in records}
     return definition.exported_snapshots.get(name), locations

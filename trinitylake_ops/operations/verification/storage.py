@@ -39,10 +39,10 @@ PIECE_BYTES = 8 << 20
 
 
 class KnownFilesStorage(StorageWrapper):
-    """Serve reads of nodes, definitions and roots that were read before, in this run or in a recorded run.
+    """Serve reads of nodes, definitions and roots that have already been read, in this run or in a recorded run.
 
     Recorded files are used only if the listing shows them unchanged. The checksum of each file that is read in full is
-    kept and compared with the recorded one.
+    kept and compared with the recorded checksum.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class KnownFilesStorage(StorageWrapper):
             listing: The listed files by path.
             recorded: The recorded files by path.
             reads_all: Whether to read recorded files again.
-            is_deep: Whether files with checksums are counted.
+            is_deep: Whether to count files with checksums.
         """
         super().__init__(inner)
         self._is_deep = is_deep
@@ -83,7 +83,7 @@ class KnownFilesStorage(StorageWrapper):
         self.n_known = 0
 
     def recorded(self, path: str) -> VerifiedFile | None:
-        """Return the record of a file that the listing shows unchanged, or None if it is to be read."""
+        """Return the record of a file that is unchanged according to the listing, or None if the file must be read."""
         row = None if self._reads_all else self._recorded.get(path)
         return row if row is not None and row.is_unchanged(self._listing.get(path)) else None
 
@@ -129,7 +129,7 @@ class KnownFilesStorage(StorageWrapper):
             self.unanswered.add(path)
 
     def drop_cached(self, path: str) -> bool:
-        """Discard a file that cannot be decoded. It is not requested again, because it came from the storage."""
+        """Discard a file that cannot be decoded. It is not requested again, because it came directly from the storage."""
         with self._lock:
             self._contents.pop(path, None)
         return False
@@ -167,7 +167,7 @@ class KnownFilesStorage(StorageWrapper):
             take: Receives each piece.
 
         Returns:
-            The bytes of the file, or None for a large one.
+            The bytes of the file, or None for a large file.
 
         Raises:
             StorageError: A storage request failed.
@@ -184,7 +184,7 @@ class KnownFilesStorage(StorageWrapper):
         return piece if offset == len(piece) else None
 
     def names(self, path: str) -> Sequence[TableFile] | None:
-        """Return what a table file names, or None if it was not read yet."""
+        """Return the files that a table file refers to, or None if the table file has not been read yet."""
         names = self._names.get(path)
         if names is None:
             row = self.recorded(path)
@@ -209,7 +209,7 @@ class KnownFilesStorage(StorageWrapper):
 
         Args:
             path: The path of the file.
-            data: Its bytes.
+            data: The bytes of the file.
         """
         with contextlib.suppress(CorruptFileError):
             self.tally.count(kind_of(path), path, check_file(data, path))
@@ -219,8 +219,8 @@ class KnownFilesStorage(StorageWrapper):
 
         Args:
             path: The path of the file.
-            sha256: Its SHA-256.
-            content: Its bytes, if later reads are to be served from them.
+            sha256: The SHA-256 of the file.
+            content: The bytes of the file, if they are used to serve later reads.
             is_sealed: Whether a catalog file has a checksum. The file is counted when it is requested.
         """
         if self._is_deep and is_sealed is not None:
@@ -234,7 +234,7 @@ class KnownFilesStorage(StorageWrapper):
     def count_taken(self, path: str) -> None:
         """Count a prefetched catalog file when it is requested.
 
-        Files that were prefetched below a damaged one may never be requested.
+        Prefetched files below a damaged file may never be requested.
         """
         with self._lock:
             is_sealed = self._is_sealed.pop(path, None)
@@ -246,7 +246,7 @@ class KnownFilesStorage(StorageWrapper):
 
         Args:
             path: The path of the file.
-            sha256: Its SHA-256, if it was read in full.
+            sha256: The SHA-256 of the file, if it was read in full.
             error: The error, if it could not be read.
         """
         if sha256 is not None:
@@ -255,21 +255,21 @@ class KnownFilesStorage(StorageWrapper):
             self.note_error(path, error)
 
     def add_names(self, path: str, files: Sequence[TableFile]) -> Sequence[TableFile]:
-        """Keep what a table file names, and return it.
+        """Store the files that a table file refers to, and return them.
 
         Args:
             path: The path of the table file.
-            files: The named files.
+            files: The files that it refers to.
         """
         self._names[path] = list(files)
         return files
 
     def accept(self, path: str) -> None:
-        """Accept the current content of a changed file, such as a root that was sealed."""
+        """Accept the current content of a changed file, for example a root that was sealed."""
         self.changed.discard(path)
 
     def verified(self, without: set[str]) -> dict[str, VerifiedFile]:
-        """Return what to record: all existing files that this run or a recorded one verified.
+        """Return the files to record: all existing files that this run or a recorded run verified.
 
         Damaged, changed and missing files keep their former records, so that they are recognized when they are
         restored.
@@ -293,7 +293,7 @@ class KnownFilesStorage(StorageWrapper):
         return {path: row for path, row in self._recorded.items() if path in kept_paths} | verified
 
     def _is_complete(self, path: str, results: dict[str, bool]) -> bool:
-        """Whether a table file and all files that it leads to are known, so that its names can be recorded."""
+        """Whether a table file and all files reachable from it are known, so that its file names can be recorded."""
         if path not in results:
             named = self._names.get(path)
             leads = [file.location for file in named or () if file.kind in _NAMING_KINDS]
@@ -301,7 +301,7 @@ class KnownFilesStorage(StorageWrapper):
         return results[path]
 
 
-#: The kinds of table files that name others, apart from metadata files.
+#: The kinds of table files that refer to other files, apart from metadata files.
 _NAMING_KINDS = (FileKind.MANIFEST_LIST, FileKind.MANIFEST)
 
 
@@ -324,9 +324,10 @@ def check_owners(
     is_deep: bool,
     root: str = "",
 ) -> tuple[str, ...]:
-    """Report faults of owner files, and return the tables whose folders have none.
+    """Report faults in owner files, and return the tables whose folders have no owner file.
 
-    A listing shows which owner files exist. Only those of an unexpected size are read, and all in a deep run.
+    A listing shows which owner files exist. Only owner files with an unexpected
+    size are read, but a deep run reads all of them.
 
     Args:
         known_files: Reads the files.
@@ -335,7 +336,7 @@ def check_owners(
         definition: The definition of the lakehouse. None skips the comparison of owners.
         findings: Receives the errors.
         is_deep: Whether to read all owner files.
-        root: The root of ``known_files`` if it is not that of the lakehouse.
+        root: The root of ``known_files`` if it differs from the lakehouse root.
 
     Returns:
         The ids of ``defined_ids`` whose folders have files but no owner file, in ascending order.
@@ -435,7 +436,7 @@ def warn_of_missing(missing: Sequence[str], findings: Findings) -> None:
 
 
 def _owner(known_files: KnownFilesStorage, path: str, is_deep: bool) -> str | StorageError | None:
-    """Return the lakehouse that an owner file names, the error if it cannot be read, or None if it was deleted."""
+    """Return the lakehouse named in an owner file, the error if it cannot be read, or None if it was deleted."""
     try:
         data = known_files.read(path, limit_bytes=MAX_NOTE_BYTES)
         owner = read_owner(data, path)

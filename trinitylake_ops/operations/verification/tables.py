@@ -1,4 +1,4 @@
-"""Check the files of managed tables: each named file exists and has its recorded size."""
+"""Check the files of managed tables: each file must exist and have its recorded size."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.storage.parallel import run_parallel
 
 _PARQUET = ".parquet"
-#: The files that only a deep run reads.
+#: The kinds of files that only a deep run reads.
 CONTENT_KINDS = (FileKind.DATA, FileKind.DELETES, FileKind.POSITION_DELETES, FileKind.STATISTICS)
 
 
 class TableVerifier:
-    """Check the tables of one version after the other. Each file is checked once, even if many tables share it."""
+    """Check the tables of one version after another. Each file is checked once, even if many tables share it."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class TableVerifier:
 
         Args:
             storage: Reads the files.
-            storage_options: Its options.
+            storage_options: The options of the storage.
             listing: The listed files by path.
             findings: Receives the findings.
             is_deep: Whether to read data files.
@@ -60,17 +60,17 @@ class TableVerifier:
         self._report = findings.error
         self._findings = findings
         self._is_deep = is_deep
-        #: Why files of EXTERNAL tables may not be read, by table name.
+        #: Why files of EXTERNAL tables must not be read, by table name.
         self.not_allowed: dict[str, str] = {}
         self._external: set[str] = set()
-        #: Unreadable metadata of external tables: a message, the location, and the oldest version with it.
+        #: Unreadable metadata of external tables: a message, the location, and the oldest version with this metadata.
         self.unreadable_external: list[tuple[str, str, int]] = []
-        #: Whether table files that name others have checksums, for those that were read.
+        #: Whether table files that refer to other files have checksums, for files that were read.
         self.has_seals: dict[str, bool] = {}
         self._io = WholeFileIO.reading(storage, storage_options, self.has_seals.__setitem__)
         #: Data files that a snapshot lists more than once.
         self._repeated: set[str] = set()
-        #: Whether a file and the files that it names are intact.
+        #: Whether a file and the files that it refers to are intact.
         self._is_intact: dict[str, bool] = {}
         #: The id of the only table that may have a metadata file, by its location.
         self._owner_ids: dict[str, str] = {}
@@ -91,11 +91,11 @@ class TableVerifier:
         return self._io.has_moved
 
     def check(self, name: ObjectName, definition: TableDef, version: int) -> bool:
-        """Check the files of a table at one version. Return whether all are intact.
+        """Check the files of a table at one version. Return whether all files are intact.
 
         Args:
             name: The name of the table.
-            definition: Its definition.
+            definition: The definition of the table.
             version: The version.
         """
         metadata = definition.format_properties.get(METADATA_LOCATION)
@@ -121,7 +121,7 @@ class TableVerifier:
             return False
 
     def _check_external(self, name: ObjectName, metadata: str, version: int) -> None:
-        """Check the metadata of an external table, but no other file of it."""
+        """Check the metadata file of an external table, but none of its other files."""
         uri = to_uri(self._storage.root, metadata)
         if uri in self._external:
             return
@@ -135,7 +135,7 @@ class TableVerifier:
             self.unreadable_external.append((message, metadata, version))
 
     def _check(self, name: ObjectName, files: TableFiles, version: int) -> None:
-        """Check a table whose metadata file is new, beginning with its data files."""
+        """Check a table whose metadata file is new, starting with its data files."""
         named = self._in_metadata(files)
         lists = [file.location for file in named if file.kind == FileKind.MANIFEST_LIST]
         new_lists = [location for location in lists if location not in self._is_intact]
@@ -182,12 +182,12 @@ class TableVerifier:
             before = current
 
     def _data_files(self, manifest: str) -> Counter[str]:
-        """Return how often a manifest, whose names were read before, lists each data file."""
+        """Return how often a manifest whose file names have already been read lists each data file."""
         names = self._storage.names(manifest) or ()
         return Counter(file.location for file in names if file.kind == FileKind.DATA)
 
     def _check_properties(self, name: ObjectName, files: TableFiles, version: int) -> None:
-        """Report metadata with properties that name code or connections. Recorded files have no such properties."""
+        """Report metadata with properties that refer to code or connections. Recorded files have no such properties."""
         location = files.metadata_location
         if properties := files.connecting:
             names = ", ".join(repr(property_name[:100]) for property_name in properties[:3])
@@ -223,7 +223,7 @@ class TableVerifier:
         return {location: named or () for location, named in names.items()}
 
     def _count(self, kind: str, locations: Iterable[str]) -> None:
-        """Count the files of a kind that a deep run read, by whether they have checksums."""
+        """Count the files of a kind that a deep run read, with and without checksums."""
         if self._is_deep:
             for path in locations:
                 if (has_seals := self.has_seals.get(path)) is not None:
@@ -288,12 +288,12 @@ class TableVerifier:
         skips_missing: bool,
         failures: list[TrinityLakeError],
     ) -> Iterator[TableFile]:
-        """Yield the files of a table as :func:`reach.files_of` does, without reading checked files again.
+        """Yield the files of a table, like :func:`reach.files_of`, without reading checked files again.
 
         Args:
             definition: The definition of the table.
-            io: Reads its files.
-            known: The locations of manifest lists and manifests to skip; new ones are added.
+            io: Reads the table files.
+            known: The locations of manifest lists and manifests to skip; new locations are added.
             skips_missing: See :func:`reach.files_of`.
             failures: See :func:`reach.files_of`.
         """
@@ -316,18 +316,18 @@ class TableVerifier:
 class ReadContent:
     """The result of reading a data file."""
 
-    #: Its fault, if any.
+    #: The fault of the file, if any.
     message: str | None
-    #: Its SHA-256; None if it could not be read in full or is outside the root.
+    #: Its SHA-256; None if the file could not be read in full or is outside the root.
     sha256: bytes | None
-    #: The error, if it could not be read.
+    #: The error, if the file could not be read.
     error: TrinityLakeError | None
-    #: Whether the file has a checksum; None if that is unknown.
+    #: Whether the file has a checksum; None if unknown.
     has_checksum: bool | None = None
 
 
 class ContentReader:
-    """Read data files in full, and check their checksums, or else their footers and page checksums."""
+    """Read data files in full, and check their checksums or, if they have none, their footers and page checksums."""
 
     def __init__(self, storage: KnownFilesStorage, storage_options: StorageOptions):
         self._storage = storage
@@ -346,7 +346,7 @@ class ContentReader:
         return ReadContent(message, self._storage.checksums.get(file.location), error, has_checksum)
 
     def _check(self, file: TableFile) -> bool:
-        """Read a file in pieces. Return whether it has a checksum. Raises CorruptFileError, StorageError."""
+        """Read a file in pieces. Return whether it has a checksum. Raises CorruptFileError or StorageError."""
         io = StorageFileIO.on(self._storage, self._storage_options, read_only=True)
         source = io.new_input(to_uri(io.root, file.location))
         check = PieceCheck(file.location)

@@ -1,6 +1,6 @@
-"""Verify a lakehouse by one pass that reads every immutable file once (docs/internals/protocol.md, "Verify").
+"""Verify a lakehouse in one pass that reads every immutable file once (docs/internals/protocol.md, "Verify").
 
-Faults become findings. Verify itself fails only if the storage does.
+Faults are reported as findings. Verify itself fails only if the storage fails.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def verify(
     budget: Budget | Spending = NO_LIMITS,
     executor: Executor = LOCAL,
 ) -> VerifyReport:
-    """Check all live versions of a lakehouse, the files they reach, and what operations record and leave behind.
+    """Check all live versions of a lakehouse, the files they reach, and the records and leftovers of operations.
 
     Args:
         lake: The lakehouse.
@@ -62,13 +62,15 @@ def verify(
         deep: Also read data files, and files that are recorded as verified.
         incremental: Keep a record of the verified files in the lakehouse. Files in the record of an earlier run are not
             read again while the listing shows them unchanged. Files that are read are compared with the record.
-        budget: Limits that end the run early; the report says what was not checked. With ``incremental`` the next run
-            continues. All requests count, but finding the latest version and writing the record are never skipped.
-        executor: Lists and reads files. An executor that prefetches, like Spark's, takes no budget.
+        budget: Limits that end the run early; the report states what was not checked. With ``incremental``, the next
+            run
+        continues. All requests count, but finding the latest version and writing the record are never skipped.
+        executor: Lists and reads files. An executor that prefetches, like the Spark executor, does not support a
+            budget.
 
     Raises:
         LakehouseNotFoundError: The lakehouse does not exist.
-        InvalidInputError: The budget has a request rate, or the executor takes no budget.
+        InvalidInputError: The budget has a request rate, or the executor does not support a budget.
         StorageError: The storage cannot be listed, or no file can be read.
     """
     spending = Spending.of(budget)
@@ -80,7 +82,7 @@ def verify(
 
 
 class _Verification:
-    """One run of verify, up to the version that is the latest when it begins. The listing is made after that."""
+    """One run of verify, up to the version that is the latest when it begins. The files are listed after that."""
 
     def __init__(self, lake: Lakehouse, executor: Executor, spending: Spending, *, deep: bool, incremental: bool):
         self._metered = MeteredLakehouse(lake, spending)
@@ -179,7 +181,7 @@ class _Verification:
         )
 
     def _latest_snapshot(self) -> Snapshot | None:
-        """Return the latest version on the storage without known files, or None if its root was not read."""
+        """Return the latest version, read from the storage without known files, or None if its root was not read."""
         root = self.versions.last_root
         if root is None or self.versions.done <= self.latest:
             return None
@@ -193,7 +195,7 @@ class _Verification:
             self.findings.warn("record-damaged", f"{message}; it is ignored", path, None, "verify --incremental")
 
     def _check_names(self) -> None:
-        """Check that root names follow one scheme and are contiguous. Anything else is the result of tampering."""
+        """Check that root names follow one scheme and are contiguous. Anything else indicates tampering."""
         roots = self.lake.files.roots
         versions = []
         for path in sorted(self.listing):
@@ -209,7 +211,7 @@ class _Verification:
             )
 
     def _version_named(self, path: str) -> list[int]:
-        """Return the version of a root file. If no version can have its number, report a finding and return none."""
+        """Return the version of a root file. If the number is not valid for a version, report a finding and return nothing."""
         try:
             version = parse_root_path(path)
         except VersionNotFoundError as error:
@@ -218,7 +220,7 @@ class _Verification:
         return [] if version is None else [version]
 
     def _check_state(self) -> None:
-        """Check what the latest version records of operations, and which operation is running."""
+        """Check the operation records in the latest version, and which operation is running."""
         running = verify_state.running_operation(self.lake.storage, self.listing, self.findings.warn)
         definition = self._read_definition()
         if definition is not None:
@@ -237,7 +239,7 @@ class _Verification:
             self._unchecked.append("purges, because the latest definition cannot be read")
 
     def _read_definition(self) -> LakehouseDef | None:
-        """Return the latest lakehouse definition, or None if it cannot be read, which is reported with the version."""
+        """Return the latest lakehouse definition, or None if it is unreadable, which is reported with the version."""
         if self._definition is None:
             with contextlib.suppress(TrinityLakeError):
                 latest = Snapshot.of(self.lake.files, self.latest)
@@ -261,7 +263,7 @@ class _Verification:
         self.versions.check(self.latest, purged, batch, progress)
 
     def _read_ahead(self, purged: VersionRanges) -> None:
-        """Read what versions and exports under this root reach, using the executor."""
+        """Read the files that versions and exports under this root reach, using the executor."""
         read_ahead = ReadAhead(
             self._executor,
             self._plain,
@@ -285,7 +287,7 @@ class _Verification:
             return VersionRanges()
 
     def _survey(self) -> Survey | None:
-        """Return the roots as operations that delete see them, or None if some cannot be read."""
+        """Return the survey of roots that deleting operations use, or None if some roots cannot be read."""
         if self._definition is None or len(self.versions.roots) <= self.latest:
             return None
         purged = self._expired_versions(ExpirationState.PURGED)
@@ -298,7 +300,7 @@ class _Verification:
         return Survey(lake, Snapshot.of(self.lake.files, self.latest), roots, written_ms, self._executor)
 
     def _check_operation_files(self) -> None:
-        """In a deep run, read the files of operations."""
+        """In a deep run, read the operation files."""
         if self._is_deep:
             check_operation_files(self._known, self.listing, self.findings)
 
@@ -318,7 +320,7 @@ class _Verification:
             self.findings,
             is_deep=self._is_deep,
         )
-        if self._table_root is not None:  # an owner file under the own root would claim that the table is there
+        if self._table_root is not None:  # an owner file under the lakehouse root would mean that the table is stored there
             self._unclaimed = tuple(
                 table_id for table_id in self._unclaimed if table_id not in self._table_root.table_ids
             )
@@ -327,7 +329,7 @@ class _Verification:
 
     def _check_leftovers(self) -> None:
         """Check pins, changes of the definition by other programs, and files that operations left behind."""
-        self._known.tally.close()  # later steps read files for other purposes than checking them
+        self._known.tally.close()  # later steps read files for purposes other than checking them
         survey = self._survey()
         if survey is None:
             self._unchecked.append("leftovers of operations, because not all roots can be read")
@@ -397,7 +399,7 @@ class _Verification:
             self.findings.warn("hint-wrong", message, HINT_PATH, hint.latest, fix)
 
     def _check_changed(self) -> None:
-        """Report files that changed since they were verified, although their names are never used again."""
+        """Report files that have changed since they were verified, although file names are never reused."""
         for path in sorted(self._known.changed):
             row = self._records.files[path]
             message = f"it differs from the verified file of {row.size_bytes} bytes with SHA-256 {row.sha256.hex()}"

@@ -1,4 +1,4 @@
-"""Check one version after the other, and the tree of each."""
+"""Check one version after another, with the tree of each version."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Position: TypeAlias = tuple[int, str | None, str | None]
 
 
 class TreeVerifier:
-    """Check the tree of one version after the other."""
+    """Check the tree of one version after another."""
 
     def __init__(self, files: LakehouseFiles, report: Report):
         self._files = files
@@ -51,22 +51,22 @@ class TreeVerifier:
 
     @property
     def nodes(self) -> int:
-        """The number of nodes read, without roots."""
+        """The number of nodes read, excluding roots."""
         return len(self._counted)
 
     def reset_broken(self) -> None:
-        """Check damaged nodes again when a version reaches them: nodes that were deleted meanwhile need not exist."""
+        """Check damaged nodes again when a version reaches them: nodes that were deleted in the meantime need not exist."""
         self._subtrees = {location: below for location, below in self._subtrees.items() if below is not None}
 
     def check(self, snapshot: Snapshot, limits: TreeLimits) -> bool:
-        """Check all nodes of a version that no earlier version has. Return whether its tree can be read.
+        """Check all nodes of a version that no earlier version contains. Return whether its tree can be read.
 
-        A node that is reached twice may be below itself. Such a tree is not followed, and its nodes are checked again
-        if a later version has them.
+        A node that is reached twice may be its own descendant. Such a tree is not followed, and its nodes are checked
+        again if a later version contains them.
 
         Args:
             snapshot: The version.
-            limits: The limits of its tree.
+            limits: The limits of the version's tree.
         """
         self._can_follow = True
         self._parents = {}
@@ -148,11 +148,11 @@ class _CheckedNode:
     """The part of a node that is kept until the nodes below it are checked."""
 
     location: str
-    #: The locations of its children.
+    #: The locations of the child nodes.
     children: tuple[str, ...]
-    #: Its lowest key.
+    #: The lowest key of the node.
     lowest: str | None
-    #: Its highest key.
+    #: The highest key of the node.
     highest: str | None
 
     @classmethod
@@ -165,18 +165,18 @@ class _CheckedNode:
 class _Subtree:
     """A checked subtree."""
 
-    #: The number of its levels.
+    #: The number of levels.
     height: int
-    #: Its lowest key, including buffered messages; None if it has no key.
+    #: The lowest key, including buffered messages; None if there is no key.
     lowest: str | None
-    #: Its highest key, including buffered messages; None if it has no key.
+    #: The highest key, including buffered messages; None if there is no key.
     highest: str | None
-    #: Whether it satisfies all invariants.
+    #: Whether the subtree satisfies all invariants.
     is_sound: bool
 
 
 def _fits(subtree: _Subtree | None, lower: str | None, upper: str | None) -> bool:
-    """Whether all keys of a subtree are strictly between the bounds. Damage of a subtree was already reported."""
+    """Whether all keys of a subtree are strictly between the bounds. Damage in a subtree has already been reported."""
     if subtree is None or subtree.lowest is None or subtree.highest is None:
         return True
     return (lower is None or subtree.lowest > lower) and (upper is None or subtree.highest < upper)
@@ -192,7 +192,7 @@ class VersionVerifier:
 
         Args:
             lake: The lakehouse, which reads through ``known_files``.
-            known_files: Serves files that were read before.
+            known_files: Serves files that have already been read.
             plain: The storage without known files.
             tables: Checks tables.
             findings: Receives the findings.
@@ -281,7 +281,7 @@ class VersionVerifier:
             self.damaged_objects = ()
             with self._unless_purged(snapshot):
                 is_intact = self.check_content(snapshot)
-            # The version may have been purged although no finding was discarded, if an earlier version had the fault.
+            # If an earlier version had the fault, the version may have been purged although no finding was discarded.
             if not is_intact and not is_sealed_root(self._plain, path):
                 self.damaged.append(version)
                 self.damaged_objects = self.objects.damaged_names(snapshot) if self.tree.is_sound else ()
@@ -293,7 +293,7 @@ class VersionVerifier:
         return root.created_at_ms
 
     def _is_still_latest(self, version: int) -> bool:
-        """Whether no version was committed since the latest was found. Otherwise it may have been purged since."""
+        """Whether no version has been committed since the latest was found. Otherwise, it may have been purged."""
         return version == MAX_VERSION or not self._lake.storage.exists(self._lake.files.roots.path(version + 1))
 
     def _check_chain(self, version: int, root: NodeFile, before_ms: int) -> None:
@@ -317,7 +317,7 @@ class VersionVerifier:
 
     @contextmanager
     def _unless_purged(self, snapshot: Snapshot) -> Iterator[None]:
-        """Discard findings of the block if the version was purged since, because its files may have been deleted."""
+        """Discard findings from the block if the version has been purged, because its files may have been deleted."""
         with self._findings.unless(lambda: is_sealed_root(self._plain, snapshot.location)) as are_discarded:
             yield
         if are_discarded():
@@ -343,7 +343,7 @@ class VersionVerifier:
         is_sound = self.tree.is_sound
         try:
             return self.objects.check(snapshot) and is_sound and has_settings
-        except CorruptFileError as error:  # subtrees that are sound by themselves share a node
+        except CorruptFileError as error:  # subtrees that are each sound share a node
             self._findings.error("tree-invariant", error.message, error.path, snapshot.version)
             self.tree.is_sound = False
             return False
