@@ -1,5 +1,4 @@
-"""Operations on a whole lakehouse. Operations that delete or roll back content
-first make a plan, which is then executed."""
+"""Operations on a whole lakehouse. Before content is deleted or rolled back, a plan is made."""
 
 from __future__ import annotations
 

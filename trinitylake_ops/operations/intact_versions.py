@@ -62,7 +62,7 @@ class IntactDefinitionSearch:
     def find(self, base: Snapshot, damaged: Iterable[ObjectName]) -> tuple[list[IntactDefinition], set[str]]:
         """Find the newest version with an intact definition for each damaged object.
 
-        The search for an object stops at a version without it, because before that version the name belonged to another
+        The search for an object stops at a version without it, because in earlier versions the name belonged to another
         object, which was dropped.
 
         Args:

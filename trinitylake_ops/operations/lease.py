@@ -1,8 +1,8 @@
 """The lease that allows only one operation at a time to delete files (docs/internals/protocol.md, "Expiry").
 
-The lease is the file ``_ops/lease-<k>.json`` with the largest k. To acquire it, an operation creates lease k + 1
-if absent once lease k has ended, and deletes the older leases. The holder checks for a larger number before each
-batch. The lease only saves work: even if operations overlap because a holder was suspended, they delete no needed file.
+The lease is the file ``_ops/lease-<k>.json`` with the largest k. To acquire it, an operation creates lease k + 1 if
+absent once lease k has ended, and deletes the older leases. The holder checks for a larger number before each batch.
+The lease only saves work: even if operations overlap because a holder was suspended, they delete no needed file.
 """
 
 from __future__ import annotations

@@ -89,9 +89,8 @@ def register_table(
 def _deletions_blocked(lake: Lakehouse, uris: Iterable[str]) -> Iterator[Callable[[Snapshot], None]]:
     """Keep operations from deleting files while tables in this lakehouse's table folders are registered.
 
-    Otherwise, a purge or an orphan removal could delete files of a dropped table, and a writer could delete files of
-    a failed commit.
-    Yields a precondition of the commit, which checks that deletions are still blocked.
+    Otherwise, a purge or an orphan removal could delete files of a dropped table, and a writer could delete files of a
+    failed commit. Yields a precondition of the commit, which checks that deletions are still blocked.
 
     Raises:
         MaintenanceBlockedError: Another operation is deleting files.

@@ -64,7 +64,7 @@ class RollbackPlan(Plan):
     only: tuple[str, ...]
     #: The changes to namespaces and tables.
     changes: tuple[Change, ...]
-    #: Restored tables whose files are damaged, missing or owned by another table, and the reason for each. They cannot
+    #: Restored tables whose files are damaged, missing or do not belong to them, and the reason for each. They cannot
     #: be read afterwards.
     damaged: Mapping[str, str]
     #: The message of the commit; None for a default.
@@ -116,8 +116,8 @@ class RollbackPlan(Plan):
         """Plan again on the latest version and commit the rollback, or commit nothing if nothing would change.
 
         Args:
-            approved_digest: The digest of the approved plan; None to apply the plan without approval. Only an
-                approval allows damaged tables to be restored.
+            approved_digest: The digest of the approved plan; None to apply the plan without approval. Only an approval
+                allows damaged tables to be restored.
             reapply: Also roll back commits that happened since the plan was made.
 
         Raises:

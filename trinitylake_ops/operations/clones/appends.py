@@ -1,8 +1,8 @@
 """Combine appends to the same Iceberg table that were made on both sides of a clone.
 
-By Iceberg's rules, appends never conflict. Combining requires that both sides have only appended since
-their common snapshot, and that the table has the same columns, partitions, order and properties on both sides.
-Compactions in the parent are allowed because they do not change rows.
+By Iceberg's rules, appends never conflict. Combining requires that both sides have only appended since their common
+snapshot, and that the table has the same columns, partitions, order and properties on both sides. Compactions in the
+parent are allowed because they do not change rows.
 
 The result is an additional snapshot of the parent's table. It records the newest clone snapshot whose files it
 contains, so that no file is appended twice.
@@ -144,7 +144,7 @@ def new_in_clone(parent: TableMetadata, clone: TableMetadata, base_id: int | Non
         parent: The metadata of the parent's table.
         clone: The metadata of the clone's table.
         base_id: The current snapshot of the last state that both sides had in common. If it is not an ancestor on one
-        side, the table was rolled back on that side.
+            side, the table was rolled back on that side.
 
     Returns:
         The snapshots, or the reason why the changes conflict.
@@ -240,7 +240,7 @@ def write_combined(
         appended: The files that the clone appended.
         written: Receives the location of each metadata file.
         copy_uri: Returns the URI of a file's copy in the parent, given the table id and the URI of the file in the
-        clone. None for the clone, which adds its own files to the parent's tables.
+            clone. None for the clone, which adds its own files to the parent's tables.
 
     Returns:
         The paths of the new definitions, and the definitions, by key.

@@ -284,13 +284,12 @@ def plan_clone(
         target: The root of the clone.
         name: The name of the clone in its parent; None to use the last part of ``target``.
         version: A version number or the name of an export; None to clone the latest version.
-        timestamp: Clone the version that was the latest at this time, as a datetime or in milliseconds since the
-            epoch.
+        timestamp: Clone the version that was the latest at this time, as a datetime or in milliseconds since the epoch.
         namespaces: Clone only these namespaces.
         retain_for: The time until the clone is overdue, as a timedelta or in milliseconds; None for never. The parent
             keeps the version until the clone is dropped.
         target_options: Options of the storage at the target; None to use the options of the lakehouse if the URI scheme
-        is the same.
+            is the same.
 
     Raises:
         InvalidNameError: The name is not valid for a clone.

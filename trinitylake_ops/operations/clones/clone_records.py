@@ -169,7 +169,7 @@ def open_clone(
 
 
 def parent_mismatch(lake: Lakehouse, clone: OpenedClone) -> str | None:
-    """Return an error message if a clone does not belong to a lakehouse because its parent was at another root.
+    """Return an error message if a clone does not belong to a lakehouse because it was created from another root.
 
     A copy of the parent's files has the same identity and records, and cannot be distinguished from a parent that was
     moved. Therefore, only the lakehouse at the root recorded in the clone may delete or change the clone.
@@ -187,7 +187,7 @@ def parent_mismatch(lake: Lakehouse, clone: OpenedClone) -> str | None:
 
 
 def check_is_clone_of(lake: Lakehouse, clone: OpenedClone) -> None:
-    """Raise OtherLakehouseError if the parent of a clone was created at a different root than ``lake``."""
+    """Raise OtherLakehouseError if a clone was not created from the root of ``lake``."""
     if reason := parent_mismatch(lake, clone):
         raise OtherLakehouseError(reason, path=clone.lake.root)
 

@@ -133,7 +133,7 @@ class DropClonePlan(Plan):
 
 @dataclass(frozen=True, kw_only=True)
 class DropCloneReport(DeletionReport):
-    """The result of a clone drop. ``version`` is None if the record was kept because some files could not be deleted."""
+    """The result of a clone drop. ``version`` is None if the record was kept because files could not be deleted."""
 
     #: The name of the clone.
     name: str

@@ -199,7 +199,7 @@ class Merge:
         return side == "theirs"
 
     def _check_namespace(self, state: ObjectState, by_key: Mapping[str, ObjectState]) -> None:
-        """Add the namespace of a merged table if it is new on their side; if it was dropped on ours, add a conflict."""
+        """Add the namespace of a merged table if it is new on their side; otherwise, a missing one is a conflict."""
         if self.changes.get(state.key) is None:
             return
         key = self.into.keys.namespace_key(state.name.namespace)
@@ -354,7 +354,7 @@ class MergeOperation(PlannedOperation[MergePlanT, ReportT]):
         """Make a plan for the opened sides."""
 
     def plan(self) -> MergePlanT:
-        """Make a plan based on the latest versions of both sides. Errors: see :meth:`MergeInputs.open` and :meth:`plan_for`."""
+        """Make a plan based on the latest versions of both sides. See :meth:`plan_for` for the errors."""
         return self.plan_for(self.open_sides(MeteredLakehouse(self.lake)))
 
     def open_sides(self, metered: MeteredLakehouse) -> MergeInputs:

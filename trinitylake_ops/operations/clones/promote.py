@@ -303,7 +303,7 @@ def plan_promotion(
         NamespaceNotFoundError: A selected namespace exists on neither side.
         TableNotFoundError: A selected table exists on neither side.
         InvalidInputError: Another lakehouse exists at the clone's root, a choice does not refer to a conflict, or a
-        table cannot be copied.
+            table cannot be copied.
         LocationNotAllowedError: A location is outside the allowed roots.
         StorageError: A storage request failed.
     """

@@ -125,7 +125,7 @@ class PromotionSelector:
         return target
 
     def _table(self, table: tuple[str, ObjectName, str]) -> tuple[TableDef | None, TableCopy | None]:
-        """Return the definition that the parent needs, or None if it is the clone's definition, and the files to copy."""
+        """Return the definition that the parent needs, or None if it is the clone's, and the files to copy."""
         key, name, location = table
         definition = self._sides.clone.lake.files.definitions.table(location)
         metadata = iceberg_metadata(definition)

@@ -113,8 +113,7 @@ class RefreshPlan(MergePlan):
 
         Raises:
             PlanChangedError: The new plan does not have the approved digest.
-            CommitConflictError: The plan has unresolved conflicts, or a commit to the clone changed an object to
-            merge.
+            CommitConflictError: The plan has unresolved conflicts, or a commit to the clone changed an object to merge.
             VersionExpiredError: The parent version has expired.
             StorageError: A storage request failed.
         """

@@ -49,8 +49,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.transaction.saved import pinned_version
 
 _OPERATION = "compact-tables"
-#: Errors that affect only one table, because its files are damaged or owned by another table. Other tables are
-#: #: compacted.
+#: Errors that affect only one table, because its files are damaged or do not belong to it. Other tables are compacted.
 _OF_ONE_TABLE = (InvalidDefinitionError, *DAMAGE)
 
 
@@ -262,8 +261,7 @@ def plan_compact_tables(
         lake: The lakehouse.
         tables: The tables to compact, as ``namespace.table``; by default, all managed tables.
         target_file_size_bytes: The target size; by default, the table property ``write.target-file-size-bytes`` or, if
-            it
-        is not set, 128 MiB.
+            it is not set, 128 MiB.
         min_input_files: The minimum number of files to merge. Fewer files are merged only if they fill a file.
         repartition: Whether to rewrite all files of older partition specs with the current spec.
 

@@ -70,8 +70,8 @@ class RowCounter:
     """Counts differing rows of tables, within limits that all tables share."""
 
     io: StorageFileIO
-    #: The number of differing rows to return for each table, at most MAX_SAMPLES. With 0, minima and
-    #: maxima of texts and bytes are omitted as well, because they are values of individual rows.
+    #: The number of differing rows to return for each table, at most MAX_SAMPLES. With 0, minima and maxima of texts
+    #: and bytes are omitted as well, because they are values of individual rows.
     samples: int = 0
     bytes_left: int = MAX_BYTES
     rows_left: int = MAX_ROWS

@@ -90,7 +90,7 @@ def verify_export(
         name: The name of the export.
         deep: Also compare SHA-256 checksums. By default only sizes are compared.
         target_options: Options of the storage of an export at another root; None to derive them from the options of the
-        lakehouse.
+            lakehouse.
         progress: Called with the number of files compared so far.
 
     Raises:

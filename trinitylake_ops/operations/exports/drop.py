@@ -321,9 +321,8 @@ def plan_drop_export(lake: Lakehouse, name: str) -> DropExportPlan:
 def drop_export(lake: Lakehouse, name: str) -> int:
     """Drop an export in one commit, delete its root and its manifest, and return the version.
 
-    The exported version can then expire. An orphan removal later deletes files that could not be deleted now, and
-    the other copies under this root unless a restored version still needs them. A lakehouse at another root is not
-    touched.
+    The exported version can then expire. An orphan removal later deletes files that could not be deleted now, and the
+    other copies under this root unless a restored version still needs them. A lakehouse at another root is not touched.
 
     Args:
         lake: The lakehouse that records the export.

@@ -436,12 +436,12 @@ def plan_export(
             everything, including the files of managed tables.
         version: The version, or the name of an export within the lakehouse. None to export the latest version.
         target: The root of another lakehouse to export to; None to export within the lakehouse.
-        retain_for: How long the export keeps its version from expiring, as a timedelta or in milliseconds. None to
-        keep it until the export is dropped. An incomplete full export always keeps its version.
+        retain_for: How long the export keeps its version from expiring, as a timedelta or in milliseconds; None for
+            until the export is dropped. An incomplete full export always keeps its version.
         namespaces: Export only these namespaces; not supported for the "minimal" level.
         definitions: Also copy the definitions of namespaces and tables; only for the "partial" level.
         target_options: Options of the storage at the target; None to use the options of the lakehouse if the URI scheme
-        is the same.
+            is the same.
         executor: Finds the files to copy, and copies them when the plan is executed.
 
     Raises:

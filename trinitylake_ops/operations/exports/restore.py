@@ -145,7 +145,7 @@ def plan_restore(
         namespaces: Restore only these namespaces.
         tables: Restore only these tables, as ``namespace.table``.
         target_options: Options of the storage of an export at another root; None to derive them from the options of the
-        lakehouse.
+            lakehouse.
 
     Returns:
         A rollback plan for an export within the lakehouse; otherwise, a restore plan.
@@ -187,11 +187,11 @@ def restore_export(
         namespaces: Restore only these namespaces.
         tables: Restore only these tables, as ``namespace.table``.
         target_options: Options of the storage of an export at another root; None to derive them from the options of the
-        lakehouse.
+            lakehouse.
 
     Raises:
-        TrinityLakeError: See :func:`plan_restore` and :meth:`RestorePlan.execute`. Unlike planning, this fails if
-        any table is damaged.
+        TrinityLakeError: See :func:`plan_restore` and :meth:`RestorePlan.execute`. Unlike planning, this fails if any
+            table is damaged.
     """
     with operation_span(Restore.telemetry_name):
         plan = plan_restore(lake, name, namespaces, tables, target_options=target_options)

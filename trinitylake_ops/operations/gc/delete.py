@@ -151,7 +151,7 @@ def delete_files(
         sizes_bytes: The files with their sizes.
         budget: The budget of the run.
         before_batch: Called before each batch. It may raise an error to stop, add to ``spared``, or return the fence
-        that other processes check before each request. After repeated transient failures, the deletion ends early.
+            that other processes check before each request. After repeated transient failures, the deletion ends early.
         spared: Files to keep.
         progress: Called with the unit that is counted, the number done, and the total.
         executor: Deletes the files.

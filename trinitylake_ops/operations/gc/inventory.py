@@ -1,7 +1,7 @@
 """Inventories of object storage, which are read instead of listing millions of files.
 
-The content of an inventory is untrusted and may be out of date (docs/spark/cluster.md, "Inventories"). Each
-unreached file listed in an inventory is therefore looked up in the storage.
+The content of an inventory is untrusted and may be out of date (docs/spark/cluster.md, "Inventories"). Each unreached
+file listed in an inventory is therefore looked up in the storage.
 """
 
 from __future__ import annotations

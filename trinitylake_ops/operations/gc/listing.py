@@ -1,8 +1,8 @@
 """List the files under a root, and check the chain of roots.
 
-The names of all files that an operation may delete begin with twelve bits of a hash in three folder
-levels, with ``_``, or with ``tables/``. A listing can therefore be split into parts. Each part filters its files by
-digests of known paths, so that the whole listing is never collected in one place.
+The names of all files that an operation may delete begin with twelve bits of a hash in three folder levels, with ``_``,
+or with ``tables/``. A listing can therefore be split into parts. Each part filters its files by digests of known paths,
+so that the whole listing is never collected in one place.
 
 A root that another program wrote out of order can never be corrected. After an operator has acknowledged it once,
 verify reports it as known.
@@ -76,7 +76,7 @@ class PartsWork:
 @dataclass(frozen=True, slots=True)
 class _ExistingFiles:
     """A listing of all finished files. When listed in parts, files with unknown names are left out.
-    
+
     Without ``with_catalog``, a listing in parts also leaves out nodes and definitions.
     """
 

@@ -88,7 +88,7 @@ def find_table_root_orphans(mark: Mark, now_ms: int, age_ms: int, listed: Iterab
     Args:
         mark: The mark, which is extended to table files if needed.
         now_ms: The storage's time, in milliseconds since the epoch. If the clock of the table root's storage is behind,
-        the time of that clock is used.
+            the time of that clock is used.
         age_ms: The minimum age of orphans, in milliseconds.
         listed: The files to check; by default all tables under the table root are listed.
 

@@ -171,13 +171,12 @@ def reconcile(lake: Lakehouse, *, acknowledge: str = "") -> ReconcileReport:
     """Correct exports, pins and expirations in one commit after another program has replaced the lakehouse definition.
 
     Exports and retention settings of individual versions are kept from the latest definition and each replaced
-    definition. Versions stay
-    expired only if all of these definitions expire them.
+    definition. Versions stay expired only if all of these definitions expire them.
 
     Args:
         lake: The lakehouse.
         acknowledge: Versions such as ``7,9-12`` whose roots do not follow their predecessors, and which an operator has
-        inspected. From then on, verify reports them as known.
+            inspected. From then on, verify reports them as known.
 
     Raises:
         InvalidInputError: A version has nothing to acknowledge.

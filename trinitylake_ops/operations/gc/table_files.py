@@ -59,10 +59,10 @@ class TableReach:
         files: The reached files.
         managed_ids: The ids of MANAGED tables in their own folders.
         opaque_ids: The ids of tables whose files are not all known, so that their folders are kept: tables of other
-        formats and folders named in their properties, tables with unreadable files, and managed tables that refer
-        to files outside the root, which may be other names of files under the root.
+            formats and folders named in their properties, tables with unreadable files, and managed tables that refer
+            to files outside the root, which may be other names of files under the root.
         damaged: Why table files cannot be read, by the location of the metadata file. Tables whose metadata file is
-        missing are left out.
+            missing are left out.
         other_names: Other forms in which a listing may show names of reached files.
         in_table_root: The files under the table root, if any.
 
@@ -90,7 +90,7 @@ class TableReach:
     def add(self, locations: Iterable[str], progress: Progress = no_progress) -> None:
         """Add the files that the tables of definitions reach.
 
-        If files of a table are damaged, missing or owned by another table, its whole folder is kept, and the walk
+        If files of a table are damaged, missing or do not belong to the table, its whole folder is kept, and the walk
         continues. Missing manifests of tables of other catalogs are skipped, because no reader can read the listed
         files.
 
@@ -99,7 +99,7 @@ class TableReach:
             progress: Called with the unit that is counted, the number done, and the total.
 
         Raises:
-            StoragePermissionError: The metadata file of a table of another catalog may not be read.
+            StoragePermissionError: The metadata file of a table in another catalog is not accessible.
             StorageError: A storage request failed.
         """
         # Sorted, so that if there are several failures, the same one is raised each time.
@@ -360,7 +360,7 @@ def iceberg_metadata(definition: TableDef) -> str | None:
 
 
 def _stopped_by(error: TrinityLakeError, metadata_location: str) -> TrinityLakeError:
-    """Return an error with instructions for a table whose metadata file must not be read."""
+    """Return an error with instructions for a table whose metadata file is not accessible."""
     stopped = copy.copy(error)
     condition = "its root is allowed" if isinstance(error, LocationNotAllowedError) else "it may be read"
     stopped.message = (

@@ -52,7 +52,7 @@ class TableTrim:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A managed table whose metadata lists snapshots that no branch or tag refers to."""
+    """A managed table whose metadata lists snapshots that are neither current nor referenced by a branch or tag."""
 
     name: ObjectName
     definition_location: str
@@ -341,7 +341,7 @@ def plan_trim_tables(
     Args:
         lake: The lakehouse.
         policy: The policy that decides which versions are kept, in addition to exports; by default, the lakehouse
-        settings.
+            settings.
         tables: The tables, as ``namespace.table``; by default, all managed tables.
 
     Raises:

@@ -46,7 +46,7 @@ def delete_unreached(
 
     Raises:
         MaintenanceBlockedError: The lease was lost, another program changed the settings, or the table root no longer
-        belongs to this lakehouse.
+            belongs to this lakehouse.
         PlanChangedError: Another operation deleted a file meanwhile.
     """
     roots = mark.survey.lake.files.roots
@@ -55,7 +55,7 @@ def delete_unreached(
         held.check()
         before = mark.base
         mark.mark_new_commits()
-        if mark.base is not before:  # marking may have taken longer than the lease duration
+        if mark.base is not before:  # marking may have taken longer than the lease lasts
             held.check()
         return DeletionFence(storage, held.number, held.expires_at_ms, roots.path(mark.base.version + 1))
 

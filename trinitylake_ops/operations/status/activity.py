@@ -254,8 +254,8 @@ def _planned_sizes(storage: Storage, batch: ExpirationBatch) -> dict[str, int] |
 def planned_space(lake: Lakehouse, max_seconds: float) -> Space:
     """Count the bytes that an expiration by the lakehouse settings and a subsequent purge would reclaim.
 
-    Reads all unpurged roots, and the nodes that they reach. If this takes too long, a file is damaged, or the
-    lakehouse needs a reconcile, the note states the reason.
+    Reads all unpurged roots, and the nodes that they reach. If this takes too long, a file is damaged, or the lakehouse
+    needs a reconcile, the note states the reason.
 
     Args:
         lake: The lakehouse.

@@ -155,7 +155,7 @@ def lakehouse_status(
         last: The number of newest versions to read.
         ages: The intervals of operations; by default, the intervals in the lakehouse's policy.
         plan_seconds: The time limit for counting reclaimable bytes by making plans, which read all kept roots. With 0,
-        the numbers come from the recorded plans of expirations.
+            the numbers come from the recorded plans of expirations.
 
     Raises:
         LakehouseNotFoundError: There is no lakehouse at the root.
@@ -231,7 +231,7 @@ def _n_exports(definition: LakehouseDef) -> int:
 
 
 class _Reading:
-    """Reads parts of the state. A part that cannot be read is reported as a finding, and the other parts are still reported."""
+    """Reads parts of the state. Unreadable parts are reported as findings, and the other parts are still reported."""
 
     def __init__(self, lake: Lakehouse):
         self.latest: Snapshot = lake.snapshot()

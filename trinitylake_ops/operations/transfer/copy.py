@@ -1,8 +1,8 @@
 """Copy files to the target of a transfer: data, Iceberg metadata, definitions, and files created from bytes.
 
 A file is copied before the files that refer to it. Each copy is read back and compared with its source, unless all
-names are new. A copy that already exists at the target is compared but not sent again, so that repeating an
-interrupted transfer resumes it.
+names are new. A copy that already exists at the target is compared but not sent again, so that repeating an interrupted
+transfer resumes it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def claim_table_folders(io: StorageFileIO, tables: Sequence[TableCopy], definiti
 
     Raises:
         LocationNotAllowedError: A folder belongs to another lakehouse, or a table root belongs to a copy of this
-        lakehouse.
+            lakehouse.
         StorageError: A storage request failed.
     """
     file_maps = {table.places.table_id: table.places for table in tables}
@@ -148,7 +148,7 @@ class FailedCopy:
 
 
 class CopyWork:
-    """Work that copies files. In this process, ``on_copied`` receives each copy immediately; only failures are returned."""
+    """Work that copies files. In this process, ``on_copied`` receives each copy, and only failures are returned."""
 
     weight: ClassVar[Weight] = Weight.FILE
 
@@ -323,7 +323,7 @@ class Transfer:
         target: Storage | None = None,
         raises: bool = True,
     ) -> dict[str, TrinityLakeError]:
-        """Make copies. Return the errors of damaged sources by the targets of their copies, or raise the first error."""
+        """Make copies. Return the errors of damaged sources by the target of the copy, or raise the first error."""
         record = partial(self._record, root="" if target is None else target.root)
         errors: dict[str, TrinityLakeError] = {}
         work = CopyWork(self.io, target or self.target, record, reads_back=self.reads_back)

@@ -50,7 +50,7 @@ class Destination:
             source_id: The id of the lakehouse.
             level: The level of the export.
             generation: Each generation uses different names, for copies whose names in earlier generations cannot be
-            used. Generation 0 recognizes the names of later generations.
+                used. Generation 0 recognizes the names of later generations.
         """
         seed = uuid.uuid5(uuid.NAMESPACE_URL, f"{source_id}/{level.name.lower()}")
         if generation:

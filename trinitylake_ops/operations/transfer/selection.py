@@ -201,10 +201,9 @@ class Selector:
             destination: The names of the copies.
             entries: The (key, location) pairs of the objects to select; None for all in the selected namespaces.
             existing: The locations of definitions at the target by key. Definitions that are already copies are not
-                read
-            again.
+                read again.
             own_io: Reads the lakehouse that receives the copies, if the copied tables are stored where that lakehouse
-            stores its own tables, which can be below its table root.
+                stores its own tables, which can be below its table root.
 
         Raises:
             NamespaceNotFoundError: A selected namespace does not exist.

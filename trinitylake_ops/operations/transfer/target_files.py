@@ -203,7 +203,7 @@ def with_safe_names(
 
 
 def _rename(selection: Selection, selector: Selector, base: Snapshot, generation: int) -> Selection:
-    """Return the files to copy under the names of a generation. Files that already exist at the target keep their names."""
+    """Return the files to copy under the names of a generation. Files that exist at the target keep their names."""
     existing = dict(scan(base.files.nodes, base.root))
     unchanged = {key: location for key, location in selection.entries if existing.get(key) == location}
     changed = [(key, location) for key, location in selector.entries() if key not in unchanged]

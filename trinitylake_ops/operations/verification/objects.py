@@ -178,7 +178,7 @@ class ObjectVerifier:
             return ()
         try:
             keys = snapshot.keys
-        except (CorruptFileError, FileMissingError):  # reported with the content; keys cannot be decoded without the lakehouse definition
+        except (CorruptFileError, FileMissingError):  # reported with the content
             return ()
         names = (keys.decode(key) for key in sorted(self.damaged))
         return tuple(name for name in names if name is not None)

@@ -84,8 +84,8 @@ class VerifyReport(Document):
     record_path: str | None = None
     #: The number of files that a deep run compared with their checksums.
     checked_files: int = 0
-    #: The number of files without a checksum, by kind. In these files, a flipped bit is found only if it breaks a
-    #: rule or the file is in a record.
+    #: The number of files without a checksum, by kind. In these files, a flipped bit is found only if it breaks a rule
+    #: or the file is in a record.
     without_checksum: Mapping[str, int] = field(default_factory=dict)
     cost: Cost
     _root: str = field(repr=False, compare=False)

@@ -129,7 +129,7 @@ class KnownFilesStorage(StorageWrapper):
             self.unanswered.add(path)
 
     def drop_cached(self, path: str) -> bool:
-        """Discard a file that cannot be decoded. It is not requested again, because it came directly from the storage."""
+        """Discard a file that cannot be decoded. It is not requested again, because it was not served from a cache."""
         with self._lock:
             self._contents.pop(path, None)
         return False
@@ -326,8 +326,8 @@ def check_owners(
 ) -> tuple[str, ...]:
     """Report faults in owner files, and return the tables whose folders have no owner file.
 
-    A listing shows which owner files exist. Only owner files with an unexpected
-    size are read, but a deep run reads all of them.
+    A listing shows which owner files exist. Only owner files with an unexpected size are read, but a deep run reads all
+    of them.
 
     Args:
         known_files: Reads the files.

@@ -63,8 +63,7 @@ def verify(
         incremental: Keep a record of the verified files in the lakehouse. Files in the record of an earlier run are not
             read again while the listing shows them unchanged. Files that are read are compared with the record.
         budget: Limits that end the run early; the report states what was not checked. With ``incremental``, the next
-            run
-        continues. All requests count, but finding the latest version and writing the record are never skipped.
+            run continues. All requests count, but finding the latest version and writing the record are never skipped.
         executor: Lists and reads files. An executor that prefetches, like the Spark executor, does not support a
             budget.
 
@@ -211,7 +210,7 @@ class _Verification:
             )
 
     def _version_named(self, path: str) -> list[int]:
-        """Return the version of a root file. If the number is not valid for a version, report a finding and return nothing."""
+        """Return the version of a root file. If the number is not valid, report a finding and return nothing."""
         try:
             version = parse_root_path(path)
         except VersionNotFoundError as error:
@@ -320,7 +319,7 @@ class _Verification:
             self.findings,
             is_deep=self._is_deep,
         )
-        if self._table_root is not None:  # an owner file under the lakehouse root would mean that the table is stored there
+        if self._table_root is not None:  # otherwise, an owner file would claim the table for this root
             self._unclaimed = tuple(
                 table_id for table_id in self._unclaimed if table_id not in self._table_root.table_ids
             )

@@ -55,7 +55,7 @@ class TreeVerifier:
         return len(self._counted)
 
     def reset_broken(self) -> None:
-        """Check damaged nodes again when a version reaches them: nodes that were deleted in the meantime need not exist."""
+        """Check damaged nodes again when a version reaches them, because nodes deleted meanwhile need not exist."""
         self._subtrees = {location: below for location, below in self._subtrees.items() if below is not None}
 
     def check(self, snapshot: Snapshot, limits: TreeLimits) -> bool:
