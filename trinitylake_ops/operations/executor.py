@@ -39,7 +39,7 @@ class Weight(Enum):
 class Work(Protocol[A_contra, T_co]):
     """Work on many items, for example to read, copy, check or list files.
 
-    It must be picklable together with its storages, and be safe to run twice or late. It uses the threads of the
+    Work must be picklable together with its storages, and must be safe to run twice or late. It uses the threads of the
     storage's ``*_many`` methods. An exception ends the operation.
     """
 

@@ -109,7 +109,7 @@ def _deletions_blocked(lake: Lakehouse, uris: Iterable[str]) -> Iterator[Callabl
 def _check_committed(lake: Lakehouse, metadata_paths: Collection[str]) -> None:
     """Raise InvalidInputError unless tables of kept versions refer to all of these metadata files.
 
-    Definitions that exist only in older versions are read first, because the table is usually a dropped one.
+    Definitions that exist only in older versions are read first, because usually a dropped table is registered again.
     """
     survey = survey_versions(uncached(lake))
     reach, missing = CatalogReach(survey.lake.files), set(metadata_paths)
@@ -130,7 +130,7 @@ def _check_committed(lake: Lakehouse, metadata_paths: Collection[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RegistrationReport(Document):
-    """Report the tables registered from a catalog."""
+    """The tables registered from a catalog."""
 
     #: The name of the catalog.
     catalog: str

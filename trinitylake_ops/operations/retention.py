@@ -55,7 +55,7 @@ class RetentionPolicy:
     minimum_versions: int
     #: Protects versions that were superseded within this time in any case, because transactions may be based on them.
     protected_ms: int
-    #: Replaces ``maximum_age_ms`` for single versions.
+    #: Replaces ``maximum_age_ms`` for individual versions.
     age_overrides: Mapping[int, int] = field(default_factory=dict)
     #: Keeps this number of the newest versions.
     keep_last: int = 0

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 _OPERATION = "rollback"
 _MAX_NAMES = 10
-#: How many of the newest versions a plan searches for a rollback that undid its target, with one request per version.
+#: The number of newest versions in which a plan searches for a rollback that undid its target, with one request each.
 _MAX_SEARCHED_VERSIONS = 200
 
 

@@ -106,7 +106,7 @@ class DeletionReport(Document):
             version: The version that recorded the operation, if any.
             still_needed: The number of planned files that were kept.
             cost: The cost of the operation.
-            **own: The other fields of the subclass.
+            **fields: The other fields of the subclass.
         """
         return cls(
             version=version,
@@ -165,7 +165,7 @@ def delete_files(
 def delete_operation_files(storage: Storage, paths: Sequence[str]) -> None:
     """Delete operation files, such as plans and manifests, that no definition refers to any more.
 
-    A file that cannot be deleted stays until the next orphan removal.
+    A file that cannot be deleted remains until the next orphan removal.
 
     Args:
         storage: The storage of the lakehouse.

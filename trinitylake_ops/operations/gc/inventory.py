@@ -336,8 +336,8 @@ def list_by_inventory(
 ) -> ListedByInventory:
     """Return unreached files of an inventory that still exist, and all files with operation file names.
 
-    For tables that may be deleted as a whole, all files are included, even those newer than the inventory. Extends the
-    mark to files of tables.
+    For tables that may be deleted as a whole, all files are included, even those newer than the inventory. This extends
+    the mark to table files.
 
     Args:
         lake: The lakehouse.

@@ -99,7 +99,7 @@ class SurveyedRoot:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether a purge replaced the root by a sealed one."""
+        """Whether a purge replaced the root with a sealed root."""
         return self.record.is_sealed
 
     @classmethod
@@ -133,7 +133,7 @@ class Survey:
 
     lake: Lakehouse
     base: Snapshot
-    #: All versions except those that were purged, or deleted by other programs.
+    #: All versions except versions that were purged, or deleted by other programs.
     roots: Mapping[int, SurveyedRoot]
     #: When each root file was last written, including purged versions, in milliseconds by the storage's clock.
     written_ms: Mapping[int, int]

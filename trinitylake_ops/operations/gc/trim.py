@@ -173,7 +173,7 @@ def _needed_snapshots(
         except DAMAGE:  # the snapshots that this version needs are unknown
             return undecided[definition.id].copy()
 
-    # Two tables may have the same id. A snapshot that one of the tables needs is kept in both.
+    # Two tables can have the same id. A snapshot that one of the tables needs is kept in both.
     for candidate in candidates:
         needed[candidate.table_id] |= candidate.snapshots.referred
     for batch in in_batches([location for location in kept_definitions if location not in current]):

@@ -369,14 +369,14 @@ def check_owners(
 
 
 class TableRootVerifier:
-    """Check the table root of a lakehouse, if its definition names one."""
+    """Check the table root of a lakehouse, if the definition specifies a table root."""
 
     def __init__(self, lake: Lakehouse, definition: LakehouseDef):
         """List the table files under the table root.
 
         Args:
             lake: The lakehouse.
-            definition: Its latest definition.
+            definition: The latest definition of the lakehouse.
 
         Raises:
             StorageError: A storage request failed.
@@ -387,12 +387,12 @@ class TableRootVerifier:
         if self._table_root is not None:
             self._infos = {info.path: info for info in self._table_root.storage.list(TABLES_PREFIX)}
         self._root = "" if self._table_root is None else self._table_root.root
-        #: The table files there, by URI.
+        #: The table files under the table root, by URI.
         self.listing = {f"{self._root}{path}": info for path, info in self._infos.items()}
         self.table_ids = {table_id for path in self._infos if (table_id := table_id_in(path)) is not None}
 
     def check(self, defined_ids: Collection[str], findings: Findings, *, is_deep: bool) -> None:
-        """Report faults of owner files, and whether this lakehouse never deletes files there.
+        """Report faults in owner files, and whether this lakehouse never deletes files under the table root.
 
         Folders of other lakehouses are not checked.
 

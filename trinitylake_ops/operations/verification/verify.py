@@ -327,7 +327,7 @@ class _Verification:
         warn_of_missing(self._unclaimed, self.findings)
 
     def _check_leftovers(self) -> None:
-        """Check pins, changes of the definition by other programs, and files that operations left behind."""
+        """Check pins, changes to the definition by other programs, and files that operations left behind."""
         self._known.tally.close()  # later steps read files for purposes other than checking them
         survey = self._survey()
         if survey is None:
