@@ -175,7 +175,7 @@ def checked_changes(
 
     Raises:
         FileMissingError: A node, a definition, or a file of a table selected by name is missing.
-        CorruptFileError: One of them is damaged.
+        CorruptFileError: A node, a definition or a table file is damaged.
         LocationNotAllowedError: A table selected by name refers to a file outside the allowed roots.
         VersionExpiredError: The target has expired.
     """

@@ -64,8 +64,8 @@ class RollbackPlan(Plan):
     only: tuple[str, ...]
     #: The changes to namespaces and tables.
     changes: tuple[Change, ...]
-    #: Restored tables whose files are damaged, missing or do not belong to them, and the reason for each. They cannot
-    #: be read afterwards.
+    #: Restored tables with files that are damaged, missing or do not belong to the table, and the reason for each. They
+    #: cannot be read afterwards.
     damaged: Mapping[str, str]
     #: The message of the commit; None for a default.
     message: str | None = None
@@ -330,7 +330,7 @@ def plan_rollback(
         TableNotFoundError: A selected table does not exist.
         TableHasAnotherNameError: A restored table was renamed since and would have two names.
         FileMissingError: A node or definition to restore is missing, or a file of a table in ``tables`` is missing.
-        CorruptFileError: One of them is damaged.
+        CorruptFileError: A node, a definition or a table file is damaged.
         LocationNotAllowedError: A table in ``tables`` refers to a file outside the allowed roots.
         StorageError: A storage request failed.
     """

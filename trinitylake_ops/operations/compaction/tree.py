@@ -75,7 +75,7 @@ class CompactionPlan(Plan):
 
     @property
     def digest(self) -> str:
-        """Return ``<base version>-<sha256>`` of the nodes to write. Bytes are excluded, as they depend on node names."""
+        """Return ``<base version>-<sha256>`` of the nodes to write, without bytes, which depend on node names."""
         return digest_of(self.base_version, self.base_id, _OPERATION, self.is_needed, self.nodes_written)
 
     @property

@@ -324,7 +324,7 @@ def _inventory_io(lake: Lakehouse, uri: str) -> StorageFileIO:
 class ListedByInventory(NamedTuple):
     """The files found by means of an inventory, under the root and under the table root.
 
-    None for a root if the inventory contains no reached file of the root, because it covers something else.
+    None for a root that the inventory does not cover, because it contains no reached file of that root.
     """
 
     in_root: Iterator[FileInfo] | None
