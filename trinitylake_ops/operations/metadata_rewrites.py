@@ -47,7 +47,7 @@ def discarded_on_failure(io: StorageFileIO) -> Iterator[list[str]]:
     except CommitOutcomeUnknownError:
         raise
     except TrinityLakeError:
-        # A typed error means that nothing was committed, so no version names these files.
+        # A typed error means that nothing was committed, so no version refers to these files.
         discard(io.storage, [location for location in written if not is_uri(location)])
         for uri in filter(is_uri, written):
             try:

@@ -2,7 +2,7 @@
 
 All tables of the latest version get new metadata files, manifest lists and manifests in one commit. They are written
 within the lakehouse under new names. No data file is copied. Older versions are not changed. They remain readable
-without relocation, as the latest version was before.
+without relocation, just as the latest version was before the relocation.
 """
 
 from __future__ import annotations

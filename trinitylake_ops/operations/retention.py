@@ -1,8 +1,8 @@
 """Decides which versions to keep, and why (docs/internals/protocol.md, "Expiry").
 
 The decision is a pure function of the versions, the policy and the time. A version is kept if any rule keeps it, so an
-additional rule never expires more. The age of a version starts when it was superseded, not when it was created: the
-latest version of a lakehouse that has not changed for a year was in use until yesterday.
+additional rule never makes more versions expire. The age of a version starts when it was superseded, not when it was
+created: the latest version of a lakehouse that has not changed for a year may have been in use until yesterday.
 """
 
 from __future__ import annotations

@@ -328,7 +328,7 @@ def plan_rollback(
         ExportNotFoundError: The export does not exist.
         NamespaceNotFoundError: A selected namespace does not exist.
         TableNotFoundError: A selected table does not exist.
-        TableHasAnotherNameError: A restored table was renamed since and would have two names.
+        TableHasAnotherNameError: A restored table has been renamed since and would have two names.
         FileMissingError: A node or definition to restore is missing, or a file of a table in ``tables`` is missing.
         CorruptFileError: A node, a definition or a table file is damaged.
         LocationNotAllowedError: A table in ``tables`` refers to a file outside the allowed roots.

@@ -49,7 +49,7 @@ _MAX_NAMESPACES_BYTES = 1000
 
 
 def export_id(record: ExportRecord) -> uuid.UUID:
-    """Return the id of an export, which is contained in its manifest's name."""
+    """Return the id of an export, taken from the name of its manifest."""
     return uuid.UUID(record.manifest_path.removeprefix("_ops/export-").removesuffix(".json"))
 
 

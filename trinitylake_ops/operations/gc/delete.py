@@ -341,7 +341,7 @@ class DeletingOperation(TimedOperation[TimedT, ReportT]):
         return replace(plan, operation=fresh)
 
     def prepared(self, plan: TimedT, approved_digest: str | None) -> tuple[Self, MeteredLakehouse, TimedT]:
-        """Return this operation on a metered lakehouse, the lakehouse, and the approved plan.
+        """Return this operation bound to a metered lakehouse, the metered lakehouse, and the approved plan.
 
         Args:
             plan: The plan to execute.

@@ -196,7 +196,7 @@ class Survey:
         return max(self._committed_at_ms(version + 1), self.roots[version].created_at_ms)
 
     def _committed_at_ms(self, version: int) -> int:
-        """Return the later of the time in a version's root, and the time when its file was written."""
+        """Return the later of the time in a version's root and the time when its file was written."""
         root, written_ms = self.roots.get(version), self.written_ms.get(version, 0)
         if root is None:
             return written_ms

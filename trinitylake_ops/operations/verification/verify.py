@@ -61,7 +61,8 @@ def verify(
         progress: Called with the number of checked versions and their total.
         deep: Also read data files, and files that are recorded as verified.
         incremental: Keep a record of the verified files in the lakehouse. Files in the record of an earlier run are not
-            read again while the listing shows them unchanged. Files that are read are compared with the record.
+            read again as long as they are unchanged according to the listing. Files that are read are compared with the
+            record.
         budget: Limits that end the run early; the report states what was not checked. With ``incremental``, the next
             run continues. All requests count, but finding the latest version and writing the record are never skipped.
         executor: Lists and reads files. An executor that prefetches, like the Spark executor, does not support a
