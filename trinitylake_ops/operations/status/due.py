@@ -203,7 +203,7 @@ def _purge(batches: Sequence[PurgeBatch], now_ms: int) -> Due:
 
 
 def _orphans(definition: LakehouseDef, inputs: MaintenanceInputs, ages: DueAges, now_ms: int) -> Due:
-    """Return the age for which orphans were last removed. Only a listing can find newer orphans."""
+    """Report the age of files last checked for orphans. Only a listing can find newer orphans."""
     removed_ms = definition.orphans_removed_before_millis or None
     # A removal records the age of the files that it checked, not the time of the removal.
     template = "files older than {} were checked"

@@ -320,7 +320,7 @@ class _Verification:
             self.findings,
             is_deep=self._is_deep,
         )
-        if self._table_root is not None:  # otherwise, an owner file would claim the table for this root
+        if self._table_root is not None:  # owner files of its tables must not be under this root
             self._unclaimed = tuple(
                 table_id for table_id in self._unclaimed if table_id not in self._table_root.table_ids
             )
