@@ -143,7 +143,7 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Heading:
-    """The beginning of a report."""
+    """The heading of a report."""
 
     #: The command that created the report.
     subject: str

@@ -50,7 +50,7 @@ class Section:
 
 
 def status_page(states: Sequence[tuple[str, Status]], *, silent: Sequence[str] = (), refresh_seconds: int = 0) -> str:
-    """Render the status report of lakehouses. Reads nothing.
+    """Render the status report of lakehouses. Performs no I/O.
 
     Args:
         states: The names and states of the lakehouses.

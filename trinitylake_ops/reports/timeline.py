@@ -33,7 +33,7 @@ class VersionState(StrEnum):
 class TimelineVersion:
     """A version in a report."""
 
-    #: The content of its root.
+    #: The content of the version's root.
     record: VersionRecord
     #: Its state.
     state: VersionState

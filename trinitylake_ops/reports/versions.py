@@ -84,7 +84,7 @@ def expiration_page(plan: ExpirationPlan, report: ExpirationReport | None = None
 
 
 def expiration_chart(plan: ExpirationPlan) -> str:
-    """Return the chart of a plan as an SVG file. Reads nothing."""
+    """Return the chart of a plan as an SVG file. Performs no I/O."""
     versions = _planned(plan, None)
     return _chart_text(versions, _planned_chart(plan, versions), _expiration_headline(plan, None, versions))
 
@@ -123,7 +123,7 @@ def verification_page(report: VerifyReport, now_ms: int) -> str:
 
 
 def verification_chart(report: VerifyReport) -> str:
-    """Return the chart of verify's findings as an SVG file. Reads nothing."""
+    """Return the chart of verify's findings as an SVG file. Performs no I/O."""
     versions, _ = _verification_timeline(report)
     return _chart_text(versions, _verified_chart(report, versions), _verification_headline(report, versions))
 
@@ -332,7 +332,7 @@ class ComparedSection:
 
 
 def comparison_page(comparison: Comparison, now_ms: int) -> str:
-    """Return a report of a comparison. Reads nothing.
+    """Return a comparison report. Performs no I/O.
 
     Args:
         comparison: The comparison.

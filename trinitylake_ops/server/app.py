@@ -377,7 +377,7 @@ class Application:
 
 
 class _TwoPartResponse(Response):
-    """A response whose second part is sent without a copy, so that unread responses share its memory."""
+    """A response whose second part is sent without copying, so that unread responses share its memory."""
 
     def __init__(self, response: JsonResponse, headers: dict[str, str]):
         length = str(len(response.body) + len(response.shared))

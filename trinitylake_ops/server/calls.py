@@ -298,7 +298,7 @@ T = TypeVar("T")
 
 #: How long after its creation a key can be sent again, on the client's clock.
 KEY_LIFETIME_MS = 30 * 60_000
-#: The accepted difference between the clocks of clients and of the storage.
+#: The accepted difference between the clocks of clients and the storage.
 CLOCK_MARGIN_MS = 5 * 60_000
 #: The maximum number of attempts for a change that conflicts with other commits.
 MAX_ATTEMPTS = 20
@@ -320,7 +320,7 @@ class RequestTarget(LatestTarget):
 
     @contextmanager
     def change(self, message: str) -> Iterator[Transaction]:
-        """Begin a change of the request, and commit it at the end of the block.
+        """Begin a change for the request, and commit it at the end of the block.
 
         Raises CommittedByOtherError if the request was already carried out, or an error of a commit.
         """

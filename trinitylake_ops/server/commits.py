@@ -325,7 +325,7 @@ class _Attempt:
         current: TableMetadata | None,
         parse_slot: ExitStack,
     ) -> tuple[Mapping[ManifestFile, list[ManifestEntry]], set[int]]:
-        """Check that each file of new snapshots is in the table's folder or already in the table, and listed once.
+        """Check that each file of new snapshots is in the table's folder or already in the table, and is listed once.
 
         The transaction is backdated to the oldest file that the snapshots add.
 

@@ -44,7 +44,7 @@ class Scheduler:
 
         Args:
             principal: The name of the principal.
-            request: The request, whose connection is monitored.
+            request: The request. Its connection is monitored.
         """
         return Execution(self, principal, request, self._seconds)
 

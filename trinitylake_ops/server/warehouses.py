@@ -247,7 +247,7 @@ class Warehouses:
             raise _unreadable(name, error) from error
 
     def _clone(self, parent: Served, name: str) -> Served:
-        """Return a clone, which is opened once. Raises NotFoundError, LocationNotAllowedError, or StorageError.
+        """Return a clone, which is opened only once. Raises NotFoundError, LocationNotAllowedError, or StorageError.
 
         The parent's record must match the clone's own definition, as for every operation on clones.
         """

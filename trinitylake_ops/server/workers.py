@@ -114,7 +114,7 @@ class _Pool:
         return True
 
     def close(self) -> None:
-        """Wait until all jobs that have begun are finished."""
+        """Wait until all running jobs have finished."""
         self._executor.shutdown(wait=True)
 
     def _removed(self, principal: str, remove: Callable[[deque[Job]], Any]) -> Any:
@@ -224,7 +224,7 @@ class Workers:
         return [kind for kind, pool in self._pools.items() if pool.is_full or pool.stalled_s > max_s]
 
     def close(self) -> None:
-        """Wait until all jobs that have begun are finished."""
+        """Wait until all running jobs have finished."""
         for pool in self._pools.values():
             pool.close()
 
@@ -248,7 +248,7 @@ class QueueTicket:
 
 
 class TableQueue:
-    """A queue for each table. A commit enters the queues of all its tables at once, which prevents deadlocks.
+    """A queue for each table. A commit enters the queues of all its tables at the same time, which prevents deadlocks.
 
     All methods are called on the event loop.
 

@@ -36,7 +36,7 @@ class Runner(Protocol):
     """Runs background work."""
 
     def submit(self, work: Work) -> None:
-        """Run work soon, without making the caller wait. Equal work that has not started runs once."""
+        """Run work soon, without blocking the caller. If equal work is already pending, it runs only once."""
 
     def drain(self, timeout_s: float) -> bool:
         """Wait for all work submitted so far. Return False on timeout."""
@@ -151,7 +151,7 @@ class InlineRunner(ThreadRunner):
     """Runs work in the thread that submits it, so that requests are sent in a fixed order."""
 
     def submit(self, work: Work) -> None:
-        """Run work at once."""
+        """Run work immediately."""
         run_logged(work)
 
 
@@ -168,7 +168,7 @@ _runner: Runner = _process_runner
 
 
 def submit(work: Work) -> None:
-    """Run work in the background. Equal work that has not started runs once."""
+    """Run work in the background. If equal work is already pending, it runs only once."""
     _runner.submit(work)
 
 

@@ -20,7 +20,7 @@ _MAX_CACHED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class DelegationSettings:
-    """Configuration of access delegation: what the server vends to its clients.
+    """Configuration of access delegation: which credentials and signatures the server vends to its clients.
 
     Raises InvalidInputError for a role that is not an ARN, a duration out of range, and for settings that exclude each
     other.

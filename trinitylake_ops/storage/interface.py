@@ -141,9 +141,9 @@ class Storage(ABC):
         del data
 
     def commit_lock(self, max_s: float) -> contextlib.AbstractContextManager[bool]:
-        """Wait up to ``max_s`` seconds for a lock that processes hold while they commit, and hold it in a block.
+        """Wait up to ``max_s`` seconds for the lock that processes hold while they commit. Hold it while a block runs.
 
-        The value of the block is whether another process held the lock before, in which case there is a new version.
+        The context manager yields whether another process held the lock before, in which case there is a new version.
         The lock is advisory: no commit depends on it. A storage without locks does not wait.
         """
         del max_s

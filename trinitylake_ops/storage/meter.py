@@ -48,7 +48,7 @@ class RequestCounts:
 
 
 class Measurement:
-    """The counts of a measured block: updated while the block runs, final after it."""
+    """The counts of a measured block. They are updated while the block runs, and final afterwards."""
 
     def __init__(self, meter: MeteredStorage):
         self._meter = meter
@@ -80,7 +80,7 @@ class MeteredStorage(StorageWrapper):
         at_fork(self)
 
     def after_fork_in_child(self) -> None:
-        """Replace the lock: a forked child does not have the thread that held it. The counts continue."""
+        """Replace the lock: a forked child does not have the thread that held it. The counts are kept."""
         self._lock = threading.Lock()
 
     def snapshot(self) -> RequestCounts:

@@ -16,7 +16,7 @@ from trinitylake_ops.telemetry.settings import is_enabled
 def open_storage(root_uri: str, storage_options: Mapping[str, str] | None = None) -> Storage:
     """Open the storage of a normalized root URI (FORMAT.md, L1), with retries.
 
-    Opening touches no file and sends no request. If telemetry is enabled, the storage reports its requests.
+    Opening accesses no file and sends no request. If telemetry is enabled, the storage reports its requests.
 
     Args:
         root_uri: A root, for example ``file:///folder/`` or ``s3://bucket/prefix/``.

@@ -344,7 +344,7 @@ class StorageOptions(Mapping[str, str]):
     def redact(self, text: str) -> str:
         """Remove the credentials of these options and of environment variables from a text.
 
-        Messages of servers and client libraries may contain them.
+        Messages from servers and client libraries may contain them.
         """
         secrets = {value for name, value in self._values.items() if is_secret(name) and value}
         variables = (value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name))

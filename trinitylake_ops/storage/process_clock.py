@@ -1,6 +1,6 @@
 """The monotonic clock of a process, for measuring durations, pausing, and determining the age of cached state.
 
-Times in a lakehouse, for example of versions and leases, come from the storage's clock (``Storage.now_ms``) instead.
+Times in a lakehouse, for example those of versions and leases, come from the storage's clock (``Storage.now_ms``).
 ``using`` replaces the clock of the process, for example in tests of waits.
 """
 

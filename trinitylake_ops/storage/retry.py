@@ -185,7 +185,7 @@ def _count_retry(root: str, error: StorageError) -> None:
     hub.add(STORAGE_RETRIES, storage=root.partition(":")[0], cause=type(error).__name__)
 
 
-#: Maximum delay before the first retry of a page. It doubles with each further retry.
+#: Maximum delay before the first retry of a page. The maximum delay doubles with each retry.
 FIRST_WAIT_SECONDS = 0.1
 
 

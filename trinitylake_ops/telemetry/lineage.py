@@ -31,7 +31,7 @@ _RUNS = uuid.UUID("b6f0f2d3-6a1d-4d0f-9b41-0f2c6de3f8a5")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The job that published, and its run."""
+    """The job that published the tables, and its run."""
 
     #: The program that ran the job, for example ``DAGSTER``.
     integration: str

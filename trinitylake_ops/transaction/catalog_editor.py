@@ -264,7 +264,7 @@ class CatalogEditor(CatalogReader):
         self._write(key, location)
 
     def alter_definition(self, definition: LakehouseDef) -> None:
-        """Replace the lakehouse definition. The new settings apply from the version that this transaction creates.
+        """Replace the lakehouse definition. The new settings already apply to the version that the commit creates.
 
         Raises InvalidDefinitionError for settings that are fixed at creation or out of range.
         """

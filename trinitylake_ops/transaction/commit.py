@@ -74,7 +74,7 @@ class Committed:
 
 
 class Commit:
-    """The commit of one change.
+    """Commits one change.
 
     Args:
         files: The files of the lakehouse.
@@ -183,7 +183,7 @@ class Commit:
         return RootStamp(time_after(base, self._files.storage.now_ms()), str(uuid.uuid4()))
 
     def _write_files(self, draft: Draft, base: Snapshot) -> KnownRoot:
-        """Write all files of a draft except its root, in one round trip, and each definition once. Return the root."""
+        """Write all files of a draft except its root in one round trip, each definition only once. Return the root."""
         # Files that the draft no longer contains: a lakehouse definition from before a merge, or definitions of a
         # transaction that left its group.
         replaced = self._definitions.keys() - draft.definition_files.keys()
@@ -261,7 +261,7 @@ class Commit:
 
 
 def attempts_exhausted_error(n_attempts: int, version: int) -> CommitAttemptsExhaustedError:
-    """Return the error of a change whose attempts all conflicted; ``version`` is the version of the last conflict."""
+    """Return the error for a change whose attempts all conflicted; ``version`` is the version of the last conflict."""
     return CommitAttemptsExhaustedError(
         f"commit failed after {n_attempts} conflicts with other writers; nothing was committed; retry later",
         version=version,

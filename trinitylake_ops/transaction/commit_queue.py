@@ -71,7 +71,7 @@ class _RecentCommit:
 class QueueState:
     """The transactions in a commit queue at one moment, excluding those that already have an outcome."""
 
-    #: The transaction whose thread commits a group.
+    #: The transaction whose thread is committing a group.
     leader: Member | None
     #: The transactions that wait for the next group, in order.
     waiting: tuple[Member, ...]
@@ -202,7 +202,7 @@ class CommitQueue:
                 self._arrivals.put(None)
 
     def _lead(self, member: Member) -> None:
-        """Commit the group that begins with ``member``."""
+        """Commit the group that ``member`` leads."""
         pacing = pace(member.base.files, self.fairness)
         group = Group(member, pacing)
         try:

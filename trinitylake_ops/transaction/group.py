@@ -1,8 +1,8 @@
 """Commit several transactions as one version (docs/internals/protocol.md, "Group commit").
 
 To ``commit.py`` a group is one change. Each member is checked as if it were committed alone, after the members before
-it. ``commit_queue.py`` decides which transactions form a group and whose thread commits it. A reader who follows a
-single transaction can skip both modules.
+it. ``commit_queue.py`` decides which transactions form a group and whose thread commits it. To follow a single
+transaction, skip both modules.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Group:
         return member in self._pending
 
     def has_room_for(self, candidate: Member) -> bool:
-        """Whether a transaction fits: it touches nothing that a member touches, and the root has room for it.
+        """Whether a transaction fits: it touches no key that a member touches, and the root has room for it.
 
         A transaction with the same id as a member is a retry of that member. It waits for the next version, where it
         detects that the member was committed.
@@ -284,7 +284,7 @@ class Group:
                 self._settle(member, error)
                 continue
             if writes is None:
-                # Another commit made the same change, or there was nothing to change in the first place.
+                # Another commit made the same change, or the transaction had no effect in the first place.
                 unchanged = base.version if member.unchanged_version is None else member.unchanged_version
                 self._settle(member, unchanged)
             else:

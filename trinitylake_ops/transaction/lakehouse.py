@@ -49,7 +49,7 @@ class Lakehouse:
     Args:
         storage: The storage.
         storage_options: Options of the storage and the cache.
-        cache: "shared" uses the cache of the process and the ``cache_folder``, together with all lakehouses with the
+        cache: "shared" uses the process cache and the ``cache_folder``, which are shared with all lakehouses with the
             same root and options; "private" uses a separate cache; "off" sends a request for each read.
 
     Raises:

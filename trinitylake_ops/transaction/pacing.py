@@ -60,7 +60,7 @@ MAX_LOCK_WAIT_S = 2.0
 
 
 class Pacing:
-    """The pacing of one commit. This default does nothing.
+    """The pacing of one commit. This default implementation does nothing.
 
     A commit calls ``slot`` around all its work. It calls ``calls_with_files``, ``seen``, ``calls_with_root`` and
     ``end_attempt`` in each attempt, and ``note_other_commit`` and ``note_conflict`` after each conflict. Finally it
@@ -101,10 +101,10 @@ class Pacing:
         """Discard the staged root of an attempt, if it was not used."""
 
     def note_other_commit(self) -> None:
-        """Note that another process commits concurrently."""
+        """Record that another process commits concurrently."""
 
     def note_conflict(self, n_conflicts: int, attempt_s: float) -> None:
-        """Note a conflict.
+        """Record a conflict.
 
         Args:
             n_conflicts: The number of conflicts of this commit so far.
@@ -210,7 +210,7 @@ class WriterPacing(Pacing):
 
 
 class SlotRequest:
-    """The slot request of a writer whose attempts keep losing."""
+    """The slot request of a writer whose attempts keep conflicting."""
 
     def __init__(self, storage: Storage):
         self._storage = storage
@@ -328,7 +328,7 @@ class Fairness:
         return self._n_commits < self._n_crowded
 
     def note_other_commit(self) -> None:
-        """Note a conflict with a commit of another process."""
+        """Record a conflict with a commit of another process."""
         self._n_crowded = self._n_commits + COMMITS_BETWEEN_POLLS
 
     def poll_periodically(self, storage: Storage) -> None:

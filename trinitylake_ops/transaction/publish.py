@@ -142,7 +142,7 @@ class CommitResolution(StrEnum):
 
     #: The root of the attempt exists.
     COMMITTED = "committed"
-    #: Another root has that name, so the attempt can never commit.
+    #: Another commit created the root with that name, so the attempt can never commit.
     LOST = "lost"
     #: There is no root. A request that is still in flight may create it.
     UNDECIDED = "undecided"

@@ -44,7 +44,7 @@ _BATCH = 64  # number of roots that are read in parallel
 
 @dataclass(frozen=True, slots=True)
 class StagedDefinition:
-    """A table definition that was written but belongs to no version yet. It can be sent to other processes."""
+    """A table definition that was written but does not belong to a version yet. It can be sent to other processes."""
 
     #: The namespace of the table.
     namespace: str

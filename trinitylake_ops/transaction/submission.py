@@ -85,7 +85,7 @@ class Submission:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the transaction would change nothing in its base version. Raises StorageError."""
+        """Whether the transaction would have no effect on its base version. Raises StorageError."""
         return self._changes.changes_nothing_on(self.base)
 
     @property

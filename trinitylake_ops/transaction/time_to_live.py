@@ -61,8 +61,8 @@ class TransactionAge:
 class OperationAge:
     """Limits the age of an operation that writes all its files in each attempt, measured from the first file.
 
-    Reads before the first file may take any time. If the root can be created, nothing was committed since the version
-    that was read, so all files of that version still exist.
+    Reads before the first file may take any amount of time. If the root can be created, nothing was committed since the
+    version that was read, so all files of that version still exist.
     """
 
     def __init__(self, storage: Storage):

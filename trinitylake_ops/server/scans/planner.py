@@ -133,7 +133,7 @@ class Planner:
         return Planned([], self._parts(data, 0))
 
     def part(self, part: Part) -> Planned:
-        """Plan a part. The result may contain further parts."""
+        """Plan a part. The result may contain smaller parts."""
         if self._snapshot is None:
             raise no_such_task()
         data, deletes = self._manifests()
@@ -187,7 +187,7 @@ class Planner:
         return tasks_so_far, [self._part(part.first, part.last, begin)]
 
     def _manifests(self) -> tuple[list[ManifestFile], list[ManifestFile]]:
-        """Return the manifests of data files and of delete files. Incremental scans ignore delete files."""
+        """Return the data manifests and the delete manifests. Incremental scans ignore delete files."""
         assert self._snapshot is not None
         if self._appends is not None:
             return [item for append in self._appends for item in self._appended_by(append)], []

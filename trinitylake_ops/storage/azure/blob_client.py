@@ -96,9 +96,9 @@ class BlobClient:
         return run_on_loop(request())
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
-        """Limit the total time of a request or a response with a body of this size, by raising TimeoutError.
+        """Return a timeout for the total duration of a request or a response with a body of this size.
 
-        The client's timeouts detect a server that is silent, but not one that sends or reads very slowly.
+        The client's timeouts detect a server that is silent, but not a server that sends or reads very slowly.
         """
         return asyncio.timeout(max_seconds(self._settings, n_bytes))
 

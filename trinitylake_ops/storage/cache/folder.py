@@ -228,7 +228,7 @@ def _disk_bytes(size_bytes: int) -> int:
 
 
 def _write(path: str, data: bytes) -> None:
-    """Write a file atomically. It is not synced, because the checksum detects what a crash left incomplete."""
+    """Write a file atomically. It is not synced, because the checksum detects incomplete files after a crash."""
     temporary = f"{path}.{uuid.uuid4().hex}.tmp"
     try:
         write_new_file(os.fsencode(temporary), data, fsync=False, mode=0o600)

@@ -347,7 +347,7 @@ def _cache_storage(
     identity: str,
     folder: tuple[str, int] | None,
 ) -> CacheStorage:
-    """Build a view of the caches of this process, including for a storage that another process pickled.
+    """Build a view of this process's caches. Also used to unpickle a storage from another process.
 
     The memory cache has the largest capacity that any of its views requested. With a capacity of 0, the view does not
     use the memory cache of the process.

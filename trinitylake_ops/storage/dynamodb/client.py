@@ -107,7 +107,7 @@ class DynamoDBClient:
                 self._client = self._new_client()
 
     def call(self, method: str, arguments: Mapping[str, Any]) -> ItemResponse:
-        """Send one request, once. One of ``CLIENT_ERRORS`` is raised if it fails.
+        """Send one request without retries. Raises one of ``CLIENT_ERRORS`` if it fails.
 
         Args:
             method: Name of the client's method.
@@ -257,7 +257,7 @@ class TableRequests:
                 if response["Table"]["TableStatus"] in ("ACTIVE", "UPDATING"):
                     return
             except CLIENT_ERRORS as error:
-                # LIST, because nothing was written yet. A new table may not be visible immediately.
+                # Reported as LIST, because nothing was written yet. A new table may not be visible immediately.
                 failure = None if code_of(error) in MISSING_TABLE else self._typed_error(Request.LIST, path, error)
             if failure is not None:
                 raise failure

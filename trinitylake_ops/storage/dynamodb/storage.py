@@ -148,7 +148,7 @@ class DynamoDBStorage(Storage):
         self._parts.sweep()
 
     def _put(self, operation: Request, path: str, data: bytes, arguments: dict[str, Any]) -> Mapping[str, Any]:
-        """Put the item of a file, after its parts if there are any."""
+        """Put the item of a file, after its parts, if any."""
         key, body = self._location.key(path), bytes(data)
         if items.fits(key, body):
             item = items.whole_file(key, body, self.now_ms())

@@ -40,7 +40,7 @@ from trinitylake_ops.storage.http.settings import MAX_CONNECTIONS, max_seconds
 
 
 def scoped_credentials(credentials: str | Mapping[str, Any], scope: str) -> Any:
-    """Load credentials whose tokens have the given scope. One of ``AUTH_ERRORS`` is raised if that fails.
+    """Load credentials whose tokens have the given scope. Raises one of ``AUTH_ERRORS`` if that fails.
 
     Args:
         credentials: Path of a credentials file, or its parsed contents.
@@ -85,7 +85,7 @@ def typed_error(request: StorageRequest, error: BaseException, endpoint: str) ->
 
 
 def _reason_without_token(cause: BaseException | None) -> str:
-    """Return the message of an exception of google-auth, or only the class of any other, which may quote a file."""
+    """Return the message of a google-auth exception. For others, return only the class: messages may quote a file."""
     if isinstance(cause, GoogleAuthError) and cause.args:
         return str(cause.args[0]).splitlines()[0] if str(cause.args[0]) else type(cause).__name__
     if isinstance(cause, OSError) and cause.strerror:
@@ -169,7 +169,7 @@ class GcsClient:
         at_fork(self)
 
     def run(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a request on the event loop and wait for it. One of ``CLIENT_ERRORS`` is raised if it fails."""
+        """Run a request on the event loop and wait for it. Raises one of ``CLIENT_ERRORS`` if it fails."""
         self._open()  # loads credentials in the caller's thread, because that may block
         return run_on_loop(request())
 
@@ -208,9 +208,9 @@ class GcsClient:
         return headers
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
-        """Limit the total time of a request or a response with a body of this size, by raising TimeoutError.
+        """Return a timeout for the total duration of a request or a response with a body of this size.
 
-        The client's timeouts detect a server that is silent, but not one that sends or reads very slowly.
+        The client's timeouts detect a server that is silent, but not a server that sends or reads very slowly.
         """
         return asyncio.timeout(max_seconds(self._settings, n_bytes))
 

@@ -37,7 +37,7 @@ MAX_HANGING = 64
 
 
 class _Worker:
-    """A thread that makes calls one after the other."""
+    """A thread that makes calls serially."""
 
     def __init__(self, pool: _Pool):
         self._pool = pool

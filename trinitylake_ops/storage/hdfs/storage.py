@@ -44,7 +44,7 @@ class HdfsStorage(Storage):
     at all. The rename of a create fails if the file exists. With ``fsync``, the bytes are on the disks of all DataNodes
     of the file before the rename. The NameNode syncs its log before each response.
 
-    A killed process may leave a file in ``_ops/tmp/``, which nothing reads. Times are from the clock of the NameNode.
+    A killed process may leave a file in ``_ops/tmp/``, which nothing reads. Times are from the NameNode's clock.
     In a process that was forked after its parent used HDFS, each operation raises StorageError.
 
     Args:
@@ -215,7 +215,7 @@ class HdfsStorage(Storage):
         return int(status.modification_time)
 
     def _walk(self, prefix: str) -> Iterator[FileInfo]:
-        """List folders one after the other, page by page. Keep only the names of the remaining folders in memory."""
+        """List folders serially, page by page. Keep only the names of the remaining folders in memory."""
         top, slash, name_start = prefix.rpartition("/")
         folders = [top + slash]
         while folders:

@@ -35,7 +35,7 @@ class Timeouts(Protocol):
 def max_seconds(timeouts: Timeouts, n_bytes: int = 0) -> float:
     """Return the maximum total time of a request or a response, in seconds.
 
-    The timeouts of a client detect a server that is silent, but not one that sends or reads very slowly.
+    The timeouts of a client detect a server that is silent, but not a server that sends or reads very slowly.
 
     Args:
         timeouts: The timeouts of the client.

@@ -30,7 +30,7 @@ class CommitLock:
 
     @contextlib.contextmanager
     def acquire(self, max_s: float) -> Iterator[bool]:
-        """Hold the lock in a block, and yield whether another process held it now or in the last second.
+        """Hold the lock while a block runs, and yield whether another process holds it or held it in the last second.
 
         The block runs without the lock if it is not acquired in ``max_s`` seconds, or if the file system does not
         support locks.

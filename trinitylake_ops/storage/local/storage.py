@@ -52,7 +52,7 @@ _MAX_KNOWN_FOLDERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _StagedFile:
-    """A file that is on the device with a temporary name."""
+    """A file that was written to the device with a temporary name."""
 
     data: bytes
     temporary: bytes
@@ -239,7 +239,8 @@ class LocalStorage(Storage):
                 try:
                     self._put_once(path, target, data, publish, verb)
                 except FileNotFoundError:
-                    # Another process deleted a known folder. Nothing took effect, so create it again, once.
+                    # Another process deleted a known folder. The call had no effect, so create the folder again and
+                    # retry once.
                     self._known_folders.clear()
                     self._put_once(path, target, data, publish, verb)
             except FileNotFoundError as error:
@@ -314,7 +315,7 @@ class LocalStorage(Storage):
         return unsynced
 
     def _walk(self, prefix: str) -> Iterator[FileInfo]:
-        """List folders one after the other. Keep only the names of the remaining folders in memory."""
+        """List folders serially. Keep only the names of the remaining folders in memory."""
         top, _, name_start = prefix.rpartition("/")
         folder = prefix
         self._check_root_is_folder()

@@ -26,9 +26,9 @@ _PLAIN_RESPONSES = (b"+", b"-")
 
 
 class TlsConnection(SSLConnection):
-    """A TLS connection whose handshake uses the connect timeout. In redis-py it uses the read timeout.
+    """A TLS connection whose handshake uses the connect timeout instead of redis-py's read timeout.
 
-    A server without TLS interprets a handshake as the beginning of a line and waits for its end. After a handshake that
+    A server without TLS interprets a handshake as an incomplete line and waits for the rest. After a handshake that
     times out, the server is therefore probed with a command in plain text, without credentials. Raises OSError, which
     redis-py wraps.
     """

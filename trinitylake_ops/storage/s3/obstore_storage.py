@@ -181,7 +181,7 @@ class ObstoreS3Storage(S3Storage):
     def _obstore_pages(self, prefix: str, key_prefix: str) -> Iterator[Sequence[ObjectMeta] | None]:
         """Yield the pages of a listing, sorted by key. Yield None if obstore cannot continue.
 
-        obstore lists whole folders. A listing by the beginning of a name therefore starts just before the first
+        obstore lists whole folders. A listing by name prefix therefore starts just before the first
         matching name and stops after the last. It reads at most one unnecessary page, plus the files of the folder
         ``a/`` for a prefix such as ``a0``.
         """
@@ -271,5 +271,5 @@ def _start_before(key_prefix: str) -> str | None:
 
 
 def _file_info(path: str, meta: ObjectMeta) -> FileInfo:
-    # Listings have milliseconds, responses about single files have whole seconds.
+    # Times in listings have milliseconds; times in responses for individual files have whole seconds.
     return FileInfo(path, meta["size"], int(meta["last_modified"].timestamp()) * 1000)

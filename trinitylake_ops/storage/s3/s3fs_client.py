@@ -121,9 +121,9 @@ class S3Client:
         return run_on_loop(request(self._file_system()))
 
     def time_limit(self, n_bytes: int = 0) -> asyncio.Timeout:
-        """Limit the total time of a request or a response with a body of this size, by raising TimeoutError.
+        """Return a timeout for the total duration of a request or a response with a body of this size.
 
-        The client's timeouts detect a server that is silent, but not one that sends or reads very slowly.
+        The client's timeouts detect a server that is silent, but not a server that sends or reads very slowly.
         """
         return asyncio.timeout(max_seconds(self._settings, n_bytes))
 
@@ -179,7 +179,7 @@ _USER_AGENT = f"trinitylake-ops/{version('trinitylake-ops')}"
 def response_time(text: str | float) -> datetime:
     """Parse a time in a response: ISO 8601 in listings, otherwise the HTTP format. Raise ValueError if it is invalid.
 
-    botocore's parser guesses the format, which takes longer than the rest of a small response.
+    botocore's parser guesses the format, which takes longer than processing the rest of a small response.
     """
     if isinstance(text, str):
         with suppress(ValueError):
