@@ -86,7 +86,7 @@ class MetadataTooLargeError(InvalidInputError):
 
 
 class UnsupportedTypeError(InvalidInputError):
-    """The table format cannot store the type of a column."""
+    """The table format cannot store a column's type."""
 
     code = "unsupported-type"
 

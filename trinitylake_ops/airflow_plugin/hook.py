@@ -16,7 +16,7 @@ DEFAULT_CONNECTION = "trinitylake_default"
 
 
 class TrinityLakeHook(BaseHook):
-    """Opens the lakehouse of a connection of the type ``trinitylake``.
+    """Opens the lakehouse of a connection with the type ``trinitylake``.
 
     The connection's host is the root, such as ``s3://bucket/lake`` or an absolute path. Its extra is a JSON object with
     ``storage_options``, ``allowed_roots``, ``isolation``, ``engine`` and ``spark``. Airflow keeps it encrypted.
@@ -41,7 +41,7 @@ class TrinityLakeHook(BaseHook):
         }
 
     def settings(self) -> LakehouseSettings:
-        """Return the settings of the connection. Raises InvalidInputError."""
+        """Return the connection settings. Raises InvalidInputError."""
         connection = self.get_connection(self.trinitylake_conn_id)
         settings = LakehouseSettings.of(connection.host, connection.extra)
         mask_secret(settings.model_dump())  # masks the values whose names Airflow considers secret

@@ -159,7 +159,7 @@ def build_approval(
             ``repair``.
         options: The options of the plan.
         trinitylake_conn_id: The connection that names the lakehouse.
-        group_id: The id of the group. Defaults to the name of the operation.
+        group_id: The group id. Defaults to the operation name.
         apply: Settings of the task that applies the plan, such as ``pool``.
         approve: Settings of the task that waits for approval, such as ``assigned_users``.
         **kwargs: Settings of the group.

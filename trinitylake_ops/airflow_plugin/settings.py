@@ -38,7 +38,7 @@ class LakehouseSettings(BaseModel):
 
     @classmethod
     def of(cls, root: str | None, extra: Any) -> LakehouseSettings:
-        """Parse the settings of a connection, whose extra field is a JSON object or its text.
+        """Parse connection settings, whose extra field is a JSON object or a string that contains one.
 
         Raises InvalidInputError, whose message contains no values.
         """

@@ -42,12 +42,12 @@ class RunningTask(ReportingContext[OptionsT]):
 
     @property
     def run_id(self) -> str:
-        """The id of the DAG run."""
+        """The DAG run id."""
         return self.task_run_id
 
     @property
     def log(self) -> logging.Logger:
-        """The log of the task."""
+        """The task log."""
         return self.task_log
 
     def job(self, name: str) -> str:
@@ -85,7 +85,7 @@ class RunningTask(ReportingContext[OptionsT]):
 
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
-        """Provide a Spark session with the settings of the connection."""
+        """Provide a Spark session with the connection settings."""
         with spark_session(self.settings) as session:
             yield session
 

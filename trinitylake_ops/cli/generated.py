@@ -234,7 +234,7 @@ def _callback(operation: Operation[Any]) -> Callable[..., None]:
 
 
 def _checked(operation: Operation[Any], values: Mapping[str, Any]) -> Any:
-    """Validate the options of a command. Raises UsageError, which names the flag or argument."""
+    """Validate a command's options. Raises UsageError, which names the flag or argument."""
     if operation.options is None:
         return None
     fields: dict[str, Any] = dict(values)

@@ -209,7 +209,7 @@ def fitted_widths(natural_widths: Sequence[int], total: int) -> list[int]:
     """Return the widths of the first columns that fit on a line.
 
     Args:
-        natural_widths: The width of the content of each column, in characters.
+        natural_widths: The content width of each column, in characters.
         total: The width of the line, in characters.
     """
     widths: list[int] = []

@@ -9,7 +9,7 @@ from typing import TextIO
 from trinitylake_ops.operations.rendering import visible
 from trinitylake_ops.storage.options import redact_assignments
 
-#: The maximum number of characters of an input that a message repeats.
+#: The maximum number of characters that a message repeats from an input.
 MAX_ECHO_CHARS = 200
 _SHOWN_CHARS = 60
 # An input is either quoted, as by repr(), or a word without spaces, such as an unquoted table name or path.

@@ -258,7 +258,7 @@ def build_table_asset(
     Args:
         table: The table as ``namespace.table``, for example ``"sales.orders"``.
         names: The names of the lakehouse's definitions.
-        key: The asset key. Defaults to the namespace and the name of the table.
+        key: The asset key. Defaults to the table's namespace and name.
         io_manager_key: The key of the TrinityLakeIOManager with which other assets read the table. Defaults to
             Dagster's default IO manager key.
         preview_rows: Number of rows to show in the metadata. Dagster stores these rows.

@@ -46,7 +46,7 @@ class CheckLimits:
     verify_budget: Budget = _TEN_MINUTES
     #: Whether verify records its progress, so that the next check continues from there.
     verify_incremental: bool = False
-    #: Glob pattern of the names of the exports to check.
+    #: Glob pattern for the names of the exports to check.
     export_pattern: str = "*"
     #: Maximum age of the newest full export. If None, no full export is required.
     export_max_age: timedelta | None = timedelta(days=8)
@@ -62,7 +62,7 @@ class CheckLimits:
     orphan_age: timedelta = timedelta(days=1)
     #: Minimum average fill of leaves, from 0 to 1.
     min_leaf_fill: float = 0.25
-    #: Maximum fill of the buffers of a tree level, relative to their target size.
+    #: Maximum buffer fill of a tree level, relative to the target size.
     max_buffer_fill: float = 1.0
     #: Tables with fewer data files are not checked for small files.
     small_files: int = 100

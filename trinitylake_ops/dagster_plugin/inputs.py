@@ -140,7 +140,7 @@ def partitions_of(context: dg.InputContext) -> list[str] | None:
 def check_columns_are_known(
     context: dg.InputContext, assets: StepAssets, stored: Stored, keys: Sequence[str] | None
 ) -> None:
-    """Check that partitions of an asset of another code location can be read.
+    """Check that partitions of another code location's asset can be read.
 
     Only the asset's spec in this code location can name the partition column of the table. Without that column, the
     rows of all partitions would be read.

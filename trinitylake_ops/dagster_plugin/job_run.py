@@ -75,11 +75,11 @@ class RunningJob(ReportingContext[OptionsT]):
 
     @property
     def log(self) -> logging.Logger:
-        """The log of the run."""
+        """The run log."""
         return self.context.log
 
     def job(self, name: str) -> str:
-        """Return the name of a job of the lakehouse from its unprefixed name."""
+        """Return the prefixed name of a job of this lakehouse, given the unprefixed name."""
         return self.names.of(name)
 
     def link(self, job: str, config: Mapping[str, Any], text: str = "") -> Link | None:

@@ -29,7 +29,7 @@ LAST_OF_A_RUN = 10
 def head_metadata(
     lake: Lakehouse, head: Snapshot, status: Status | None, since: int | None = None, *, is_planned: bool = False
 ) -> dict[str, Any]:
-    """Return the metadata of an observation of a version.
+    """Return the metadata for an observation of a version.
 
     Args:
         lake: The lakehouse.

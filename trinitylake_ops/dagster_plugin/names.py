@@ -37,7 +37,7 @@ class LakehouseNames:
         return cls(name) if name != key and _NAME.fullmatch(name) else ONLY
 
     def of(self, name: str) -> str:
-        """Return the name of a job, sensor, schedule or group of this lakehouse from its unprefixed name."""
+        """Return the prefixed name of a job, sensor, schedule or group, given the unprefixed name."""
         return f"{self.name}_{name}" if self.name else name
 
     def key(self, *path: str) -> dg.AssetKey:
@@ -49,7 +49,7 @@ class LakehouseNames:
         return f"run_{self.of(job)}"
 
     def table_key(self, namespace: str, table: str) -> dg.AssetKey:
-        """Return the key of a table."""
+        """Return the asset key of a table."""
         return self.key(namespace, table)
 
     @property

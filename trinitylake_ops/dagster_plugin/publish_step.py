@@ -55,7 +55,7 @@ def publish_by_step(
     replaced, so that each row exists once even if the step is started several times.
 
     Args:
-        context: The context of the asset's output.
+        context: The output context of the asset.
         lakehouse: The lakehouse.
         staged: The staged table.
         notes: The notes of the staged table, one for each partition.
@@ -171,7 +171,7 @@ def publish_staged(
 
     Args:
         context: The step context.
-        names: The names of the lakehouse.
+        names: The names of the lakehouse's definitions.
         asset_key: The publish asset.
         table_keys: The assets that it publishes.
         staged: The tables that the run staged, by asset.

@@ -31,7 +31,7 @@ from trinitylake_ops.telemetry.settings import start_once
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Environment variable with the name of the branch. It takes precedence over the variables of Dagster+.
+#: Environment variable with the branch name. It takes precedence over the variables of Dagster+.
 BRANCH_VARIABLE = "TRINITYLAKE_BRANCH"
 
 _IS_BRANCH_DEPLOYMENT = "DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT"

@@ -100,7 +100,7 @@ def build_maintenance_schedules(
         timezone: The IANA time zone of the cron expressions and of the blackouts.
         blackouts: Windows in which ticks are skipped.
         export_target: The root URI of scheduled exports. If empty, they are stored in the lakehouse.
-        export_prefix: Prefix of the names of scheduled exports, followed by the date.
+        export_prefix: Name prefix of scheduled exports, which is followed by the date.
         export_retain: Retention of scheduled exports, which are full exports.
         verify_seconds: Time limit of a scheduled verify.
         budget: Bounds of each purge or orphan removal.

@@ -262,9 +262,9 @@ class FailedRun:
     run_id: str
     #: The job name.
     job: str
-    #: The error message of the run.
+    #: The run's error message.
     message: str
-    #: The error message of each failed step, by step key.
+    #: Each failed step's error message, by step key.
     steps: Mapping[str, str]
     tags: Mapping[str, str]
 

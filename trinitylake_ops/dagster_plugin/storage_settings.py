@@ -22,7 +22,7 @@ from trinitylake_ops.storage.registry import OWN_SCHEMES
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _ACCESS_KEY_ID = re.compile(r"(AKIA|ASIA)[A-Z0-9]{16}")
 _SECRET_KEY_LENGTH = 40
-#: Replaces the dot of an option in the name of its field.
+#: Replaces the dot of an option name in the field name.
 _DOT = "__"
 
 
@@ -32,7 +32,7 @@ def is_plain_text(value: Any) -> TypeGuard[str]:
 
 
 def _is_variable_name(text: str) -> bool:
-    """Whether a string is the name of a variable, and neither an AWS credential nor the value of a variable."""
+    """Whether a string is a variable name, and neither an AWS credential nor the value of a variable."""
     is_like_secret_key = len(text) == _SECRET_KEY_LENGTH and text not in (text.lower(), text.upper())
     # A template such as "{{ env.NAME }}" inserts the value.
     is_value = text not in os.environ and text in os.environ.values()
@@ -80,7 +80,7 @@ class _OptionsConfig(dg.Config):
         return self.model_dump(by_alias=True, exclude_none=True)
 
     def of_scheme(self, scheme: str, name: str) -> Any:
-        """Return the value of an option of one scheme. The name with the scheme takes precedence over the plain one."""
+        """Return an option's value for one scheme. The name with the scheme takes precedence over the plain name."""
         return getattr(self, f"{scheme}{_DOT}{name}", None) or getattr(self, name)
 
 

@@ -126,7 +126,7 @@ class TableChanges:
     def events(
         self, changes: Sequence[Change], metadata: Mapping[str, Any], *, has_new_rows: bool = True
     ) -> Iterator[TableEvent]:
-        """Yield the events of the assets of changed tables.
+        """Yield the asset events for changed tables.
 
         A table whose rows changed is reported as a materialization, for the partitions whose files changed, so that
         automation runs dependent assets. A table that was removed, or rewritten with the same rows, is reported as an

@@ -89,7 +89,7 @@ class _Partition:
 
 
 def partition_row_count(table: Table, values: Mapping[str, str]) -> int | None:
-    """Return the row count of a partition from the metadata of its files.
+    """Return the row count of a partition from its file metadata.
 
     Returns None if delete files, or files that also contain rows of other partitions, make the count inexact.
 

@@ -1,4 +1,4 @@
-"""Storage settings of an asset in its metadata, and their meaning for the partitions of a run.
+"""Storage settings in an asset's metadata, and their meaning for the partitions of a run.
 
 Modules with definitions import this module, so it imports pyiceberg only where a step needs it.
 """
@@ -97,13 +97,13 @@ def stored_as(
 
 
 def preview_rows_of(metadata: Mapping[str, Any]) -> int:
-    """Return the number of preview rows in the metadata of an asset."""
+    """Return the number of preview rows from an asset's metadata."""
     number = _plain(metadata.get(PREVIEW_ROWS))
     return min(number, MAX_PREVIEW_ROWS) if type(number) is int and number > 0 else 0
 
 
 def described_in(metadata: Mapping[str, Any]) -> dg.TableSchema | None:
-    """Return the column schema in the metadata of an asset, or None."""
+    """Return the column schema from an asset's metadata, or None."""
     described: dg.TableSchema | None = _plain(metadata.get(_COLUMNS))
     return described
 
@@ -138,7 +138,7 @@ def storage_metadata(asset_key: dg.AssetKey, metadata: Mapping[str, Any], staged
 class Stored:
     """Storage settings of an asset, from its metadata and its partitions."""
 
-    #: Namespace and name of the table.
+    #: The table's namespace and name.
     name: tuple[str, str]
     mode: Mode
     #: The partition columns of the table.
@@ -211,7 +211,7 @@ class Stored:
             columns: The columns of its table.
             values: The values of the run's partitions.
             partitions: All partitions of the asset.
-            instance: The Dagster instance, which stores the keys of dynamic partitions.
+            instance: The Dagster instance, which stores dynamic partition keys.
 
         Raises:
             InvalidInputError: Two partition keys become the same value of a column.

@@ -35,7 +35,7 @@ _MAX_EVALUATIONS = 30  # per check
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The names of the checks of a version, by the result of their newest evaluation."""
+    """The names of a version's checks, by the result of their newest evaluation."""
 
     passed: list[str] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)

@@ -75,7 +75,7 @@ class ReportingContext(OperationContext[OptionsT]):
     @property
     @abstractmethod
     def log(self) -> logging.Logger:
-        """The log of the run."""
+        """The run log."""
 
     @abstractmethod
     def job(self, name: str) -> str:

@@ -129,7 +129,7 @@ class Demo:
         return result
 
     def published(self, result: dg.JobExecutionResult) -> str:
-        """Return a description of the commit of a publishing run."""
+        """Return a description of a publishing run's commit."""
         (published,) = [
             event.materialization.metadata
             for event in result.get_asset_materialization_events()
@@ -220,7 +220,7 @@ def _failed_checks(result: dg.JobExecutionResult) -> str:
 
 
 def count_rows(lake: Lakehouse, namespace: str, table: str, version: int) -> int:
-    """Return the number of rows of a table at a version, read from its data files.
+    """Return a table's row count at a version, read from the data files.
 
     Args:
         lake: The lakehouse.

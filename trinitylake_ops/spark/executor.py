@@ -67,9 +67,9 @@ class SparkExecutor:
 
     Args:
         spark: The session.
-        requests_per_second: The maximum rate of requests of all tasks together, including retries; None for no limit.
-            Each task gets an equal share of the rate, and the number of concurrent tasks is limited accordingly. A
-            listing counts as one request.
+        requests_per_second: The maximum request rate of all tasks together, including retries; None for no limit. Each
+            task gets an equal share of the rate, and the number of concurrent tasks is limited accordingly. A listing
+            counts as one request.
 
     Raises:
         InvalidInputError: If the rate is not a finite number above 0.
@@ -291,7 +291,7 @@ def spark_executor(
     Args:
         master: The Spark master.
         remote: ``sc://host:port`` of a Spark Connect server.
-        requests_per_second: The maximum rate of requests of all tasks together.
+        requests_per_second: The maximum request rate of all tasks together.
         **conf: Spark settings by name.
     """
     with session_scope("trinitylake-ops", master, remote=remote, **conf) as spark:

@@ -262,7 +262,7 @@ def check_can_stage(assets: StepAssets, key: dg.AssetKey) -> None:
     """Raise dg.Failure if another code location materializes an asset, so that no run could stage and publish it.
 
     Args:
-        assets: The assets of the step of the publish asset.
+        assets: The assets of the publish asset's step.
         key: An asset that it publishes.
     """
     if assets.graph.get(key).is_materializable:

@@ -62,8 +62,8 @@ class RunPublication:
 class RunPublisher:
     """Publishes the tables that a run staged or took over.
 
-    ``id`` is the id of the publication, and ``left`` contains the tables that are still to be committed. ``outcome`` is
-    set if earlier publications have committed all tables.
+    ``id`` is the publication id, and ``left`` contains the tables that are still to be committed. ``outcome`` is set if
+    earlier publications have committed all tables.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class RunPublisher:
     def _published_earlier(self) -> dict[dg.AssetKey, int]:
         """Return the versions of the tables that another publication committed.
 
-        Raises CommitConflictError if a later version undid the publication of a table.
+        Raises CommitConflictError if a later version undid a table's publication.
         """
         earlier: dict[dg.AssetKey, int] = {}
         for key, table in self._staged.items():
@@ -259,7 +259,7 @@ class RunPublisher:
 
 
 def publication_of(asset_key: dg.AssetKey, partition: str, staged: Iterable[StagedTable]) -> str:
-    """Return the id of the publication of staged tables by an asset.
+    """Return the id of an asset's publication of staged tables.
 
     Args:
         asset_key: The publishing asset.

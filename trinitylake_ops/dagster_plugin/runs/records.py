@@ -118,12 +118,12 @@ def _materializations(
 def asset_events(
     instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEventType, asset_key: dg.AssetKey
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
-    """Yield the events of a type that a run logged for an asset, in order.
+    """Yield the events of one type that a run logged for an asset, in order.
 
     Args:
         instance: The Dagster instance.
         run_id: The run.
-        of_type: The type of the events.
+        of_type: The event type.
         asset_key: The asset.
     """
     return (event for event in run_events(instance, run_id, of_type) if event.asset_key == asset_key)
@@ -132,12 +132,12 @@ def asset_events(
 def run_events(
     instance: dg.DagsterInstance, run_id: str, of_type: dg.DagsterEventType
 ) -> Iterator[dg.AssetMaterialization | dg.AssetObservation]:
-    """Yield the events of a type that a run logged for any asset, in order.
+    """Yield the events of one type that a run logged for any asset, in order.
 
     Args:
         instance: The Dagster instance.
         run_id: The run.
-        of_type: The type of the events.
+        of_type: The event type.
     """
     for record in _records(instance, run_id, of_type):
         event = record.asset_observation or record.asset_materialization

@@ -166,7 +166,7 @@ def staged_by_backfill(
 
 
 def is_unpublished(instance: dg.DagsterInstance, backfill: str, asset_key: dg.AssetKey, partition: str | None) -> bool:
-    """Whether the newest data of a partition of an asset was staged by a backfill and is not yet published.
+    """Whether an asset partition's newest data was staged by a backfill and is not yet published.
 
     Args:
         instance: The Dagster instance.
@@ -248,7 +248,7 @@ def published_events(
     extra_metadata: Callable[[StagedTable, Note], Mapping[str, Any]] = lambda _staged, _note: {},
     earlier: Mapping[dg.AssetKey, int] = MappingProxyType({}),
 ) -> Iterator[dg.AssetMaterialization]:
-    """Yield the materializations of the assets of published tables, inputs before the assets derived from them.
+    """Yield the materializations of published tables' assets, inputs before the assets derived from them.
 
     Each event must be stored before the next one is requested, as in a step that yields them, because the next event
     may refer to it.

@@ -146,7 +146,7 @@ def drop_namespace(lake: Lakehouse, request: Mapping[str, Any]) -> CatalogRespon
 
 
 def one_level(namespace: Sequence[str]) -> str:
-    """Return the name of a namespace. Raises CatalogError for a nested namespace, because none exist."""
+    """Return a namespace's name. Raises CatalogError for nested namespaces, because they are not supported."""
     if len(namespace) != 1:
         raise CatalogError("no such namespace", ".".join(namespace))
     return str(namespace[0])

@@ -1,8 +1,8 @@
 """The data source ``trinitylake_catalog``, which handles requests of Spark's catalog. It has no rows.
 
 Spark creates a Python data source in a helper process of the driver and reads its schema. The catalog's jar passes its
-request as an option, in JSON, and gets the response in the schema: JSON in the metadata of a column, and a table's
-columns as an additional struct.
+request as an option, in JSON, and gets the response in the schema: JSON in a column's metadata, and a table's columns
+as an additional struct.
 """
 
 from __future__ import annotations

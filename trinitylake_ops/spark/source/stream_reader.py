@@ -250,7 +250,7 @@ class FollowedHistory:
 
 @dataclass(frozen=True)
 class HistoryPart:
-    """A share of the versions of a batch, for one task."""
+    """A task's share of the versions in a batch."""
 
     #: The metadata table.
     opened: OpenedMetadata

@@ -113,7 +113,7 @@ class FollowedTable:
         return [AppendedPart(job, group) for group in group_files(tasks, self.parallelism)]
 
     def _check_fits(self, metadata: TableMetadata, start: Offset, end: Offset) -> None:
-        """Check that the columns of the stream can represent the rows of a batch.
+        """Check that the stream's columns can represent the rows of a batch.
 
         A stream that lags was loaded after the batch was committed. Its columns may then be wider than the columns of
         the batch, and required where the latter are optional. The rows must be readable as the stream's columns.

@@ -51,18 +51,18 @@ _WRITE = "write"
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """The table to write, and the options of the write."""
+    """The table to write, and the write options."""
 
     #: The lakehouse.
     source: SourceOptions
     #: The write options.
     options: WriteOptions
-    #: The namespace and the name of the table.
+    #: The table's namespace and name.
     name: tuple[str, str]
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteTarget:
-        """Parse the options of a write. Raises InvalidInputError."""
+        """Parse write options. Raises InvalidInputError."""
         plain_options = {name.lower(): value for name, value in options.items() if name.lower() not in _OF_SPARK}
         if read_option := next((name for name in OPTIONS if name in plain_options and name != ROOT), None):
             raise InvalidInputError(

@@ -358,7 +358,7 @@ def check_reachable(lake: Lakehouse | StorageFileIO) -> None:
 class DataPlan:
     """A planned read of a table."""
 
-    #: The namespace and the name of the table.
+    #: The table's namespace and name.
     name: tuple[str, str]
     #: The opened table.
     found: OpenIcebergTable
