@@ -1,6 +1,6 @@
-"""Map the extras of this package to the modules that they install, and raise a helpful error if one is missing.
+"""Map the extras of this package to the modules that they install, and raise a helpful error if a module is missing.
 
-The extras are defined in pyproject.toml. A core install includes none of them.
+The extras are defined in pyproject.toml. A core install does not include any of them.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def trinitylake(
 def _start_telemetry(
     context: click.Context, log_json: bool, metrics_file: Path | None, metrics_push: str | None, otel: bool
 ) -> None:
-    """Start telemetry with the settings of the command line and the environment, until the command ends."""
+    """Run telemetry with the settings from the command line and the environment until the command ends."""
     if log_json:
         log_as_json(redact_assignments)
         context.with_resource(about(command=context.invoked_subcommand, run_id=str(uuid.uuid4())))

@@ -313,7 +313,7 @@ def print_outcome(plan: Plan, report: Shown, as_json: bool, *, is_complete: bool
 
     Args:
         plan: The plan.
-        report: The report of its execution.
+        report: The execution report.
         as_json: Whether to print JSON.
         is_complete: Whether nothing is left to do after the execution.
     """

@@ -41,7 +41,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
         sys.stdout.flush()
-    except (OSError, ValueError):  # the error was printed; at exit it would cause another exit code and a traceback
+    except (OSError, ValueError):  # the error was printed; at exit it would cause a different exit code and a traceback
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
 

@@ -137,7 +137,7 @@ def _flag(spec: OptionSpec) -> str:
 
 
 def shown_in_command(operation: Operation[Any], spec: OptionSpec) -> str:
-    """Return how an option is written on the command line; empty if the command does not have it.
+    """Return the form of an option on the command line, or an empty string if the command does not have it.
 
     Args:
         operation: An operation with a command.

@@ -121,7 +121,7 @@ def _watch(
     *,
     clears: bool,
 ) -> None:
-    """Show the state repeatedly. A terminal is cleared each time; other outputs get one state after the other."""
+    """Show the state repeatedly. A terminal is cleared each time; other outputs list one state after another."""
     while True:
         status = fetch_status()
         if clears and console.is_terminal:

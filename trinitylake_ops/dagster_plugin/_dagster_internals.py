@@ -197,7 +197,7 @@ class StepAssets:
 
     @property
     def own(self) -> Set[dg.AssetKey]:
-        """The assets that the step materializes. A step with only a check materializes none."""
+        """The assets that the step materializes. A step that only runs a check materializes no assets."""
         keys = self._layer.get_selected_entity_keys_for_node(self._step.node_handle)
         return {key for key in keys if isinstance(key, dg.AssetKey)}
 
@@ -383,7 +383,7 @@ def execute_as_launched(
 ) -> dg.JobExecutionResult:
     """Run a job in this process as if the UI had launched it.
 
-    The UI then lists the run on its home page and with its job. The run has access to all definitions of the code
+    The UI then lists the run on the home page and on the job's page. The run has access to all definitions of the code
     location.
 
     Args:

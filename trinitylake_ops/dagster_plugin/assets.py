@@ -213,7 +213,7 @@ def _observable(
 def build_observe_job(names: LakehouseNames = ONLY, tables: Sequence[dg.AssetKey] = ()) -> Any:
     """Build a job that observes the lakehouse and its tables. Returns the same type as ``dagster.define_asset_job``.
 
-    Resolving the job validates the assets of the code location: it fails to load if an asset cannot be stored as a
+    Resolving the job validates the assets of the code location, which fails to load if an asset cannot be stored as a
     table of the lakehouse.
 
     Args:

@@ -229,7 +229,7 @@ class TrinityLakeMaintenanceComponent(dg.Component, dg.Model, dg.Resolvable):
         raise dg.DagsterInvalidDefinitionError(f"{context.path}: {problem}")
 
     def settings(self) -> LakehouseSettings:
-        """Convert the YAML to ``LakehouseSettings``. Raises InvalidInputError, pydantic.ValidationError."""
+        """Convert the YAML to ``LakehouseSettings``. Raises InvalidInputError or pydantic.ValidationError."""
         return LakehouseSettings(
             lakehouse=TrinityLakeResource(
                 root=self.root,

@@ -96,7 +96,7 @@ def build_maintenance_schedules(
 
     Args:
         names: The names of the lakehouse's definitions.
-        crons: The cron expression of each operation to schedule. The keys of CRONS can be scheduled.
+        crons: The cron expression of each operation to schedule. The allowed operations are the keys of CRONS.
         timezone: The IANA time zone of the cron expressions and of the blackouts.
         blackouts: Windows in which ticks are skipped.
         export_target: The root URI of scheduled exports. If empty, they are stored in the lakehouse.

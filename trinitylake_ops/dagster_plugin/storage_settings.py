@@ -192,7 +192,7 @@ class SecretVariables(_Variables):
     """Environment variables with credentials. Only the process that uses the storage reads their values."""
 
     def read(self) -> dict[str, str]:
-        """Return the credentials. Raises InvalidInputError, which repeats neither a value nor a variable's name."""
+        """Return the credentials. Raises InvalidInputError, whose message contains no values or variable names."""
         credentials: dict[str, str] = {}
         for name, variable in self.explicit_options().items():
             if variable not in os.environ:

@@ -113,7 +113,7 @@ def _is_of(resource: dg.ResourceDefinition, lakehouse: TrinityLakeResource) -> b
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """Changes of tables between two versions, as a source of asset events."""
+    """Changes to tables between two versions, from which asset events are created."""
 
     lake: Lakehouse
     before: Snapshot

@@ -76,7 +76,7 @@ def findings_by_version(
     by_version: dict[int, Findings] = {}
 
     def priority(key: dg.AssetCheckKey) -> tuple[bool, bool, str, str]:
-        """Sort checks of the lakehouse asset first, then checks of assets with the lakehouse's prefix, then others."""
+        """Return the rank of a check: first the lakehouse asset's checks, then those with its prefix, then others."""
         is_ours = not names.name or key.asset_key.path[0] == names.name
         return key.asset_key != names.lakehouse_key, not is_ours, key.asset_key.to_string(), key.name
 

@@ -28,7 +28,7 @@ POOR_VISIBILITY_MI = 3
 DISTANCE_TOLERANCE_MI = 10
 DISTANCE_TOLERANCE_SHARE = 0.005
 
-# No higher wind speed on the ground has ever been measured. The data contain one of 1,048 miles per hour.
+# No higher wind speed on the ground has ever been measured. The data contain a value of 1,048 miles per hour.
 _IMPOSSIBLE_WIND_MPH = 250
 _EARTH_RADIUS_MI = 3958.7613
 _MAKERS = {
@@ -197,7 +197,7 @@ def route_performance(flights: DataFrame, airports: DataFrame) -> DataFrame:
 
 
 def aircraft_utilisation(flights: DataFrame, planes: DataFrame) -> DataFrame:
-    """Return the use of each aircraft in each month (schema ``AIRCRAFT_UTILISATION``).
+    """Return the utilization of each aircraft by month (schema ``AIRCRAFT_UTILISATION``).
 
     Flights without a registration, most of which were cancelled, are excluded.
 

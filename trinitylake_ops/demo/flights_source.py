@@ -68,7 +68,7 @@ class FlightsSource:
         return sum(self.count_source_rows_by_month().values())
 
     def count_source_rows_by_month(self) -> dict[int, int]:
-        """Return the number of flights by month, 1 to 12, counted without Spark. Raises as :meth:`spark_path` does."""
+        """Return the number of flights by month, 1 to 12, counted without Spark. Raises as :meth:`spark_path`."""
         path = self.path("flights")
         counts: Counter[int] = Counter()
         with _reading(path), _open(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as text:

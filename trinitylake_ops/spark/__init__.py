@@ -1,4 +1,4 @@
-"""PySpark: sessions, the data source, reading and writing tables, and operations on many workers."""
+"""PySpark: sessions, the data source, reading and writing tables, and distributed operations."""
 
 from __future__ import annotations
 

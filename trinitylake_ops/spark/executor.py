@@ -1,4 +1,4 @@
-"""Spark as the executor of operations. It runs the same work as the local executor, in tasks (docs/spark/cluster.md).
+"""An executor that runs operations on Spark: the same work as the local executor, in tasks (docs/spark/cluster.md).
 
 The driver decides and commits. Tasks read, copy, check and delete, each with the threads of its storage.
 """

@@ -25,7 +25,7 @@ from trinitylake_ops.storage.retry import without_retries
 FRESH_MS = 5_000
 _MAX_CACHED_WORKS = 8
 
-#: Work that this process has unpickled before, so that connections stay open between tasks.
+#: Cache of unpickled work, which keeps connections open between tasks.
 _work_cache: OrderedDict[bytes, Any] = OrderedDict()
 
 

@@ -106,7 +106,7 @@ def session_scope(
 ) -> Iterator[SparkSession]:
     """Provide a session for a ``with`` block and stop it at the end, even after an exception.
 
-    A Spark Connect session ends with all work that is still running in it; the server keeps running.
+    Stopping a Spark Connect session also stops all work that is still running in it. The server keeps running.
 
     If there is an existing session, the block uses it, with this package's SQL settings and those of ``conf`` until the
     end of the block. The existing session is not stopped. Arguments and errors as in :func:`build_session`.

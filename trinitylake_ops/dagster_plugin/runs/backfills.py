@@ -187,7 +187,7 @@ def _wait_for(
         newest.setdefault(run.root_run_id or run.run_id, run)
     name, own_root = publisher.to_user_string(), context.run.root_run_id or context.run.run_id
     if own_root in newest:
-        return  # this publication contains another version of the source, which the check of its reads reports
+        return  # this publication contains another version of the source, which the validation of its reads reports
     failed = next((run for run in newest.values() if run.is_finished and not run.is_success), None)
     if failed is not None:
         _fail(name, source, f"run {failed.run_id} did not publish it; re-execute run {failed.run_id} from failure")

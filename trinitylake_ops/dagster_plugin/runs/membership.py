@@ -132,8 +132,8 @@ def selection(keys: Iterable[dg.AssetKey]) -> str:
 class BackfillPart:
     """A backfill that materializes a publish asset and the asset's tables in different runs.
 
-    Dagster splits a backfill into runs by the mappings between partitions, so that a run may omit the publish asset of
-    its tables. The backfill materializes it later.
+    Dagster splits a backfill into runs according to the mappings between partitions, so that a run may omit the publish
+    asset of its tables. The backfill materializes it later.
     """
 
     #: The backfill id.

@@ -1,4 +1,4 @@
-"""Query Dagster's records of a run and of the runs that it re-executes, with Dagster's public API."""
+"""Query Dagster's records of a run and of the runs that it re-executes, through Dagster's public API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_RUN_ID_CHARS = 255  # length of the column in Dagster's databases
 
 
 def known_run(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun | None:
-    """Return the run with the id that a commit names, or None if this instance does not have it.
+    """Return the run with the id that a commit records, or None if this instance does not have that run.
 
     The id is untrusted: commits of other programs can contain any text, and some databases reject certain texts.
     """

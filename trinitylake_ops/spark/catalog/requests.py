@@ -167,7 +167,8 @@ Request = Mapping[str, Any]
 COMMENT = "comment"
 _EXPORTS = "exports"
 _PROVIDER = "provider"
-#: Table formats that CREATE TABLE accepts. Spark's writers pass the session's default, ``parquet``, if none is named.
+#: Table formats that CREATE TABLE accepts. Spark's writers pass the session's default, ``parquet``, if no format is
+#: specified.
 _FORMATS = ("iceberg", "trinitylake", "parquet")
 #: Properties that Spark reserves for itself, and that have no meaning in a lakehouse.
 _OF_SPARK = ("external", "is_managed_location", "collation")

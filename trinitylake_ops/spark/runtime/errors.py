@@ -32,7 +32,7 @@ _SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}.*$")
 #: How the message of a CommitOutcomeUnknownError names the commit.
 _RESOLVE = re.compile(r"trinitylake resolve-commit (?P<version>\d+) (?P<commit_id>\S+)")
 _OWN_PACKAGE = "trinitylake_ops."
-#: The form of this package's errors in exceptions of the catalog's jar.
+#: The format of this package's errors in exceptions from the catalog's jar.
 _OWN_LINE = re.compile(r"(?P<name>[A-Z]\w*): (?P<message>.*)")
 _OWN_ERRORS = "trinitylake_ops.errors"
 
@@ -123,7 +123,8 @@ def _one_line(message: str) -> str:
     return _SQL_STATE.sub("", first).partition(" Parse Mode:")[0]
 
 
-#: The first version with Arrow batches in streaming writes, and the first with limits in streaming reads.
+#: The first Spark version that supports Arrow batches in streaming writes, and the first one that supports limits in
+#: streaming reads.
 STREAM_WRITES = (4, 1)
 STREAM_READS = (4, 2)
 _TIMEZONE_IN_SCHEMAS = (4, 2)
@@ -149,7 +150,7 @@ def too_old(least: tuple[int, int], feature: str) -> InvalidInputError:
 
 
 class TooOld(DataSourceStreamReader):
-    """The stream reader on an older Spark. It raises the error at its first use, because Spark loses earlier errors."""
+    """The stream reader for older Spark versions. Raises the error on first use, because Spark loses earlier errors."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         raise too_old(STREAM_READS, "streaming reads")

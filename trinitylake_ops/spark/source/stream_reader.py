@@ -188,7 +188,7 @@ def expired_between(latest: Snapshot, start: int, end: int) -> list[int]:
 
 
 def gap_error(changes: str, first: int, last: int) -> VersionExpiredError:
-    """Return the error for versions that expired before a stream has read them.
+    """Return the error for versions that expired before a stream read them.
 
     Args:
         changes: The kind of changes in the versions, in the plural.

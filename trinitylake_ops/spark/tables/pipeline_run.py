@@ -171,8 +171,8 @@ class PipelineRun:
     ) -> Publication:
         """Commit all staged tables as one version, unless this run has already committed.
 
-        Each written table must be unchanged since the pinned version. With isolation ``serializable``, so must each
-        table that was read.
+        Each written table must be unchanged since the pinned version. With isolation ``serializable``, each table that
+        was read must be unchanged as well.
 
         Args:
             message: The commit message.

@@ -2,7 +2,7 @@
 
 The driver plans the scan, in which Iceberg prunes files by partition and statistics. Small groups of files become
 Spark's input partitions, and each task reads its group into Arrow batches. Nothing is written, and the settings of
-Spark's own readers do not apply. Requests are counted and retried like all others of the lakehouse.
+Spark's own readers do not apply. Requests are counted and retried like all other requests of the lakehouse.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def planned(scan: DataScan) -> list[FileScanTask]:
 
 
 def check_reachable(lake: Lakehouse | StorageFileIO) -> None:
-    """Raise InvalidInputError for a lakehouse in the memory of this process, which Spark's tasks cannot access."""
+    """Raise InvalidInputError for an in-memory lakehouse, which Spark's tasks cannot access."""
     if lake.root.startswith("memory://"):
         raise InvalidInputError(
             f"Spark's tasks cannot access {lake.root}, because they are other processes; use a root on shared storage"

@@ -43,7 +43,7 @@ WRITTEN_FILE = "data_file"
 
 @dataclass(frozen=True)
 class WriteJob:
-    """The input of each task of a write."""
+    """The input of each write task."""
 
     #: The planned write.
     plan: TableWrite
@@ -107,7 +107,7 @@ def unpickled_data_files(results: list[bytes]) -> list[DataFile]:
 
 @dataclass(frozen=True)
 class ReadJob:
-    """The input of each task of a scan."""
+    """The input of each scan task."""
 
     #: The FileIO of the table.
     io: StorageFileIO
