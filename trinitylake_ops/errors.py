@@ -1,6 +1,6 @@
 """All exceptions of this package, in one class hierarchy.
 
-Each class has a ``code``, which programs match, and the exit code of the command line for its branch:
+Each class has a ``code`` for programs to match, and the command-line exit code of its branch:
 
 - :class:`InvalidInputError` (2): the call is invalid; change it.
 - :class:`ConflictError` (3): the lakehouse is not in the state that the call expects; check it, then retry.

@@ -50,7 +50,7 @@ class TrinityLakeHook(BaseHook):
         return settings
 
     def get_conn(self) -> Lakehouse:
-        """Return the lakehouse. Raises InvalidInputError, LakehouseNotFoundError, StorageError."""
+        """Return the lakehouse. Raises InvalidInputError, LakehouseNotFoundError, or StorageError."""
         return self.settings().open()
 
     async def aget_conn(self) -> Lakehouse:

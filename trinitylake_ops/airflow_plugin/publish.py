@@ -45,7 +45,7 @@ def stage(
     """Write rows for ``namespace.table`` without publishing them, and return the input of :class:`PublishOperator`.
 
     Call it in a task and return its result, which Airflow stores. Parameters are those of ``iceberg.stage_arrow``.
-    Raises InvalidInputError, CommitConflictError, StorageError.
+    Raises InvalidInputError, CommitConflictError, or StorageError.
     """
     from trinitylake_ops.iceberg import stage_arrow
 

@@ -61,7 +61,7 @@ class LakehouseSettings(BaseModel):
         return [value for name, value in self.storage_options.items() if is_secret(name)]
 
     def open(self) -> Lakehouse:
-        """Return the lakehouse. Raises LakehouseNotFoundError, StorageError."""
+        """Return the lakehouse. Raises LakehouseNotFoundError or StorageError."""
         options = dict(self.storage_options)
         if roots := [*options.get(ALLOWED_ROOTS, "").split(), *self.allowed_roots]:
             options[ALLOWED_ROOTS] = " ".join(roots)

@@ -29,7 +29,7 @@ class TableObservation:
 def inspect_table(lake: Lakehouse, table: str | None, version: int | None = None) -> TableObservation:
     """Observe the latest version or an earlier one. If that version has expired, its table counts as changed.
 
-    Raises InvalidInputError, StorageError.
+    Raises InvalidInputError or StorageError.
     """
     if table is None:
         return TableObservation(lake.latest_version() if version is None else version, "")

@@ -92,7 +92,7 @@ class RunningTask(ReportingContext[OptionsT]):
 
 @contextmanager
 def spark_session(settings: LakehouseSettings) -> Iterator[SparkSession]:
-    """Provide a session of the Spark cluster that a connection names. Raises MissingExtraError, JavaNotFoundError."""
+    """Provide a session on the Spark cluster of a connection. Raises MissingExtraError or JavaNotFoundError."""
     with needs("spark"):
         from trinitylake_ops.spark import session_scope
     spark = settings.spark

@@ -343,7 +343,7 @@ class TypeOfStored(dg.DagsterType):
         """Create a type.
 
         Args:
-            io_manager_key: The key of the IO manager of the input's asset.
+            io_manager_key: The key of the IO manager that stores the input's asset.
             message: The error message if that IO manager is one of Dagster's own.
             key: The unique key of the type.
             type_check_fn: Checks a value.

@@ -70,7 +70,7 @@ def build_commit_sensor(
         names: The names of the lakehouse's definitions.
         name: The unprefixed name of the sensor.
         job: The job to run for the newest version, if any.
-        job_name: The name of that job, as an alternative to ``job``, for a job of assets.
+        job_name: The name of the job to run, as an alternative to ``job``, for asset jobs.
         run_config: Returns the job's run configuration for a version.
         table_key: Returns the asset to which changes to a table are reported, given the table's namespace and name. By
             default, they are reported to all assets that contain the table.

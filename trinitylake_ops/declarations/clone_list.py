@@ -80,7 +80,7 @@ _INTERRUPTED_AFTER = timedelta(days=1)
 
 
 def find_clone_problems(lake: Lakehouse) -> tuple[list[str], Mapping[str, Any]]:
-    """Return the problems of clones, and metadata. Raises StorageError if the lakehouse cannot be read."""
+    """Return the problems with clones, and metadata about them. Raises StorageError if the lakehouse cannot be read."""
     clones, now = operations.list_clones(lake), utc_of(lake.storage.now_ms())
     problems = [message for clone in clones if (message := _problem(clone, now))]
     rows = [

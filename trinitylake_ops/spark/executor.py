@@ -171,7 +171,7 @@ class SparkExecutor:
         over_s = begun_s + (until_ms + SETTLE_MS - checked_ms) / 1000
         slots = self.slots
         deletes = FencedDeletes(storage, fence, checked_ms, until_ms)
-        # no rate in the storage, because it could delay a request after its check of the fence
+        # no rate limit in the storage, because it could delay a request after the check of the fence
         pickled = self._pickle_work(deletes, deletes.storages, None)
         n_parts = max(1, min(slots, -(-len(paths) // storage.delete_batch_size)))
         size = -(-len(paths) // n_parts)

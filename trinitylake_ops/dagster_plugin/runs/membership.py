@@ -161,7 +161,7 @@ class Membership:
         return next((BackfillPart(backfill, publisher) for publisher in publishers), None)
 
     def check_is_published(self, key: dg.AssetKey, partitions: Sequence[str] = ()) -> BackfillPart | None:
-        """Check that an asset will be published, and return the backfill that publishes it in another run.
+        """Check that an asset will be published, and return the backfill that publishes it in a different run.
 
         Returns None if the asset has no publish asset, or if the run includes one of its publish assets.
 

@@ -201,7 +201,7 @@ def list_tables(lake: Lakehouse, request: Request) -> CatalogResponse:
 
 
 def load_table(lake: Lakehouse, request: Request) -> CatalogResponse:
-    """Describe a table at the latest version, at a version number, an export or a timestamp.
+    """Describe a table at the latest version, or at a version number, an export or a timestamp.
 
     Args:
         lake: The lakehouse.
