@@ -23,7 +23,8 @@ _LOCAL_SCHEMES = frozenset({"file", "memory"})
 _TABLE_FILE = re.compile(rf"{TABLES_PREFIX}[^/]+/.+", re.DOTALL)
 #: The root of any lakehouse, followed by the path of a table's file.
 _REMOTE_TABLE_FILE = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]*://.*?/)({TABLES_PREFIX}[^/]+/.+)", re.DOTALL)
-#: The same with a table id of our form. This pattern is tried first, because a root itself may end in ``tables/``.
+#: Like ``_REMOTE_TABLE_FILE``, but with a table id of our form. Tried first, because a root itself may end in
+#: ``tables/``.
 _REMOTE_FILE = re.compile(
     rf"([A-Za-z][A-Za-z0-9+.-]*://.*?/)({TABLES_PREFIX}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}/.+)",
     re.DOTALL,
@@ -49,14 +50,14 @@ class FileAddress:
 class NamedRoots:
     """The roots that the definitions of one lakehouse name.
 
-    The roots are recorded as definitions are read, and shared by all readers. Under these roots, only files whose names
-    have the form of lakehouse files may be read. Thread-safe.
+    The roots are recorded when definitions are read, and are shared by all readers. Under these roots, only files whose
+    names have the form of lakehouse files may be read. Thread-safe.
 
     Args:
-        table_roots: The table root of the latest version read, if any.
+        table_roots: The table root of the latest version that was read, if any.
         sources: The roots of the source lakehouses of a copy, in order.
         targets: The roots of exports.
-        lakehouse_id: The id of the lakehouse, if it names any root.
+        lakehouse_id: The id of the lakehouse, if its definitions name any root.
         claimed: Ids of tables whose folders are known to contain the owner file of the lakehouse, and table roots that
             are known to list the lakehouse as a user.
         version: The latest version whose definition was read, -1 if none.
@@ -95,7 +96,8 @@ class NamedRoots:
     def note(self, definition: LakehouseDef, version: int | None = None) -> None:
         """Add the roots that a definition names: the sources of a copy, the targets of exports, and the table root.
 
-        Only the latest version read determines the table root, because tables may have been moved since other versions.
+        Only the latest version that was read determines the table root, because tables may have been moved after other
+        versions.
 
         Args:
             definition: The definition of the lakehouse.
@@ -157,10 +159,10 @@ class AllowedRoots:
     allowed: tuple[str, ...] = ()
     #: Roots that the caller passed. All files below them may be read.
     passed_roots: tuple[str, ...] = ()
-    #: Whether a table's file of any other lakehouse is resolved to the same path in this lakehouse. Such locations
-    #: remain in content after a lakehouse is copied by copying its files.
+    #: Whether a table file of any other lakehouse is resolved to the same path in this lakehouse. After a lakehouse is
+    #: copied by copying its files, its content still contains the former locations.
     follows_moves: bool = True
-    #: Returns whether the folder of a URI can be a root on its storage.
+    #: Returns whether the folder that a URI refers to can be a root on its storage.
     roots_nest: Callable[[str], bool] = lambda uri: True
 
     def strict(self) -> AllowedRoots:
@@ -233,7 +235,7 @@ class AllowedRoots:
         return None
 
     def in_sources(self, moved: FileAddress) -> list[FileAddress]:
-        """Return the addresses of a moved file in the sources, because a source may itself have been moved."""
+        """Return the possible addresses of a moved file in the sources, because a source may itself have been moved."""
         return [FileAddress(root, moved.path) for root in self.names.sources if self.may_be_named(root)]
 
     def may_be_named(self, root: str) -> bool:
@@ -271,7 +273,7 @@ class AllowedRoots:
 
 
 def root_of_table_file(uri: str) -> str | None:
-    """Return the root of the lakehouse that contains a table's file, derived from its URI; None for other URIs."""
+    """Return the root of the lakehouse that contains a table file, derived from the file's URI; None for other URIs."""
     match = _in_another_lakehouse(uri)
     return match[1] if match else None
 

@@ -29,17 +29,17 @@ _MAX_PROBES = 8
 class ExternalStorages:
     """Opens storages outside a lakehouse's root on first use, and reads files from them.
 
-    Thread-safe. A pickled copy has no ``load_definition`` and ``own``.
+    Thread-safe. Pickled copies lose ``load_definition`` and ``own``.
 
     Args:
         root: The root of the lakehouse.
-        storage_options: Passed on to storages of the same scheme. A storage of another scheme gets the options for its
-            scheme, and reads other settings from the environment.
+        storage_options: Options for storages with the same scheme. A storage with another scheme gets only the options
+            for its scheme, and reads other settings from the environment.
         names: The roots that definitions of the lakehouse name.
-        opened: Open storages that the caller passes.
+        opened: Storages that are already open.
         load_definition: Called once for each unknown root, before a location below it is rejected.
         follows_moves: See :class:`AllowedRoots`.
-        own: The storage of the root, used to determine where a moved file is.
+        own: The storage of the root, used to locate moved files.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ExternalStorages:
         self._opened = list(opened)
         self._load_definition = load_definition
         self._own = own
-        #: Whether any file was read for which content names a former location of the lakehouse.
+        #: Whether a file was read whose location in lakehouse content is a former location of the lakehouse.
         self.has_moved = False
         self._address_cache: dict[str, FileAddress] = {}
         self._has_owner: dict[str, bool] = {}
@@ -95,8 +95,8 @@ class ExternalStorages:
         """Resolve a URI to the address where the file is read.
 
         A file of a moved table is read at its current address, which may be under the table root. In a copy that has
-        sources, the file may be missing there. It is then read from the first source that contains it, because a source
-        may have been moved before it was copied.
+        sources, the file may be missing at this address. In this case, it is read from the first source that contains
+        the file, because a source may have been moved before it was copied.
 
         Raises:
             InvalidLocationError: The location is not a URI.
@@ -122,10 +122,11 @@ class ExternalStorages:
         return address
 
     def _is_left_behind(self, address: FileAddress) -> bool:
-        """Whether a file under a table root belongs to a table whose folder, with its owner file, is under our root.
+        """Whether a file under a table root belongs to a table whose folder and owner file are under our root.
 
         This is the case in a copy of a lakehouse whose table root was its own root. If the table root was claimed for
-        this lakehouse, its files are under the table root. The check takes one request for each table, once.
+        this lakehouse, its files are under the table root. The check takes one request per table, and the result is
+        cached.
         """
         if address.root not in self.names.table_roots or not self._has_owner_file(address.path.split("/")[1]):
             return False
@@ -173,9 +174,9 @@ class ExternalStorages:
         return tuple(root for root in self.names.table_roots if self.allowed_roots.may_be_named(root))
 
     def _load_definition_at(self, root: str) -> None:
-        """Load the latest definition once for each unknown root, because tables may have been moved there.
+        """Load the latest definition once for each unknown root, because tables may have been moved to that root.
 
-        Other threads wait meanwhile: without the named roots, all files would be resolved to this lakehouse.
+        Other threads wait in the meantime: without the named roots, all files would be resolved to this lakehouse.
         """
         with self._loading_lock:
             is_done = root in self._loaded_roots or len(self._loaded_roots) == _MAX_PROBES

@@ -2,8 +2,8 @@
 
 A ``table_root`` is content, and several lakehouses may name the same one, for example copies of the same lakehouse.
 Each lakehouse therefore registers with a file under the table root before it writes any other file there. An operator
-claims the table root for one lakehouse. Only this lakehouse deletes files there, and only while no copy of it uses the
-table root.
+claims the table root for one lakehouse. Only this lakehouse may delete files there, and only while no copy of this
+lakehouse uses the table root.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trinitylake_ops.format.sealed_files import decode_sealed_json, encode_seale
 from trinitylake_ops.storage.conditional_create import create_settled
 from trinitylake_ops.storage.interface import Storage
 
-#: Tells the operator how to claim a table root for a lakehouse.
+#: Advice for the operator on how to claim a table root for a lakehouse.
 CLAIM_REMEDY = "run 'trinitylake relocate --table-root' to claim it for this lakehouse"
 _MAX_READ = 100
 _LAKEHOUSE_ID, _ROOT, _FREES = "lakehouse_id", "root", "frees"
@@ -34,7 +34,7 @@ class TableUser:
     lakehouse_id: str
     #: The root of the lakehouse.
     root: str
-    #: Whether the operator claimed the table root for this lakehouse, so that it deletes files there.
+    #: Whether the operator claimed the table root for this lakehouse, so that the lakehouse may delete files there.
     frees: bool = False
 
     @property
@@ -75,9 +75,9 @@ def _prefix(lakehouse_id: str) -> str:
 
 
 def users_of(storage: Storage, lakehouse_id: str) -> list[TableUser]:
-    """Return the registrations with an id under a table root, up to 100: those of the lakehouse and its copies.
+    """Return up to 100 registrations with a lakehouse id under a table root: those of the lakehouse and its copies.
 
-    Sends one listing and one read for each registration.
+    Sends one listing request, and one read request for each registration.
 
     Args:
         storage: The storage of the table root.
@@ -91,7 +91,7 @@ def users_of(storage: Storage, lakehouse_id: str) -> list[TableUser]:
     for info in list(islice(storage.list(_prefix(lakehouse_id)), _MAX_READ)):
         try:
             data = storage.read(info.path, limit_bytes=MAX_NOTE_BYTES)
-        except FileMissingError:  # deleted since the listing
+        except FileMissingError:  # the file was deleted after the listing
             continue
         users.append(TableUser.from_bytes(data, info.path))
     return users

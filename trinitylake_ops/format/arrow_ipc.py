@@ -1,11 +1,12 @@
-"""The Arrow IPC file that contains the rows of a node: its encoding, its seals, and a check of its declared size.
+"""The Arrow IPC file that contains the rows of a node: encoding, seals, and a check of the declared size.
 
-The seal is metadata of the schema, which an Arrow IPC file contains twice: in its first message and in its footer.
+The seal is stored in the schema metadata, which an Arrow IPC file contains twice: in its first message and in its
+footer.
 
 A small file can declare, and with ZSTD actually contain, gigabytes of the same byte. It can also refer to the same
-bytes thousands of times, as the bodies of many batches or the buffers of many columns. Because pyarrow allocates as
-much memory as is declared, the declared sizes are checked first. They are in the metadata (FlatBuffers: Footer, Message
-and RecordBatch of Arrow) and in the length prefix of each compressed buffer.
+bytes thousands of times, for example as the bodies of many batches or the buffers of many columns. Because pyarrow
+allocates as much memory as is declared, the declared sizes are checked first. They are in the metadata (Arrow's
+FlatBuffers tables Footer, Message and RecordBatch) and in the length prefix of each compressed buffer.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from trinitylake_ops.format.file_names import is_immutable_path, version_of_root
 from trinitylake_ops.format.keys import built_texts
 
 _U8, _I16, _U16, _I32, _U32, _I64 = (struct.Struct("<" + code) for code in "BhHiIq")
-_BLOCK = struct.Struct("<qi4xq")  # offset, bytes of metadata, bytes of body
-_BUFFER = struct.Struct("<qq")  # offset in the body, bytes
-_TAIL_BYTES = 10  # the length of the footer, and the magic
+_BLOCK = struct.Struct("<qi4xq")  # offset, metadata size, body size
+_BUFFER = struct.Struct("<qq")  # offset in the body, size
+_TAIL_BYTES = 10  # footer length and magic number
 _CONTINUATION = 0xFFFFFFFF
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
-# Until Arrow 1.0 the codec was in the free-form metadata of messages, whose version number was this.
+# Until Arrow 1.0, the codec was stored in the free-form metadata of messages with this version number.
 _V4 = 3
 _OLD_COMPRESSION = b"ARROW:experimental_compression"
 
@@ -111,11 +112,11 @@ def decompressed_bytes(data: bytes) -> int:
 
 
 def offsets_in_batch(data: bytes, start: int) -> tuple[int, int]:
-    """Return the positions of a record batch's field nodes (numbers of rows and nulls) and of its buffers.
+    """Return the positions of a record batch's field nodes (row and null counts) and of its buffers.
 
     Args:
         data: The content of the file.
-        start: The position of the batch's message, which must be valid.
+        start: The position of the record batch message, which must be valid.
     """
     message = _root(data, start + 8)
     batch = _table_position(data, _field(data, message, _MESSAGE_HEADER))
@@ -168,7 +169,7 @@ def _claimed_bytes(data: bytes, start: int, metadata_bytes: int, body_bytes: int
 
 def _read(code: struct.Struct, data: bytes, position: int) -> int:
     if not 0 <= position <= len(data):
-        # struct would otherwise count from the end, or overflow
+        # otherwise, struct would count from the end or overflow
         raise ValueError(f"its metadata refers to byte {position}")
     number: int = code.unpack_from(data, position)[0]
     return number
@@ -215,10 +216,10 @@ _KEY = SEAL_KEYS[0].encode()
 _MAGIC_BYTES = 8
 _DIGITS = 8
 _NO_DIGITS = b"0" * _DIGITS
-_COUNTS = struct.Struct("<" + "qq" * len(SCHEMA))  # of each column: rows, nulls
-_BITMAPS = struct.Struct("<" + "q40x" * len(SCHEMA))  # of each column: where the first of its three buffers begins
+_COUNTS = struct.Struct("<" + "qq" * len(SCHEMA))  # for each column: row count, null count
+_BITMAPS = struct.Struct("<" + "q40x" * len(SCHEMA))  # for each column: offset of the first of its three buffers
 
-#: For each of the columns key, pvalue and pnode, an integer in which the bits of rows that are not null are set.
+#: One integer for each of the columns key, pvalue and pnode, in which the bits of non-null rows are set.
 Present: TypeAlias = tuple[int, int, int]
 
 
@@ -228,7 +229,8 @@ def write_file(batch: pa.RecordBatch, compression: str, path: str) -> bytes:
     Args:
         batch: The rows.
         compression: The codec of the body, empty for none.
-        path: The path where the file will be written. The file is sealed for its name; without a path, it has no seal.
+        path: The path where the file will be written. The seals contain the file name. If empty, the file is not
+            sealed.
     """
     name = _name_of(path)
     data = _file_of(batch, compression, len(name))
@@ -241,17 +243,17 @@ def surrounding_bytes(path: str) -> int:
 
 
 def read_own_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present] | None:
-    """Read a file of exactly our form with one uncompressed batch, as nearly all files have.
+    """Read a file that has exactly our form with one uncompressed batch. Nearly all files have this form.
 
-    This is fast, because neither the schema nor the footer is parsed. Rows are validated, and seals are checked, if
-    there are any.
+    This is fast, because neither the schema nor the footer is parsed. Rows are validated, and seals, if any, are
+    checked.
 
     Args:
         data: The content of the file.
         path: The path of the file.
 
     Returns:
-        The rows and which of them are not null, or None for a file of another form.
+        The rows and a bit mask of the non-null rows, or None for a file of another form.
 
     Raises:
         CorruptFileError: The file is damaged, or replaced another file.
@@ -290,7 +292,7 @@ def check_file_seals(data: bytes, schema: pa.Schema, path: str) -> bool:
 
 
 def check_not_copied(data: bytes, path: str) -> None:
-    """Raise CorruptFileError if an intact file is a copy of an older root."""
+    """Raise CorruptFileError if an undamaged file is a copy of an older root."""
     # The footer is parsed here, because the fast check of the form ignores some of its bytes.
     seal = _seal_in(footer_schema(data, path, ": its footer is damaged"))
     check_seals(data, (seal, seal), path)
@@ -319,7 +321,7 @@ def _check(data: bytes, first: str | None, second: str | None, path: str) -> boo
 
 
 def _may_be_copied_to(path: str, name: str) -> bool:
-    """Whether a program that knows only the published format may have copied a root to a path, byte by byte.
+    """Whether a program that knows only the published format may have copied a root to a path byte for byte.
 
     Such a program rolls back by copying an old root to a later version, and exports by copying a root to another path.
     """
@@ -333,7 +335,7 @@ def _first_schema(data: bytes) -> pa.Schema | None:
     """Return the schema at the beginning of a file, None if it cannot be read, as in very old files."""
     try:
         message = pa.ipc.read_message(pa.py_buffer(data)[_MAGIC_BYTES:])
-        # Arrow interprets any message as a schema, and crashes the process if it is another kind of message.
+        # Arrow interprets any message as a schema, and crashes the process if the message is of another kind.
         return pa.ipc.read_schema(message) if message.type == "schema" else None
     except (pa.ArrowException, OSError, ValueError, EOFError):
         return None
@@ -362,7 +364,7 @@ def _file_of(batch: pa.RecordBatch, compression: str, name_bytes: int = 0, chara
 
 @functools.lru_cache(maxsize=256)
 def _schema(name_bytes: int, character: str) -> pa.Schema:
-    """Return our schema with a placeholder seal for a name of this size. Cached, because creating it is slow."""
+    """Return our schema with a placeholder seal for a name of this size. Cached, because creating a schema is slow."""
     return SCHEMA.with_metadata({_KEY: f"{character * _DIGITS} {character * name_bytes}"}) if name_bytes else SCHEMA
 
 
@@ -379,16 +381,16 @@ def _surrounding_bytes(name_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _UncompressedForm:
-    """The head and tail of our uncompressed files: all metadata except seals and the numbers of rows and bytes.
+    """The head and tail of our uncompressed files: all metadata except the seals, row counts and sizes.
 
     Head and tail are compared as integers. Masks exclude the bits that differ between files.
     """
 
-    #: The position of the batch's message.
+    #: The position of the record batch message.
     batch_start: int
-    #: The position of the numbers of rows and nulls of the columns in this message.
+    #: The position of the columns' row and null counts in this message.
     counts: int
-    #: The position of the offsets of the columns' buffers in this message.
+    #: The position of the buffer offsets in this message.
     starts: int
     head_bytes: int
     head_mask: int
@@ -396,11 +398,11 @@ class _UncompressedForm:
     tail_bytes: int
     tail_mask: int
     tail: int
-    #: The size of one seal; 0 without seals.
+    #: The size of one seal; 0 if the file has no seals.
     seal_bytes: int
-    #: The position of the first seal; 0 without seals.
+    #: The position of the first seal; 0 if the file has no seals.
     head_seal: int
-    #: The position of the second seal, counted from the end of the file and thus negative; 0 without seals.
+    #: The position of the second seal, relative to the end of the file and thus negative; 0 if the file has no seals.
     tail_seal: int
 
     def has(self, data: bytes) -> bool:
@@ -415,14 +417,14 @@ class _UncompressedForm:
         return data[self.head_seal : self.head_seal + self.seal_bytes], data[start : start + self.seal_bytes]
 
     def crc32c(self, data: bytes) -> int:
-        """Return the checksum of a file of this form, with zeros for the digits of its seals."""
-        between = pa.py_buffer(data)[self.head_seal + _DIGITS : self.tail_seal]  # bytes would be copied
+        """Return the checksum of a file of this form, with zeros in place of the seal digits."""
+        between = pa.py_buffer(data)[self.head_seal + _DIGITS : self.tail_seal]  # slicing bytes would copy them
         crc = google_crc32c.value(data[: self.head_seal] + _NO_DIGITS)
         crc = google_crc32c.extend(crc, between)
         return int(google_crc32c.extend(crc, _NO_DIGITS + data[self.tail_seal + _DIGITS :]))
 
     def sealed(self, data: memoryview, name: bytes) -> bytes:
-        """Return a file of this form, compressed or not, with both seals renamed to a name of the same size."""
+        """Return a file of this form, compressed or not, with another name of the same size in both seals."""
         head, tail = bytes(data[: self.head_seal]), bytes(data[self.tail_seal + self.seal_bytes :])
         body = bytes(data[self.head_seal + self.seal_bytes : self.tail_seal])
         blank = _NO_DIGITS + b" " + name
@@ -436,7 +438,7 @@ class _UncompressedForm:
         return pa.ipc.read_record_batch(pa.py_buffer(data)[self.batch_start :], SCHEMA)
 
     def present(self, data: bytes) -> Present:
-        """Return which rows of a validated batch are not null. This is faster than using Arrow."""
+        """Return the bit masks of the non-null rows of a validated batch. This is faster than using Arrow."""
         counts = _COUNTS.unpack_from(data, self.counts)
         starts = _BITMAPS.unpack_from(data, self.starts)
         every = (1 << counts[0]) - 1
@@ -450,16 +452,16 @@ class _UncompressedForm:
 
 @functools.lru_cache(maxsize=256)
 def _own_form(name_bytes: int) -> _UncompressedForm:
-    """Return the form of files whose names have this size, 0 for files without seals.
+    """Return the form of files whose names have this size. A size of 0 means files without seals.
 
-    The form consists of the bytes that are the same in two files that differ in everything else.
+    The form consists of the bytes that are identical in two files whose variable parts all differ.
     """
     texts = {"0": ["", None], "1": [str(number) for number in range(20_000)] + [None] * 1_000}
     first_file, second_file = (
         bytes(_file_of(pa.record_batch([built_texts(rows)] * 3, schema=SCHEMA), "", name_bytes, character))
         for character, rows in texts.items()
     )
-    batch = 16 + int.from_bytes(first_file[12:16], "little")  # after the magic and the schema's message
+    batch = 16 + int.from_bytes(first_file[12:16], "little")  # after the magic number and the schema message
     head_bytes = batch + 8 + int.from_bytes(first_file[batch + 4 : batch + 8], "little")
     tail_bytes = int.from_bytes(first_file[-10:-6], "little") + 10
     head_mask = _equal_words(first_file[:head_bytes], second_file[:head_bytes])

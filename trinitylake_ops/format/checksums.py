@@ -1,4 +1,4 @@
-"""Checksums within files, size limits for files that are read whole, and names that may identify the same file.
+"""Checksums within files, size limits for files that are read whole, and alternative names of a file.
 
 Each file that this program writes contains its *seal* twice, in fields that its format ignores. A seal consists of
 eight hex digits, which are the CRC-32C of the whole file with zeros in place of these digits, and of the file's name.
@@ -6,10 +6,10 @@ Every bit of the file is therefore covered, including those of the seal, and a f
 distinguished from a damaged one. Another program may copy a seal into a file that it writes. Such a seal contains
 another name and a wrong checksum, and is ignored.
 
-The listing of a file system may return another name than was written. Nearly all our names are lower-case ASCII, which
-no file system changes. Other files are identified by the uuid in their name.
+A file system listing may return a name that differs from the written one. Nearly all our names are lower-case ASCII,
+which no file system changes. Other files are identified by the UUID in their names.
 
-Nodes, roots and all files without a limit in this module have the limit of the storage: 256 MiB by default.
+Nodes, roots and all other files for which this module defines no limit have the storage's limit: 256 MiB by default.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ def check_seals(
 ) -> bool:
     """Check a file against its two seals.
 
-    An intact file whose seal contains another name is a copy if ``path`` is not a name that is unique to one file, or
-    if ``may_be_copy`` is set. Otherwise, it replaced another file.
+    An undamaged file whose seal contains another name is a copy if ``path`` is not a name that is unique to one file,
+    or if ``may_be_copy`` is set. Otherwise, it replaced another file.
 
     Args:
-        data: The content of the file, or its end if that contains both seals and ``crc`` is passed.
+        data: The content of the file, or only the end of the file if the end contains both seals and ``crc`` is passed.
         seals: The values of both ``SEAL_KEYS`` in the file, None for a missing one.
         path: The path of the file.
         crc: The CRC-32C of the whole file, if ``data`` is its end.
         may_be_copy: Whether a copy of another file is valid at this path.
 
     Returns:
-        Whether the file has a valid checksum. False for a file without a seal, and for a file into which another
-        program copied a seal.
+        Whether the file has a valid checksum. False for a file without a seal, or with a seal that another program
+        copied from another file.
 
     Raises:
         CorruptFileError: The file is damaged, or replaced another file.
@@ -77,7 +77,7 @@ def check_seals(
         raise CorruptFileError(f"{path!r} is damaged: its two checksums differ", path=path)
     blank = data.replace(first.encode(errors="surrogateescape"), open_seal(match[2]).encode(errors="surrogateescape"))
     checksum = google_crc32c.value(blank)
-    if crc is not None:  # CRCs are linear: both files begin alike, so their CRCs differ as those of their ends do
+    if crc is not None:  # CRCs are linear and both files start alike, so their CRCs differ like the CRCs of their ends
         checksum ^= google_crc32c.value(data) ^ crc
     is_whole: bool = checksum == int(match[1], 16)
     if match[2] == path.rpartition("/")[2]:
@@ -90,12 +90,12 @@ def check_seals(
 
 
 _UUID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-#: Nodes, definitions and roots of exports, whose uuid is unique to one file. Several files of a table may share one.
+#: Names of nodes, definitions and export roots, whose UUID is unique to one file. Files of a table may share a UUID.
 _CATALOG_NAME = re.compile(rf"({_UUID.pattern})\.(?:arrow|ipc|binpb)", re.IGNORECASE)
 
 
 def folded(text: str) -> str:
-    """Return the part of a text that case and normalization do not affect: ASCII characters, in lower case."""
+    """Return the part of a text that case and normalization do not affect: its ASCII characters in lower case."""
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFD", text.casefold())
@@ -105,7 +105,7 @@ def folded(text: str) -> str:
 def name_identity(location: str) -> str:
     """Return the part of a location's file name that identifies the file.
 
-    For a catalog file, this is only the uuid, because a file system may have replaced other characters.
+    For a catalog file, this is only the UUID, because a file system may have replaced other characters.
     """
     name = location.rpartition("/")[2]
     match = _CATALOG_NAME.search(name)
@@ -113,11 +113,11 @@ def name_identity(location: str) -> str:
 
 
 class OtherNames:
-    """The names that required files may have in a listing, in addition to their paths.
+    """The names under which required files may appear in a listing, in addition to their paths.
 
-    Locations are paths or URIs. A URI may refer to a file under the same root by another name of the root, such as a
-    link. Only hashes are stored; a collision only means that one file too many is kept. Lower-case ASCII paths are not
-    stored, because ``folded`` of a listed path is the path itself.
+    Locations are paths or URIs. A URI may refer to a file under the same root by another name of the root, for example
+    a link. Only hashes are stored; a collision only causes one additional file to be kept. Lower-case ASCII paths are
+    not stored, because ``folded`` of a listed path is the path itself.
     """
 
     def __init__(self, locations: Iterable[str] = ()) -> None:
@@ -125,7 +125,7 @@ class OtherNames:
         self.update(locations)
 
     def update(self, locations: Iterable[str]) -> None:
-        """Add the other names of locations."""
+        """Add the alternative names of locations."""
         for location in locations:
             is_elsewhere = is_uri(location) if "://" in location else False
             if is_elsewhere or not (location.isascii() and location.islower()):
@@ -161,18 +161,18 @@ class CompactUuidSet:
 
 #: Maximum size of a small file with a few values: a lease, an owner file, the orphan barrier.
 MAX_NOTE_BYTES = 1 << 20
-#: Maximum size of a definition. Its parts can take a hundred times as much memory when decoded.
+#: Maximum size of a definition. A decoded definition can take a hundred times as much memory.
 MAX_DEFINITION_BYTES = 64 << 20
-#: Maximum size of a plan, the manifest of an export or a record of verified files, with a line for each file.
+#: Maximum size of a plan, an export manifest or a record of verified files, which contain one line per file.
 MAX_FILE_LIST_BYTES = 1 << 30
 
-#: Number of values that any JSON file may contain, and the number of bytes for each additional value.
+#: Number of values that any JSON file may contain, and the file size required for each additional value.
 _ALWAYS_ALLOWED_VALUES = 1_000_000
 _BYTES_PER_VALUE = 16
 
 
 def check_definition_size(size_bytes: int, path: str) -> None:
-    """Raise CorruptFileError if a file is larger than a definition can be."""
+    """Raise CorruptFileError if a file exceeds the maximum size of a definition."""
     if size_bytes > MAX_DEFINITION_BYTES:
         raise CorruptFileError(
             f"{path!r} is damaged: it has {size_bytes} bytes, more than the limit of a definition,"

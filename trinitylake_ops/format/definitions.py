@@ -25,9 +25,9 @@ from trinitylake_ops.format.version_ranges import VersionRanges
 MAJOR_VERSION = 0
 _SEALS_ROOM_BYTES = 4096  # maximum size of both seals
 
-#: Format property of an Iceberg table: where its current metadata file is, as a path under the root or a URI.
+#: Format property of an Iceberg table: the location of its current metadata file, a path under the root or a URI.
 METADATA_LOCATION = "metadata_location"
-#: Format property of an Iceberg table: the ``table-uuid`` of its metadata, so that swapped files are noticed.
+#: Format property of an Iceberg table: the ``table-uuid`` of its metadata, which makes swapped files detectable.
 TABLE_UUID = "table_uuid"
 
 
@@ -44,7 +44,7 @@ class _OpenEnum(IntEnum):
         return member
 
     def __reduce_ex__(self, protocol: object) -> tuple[type[Self], tuple[int]]:
-        # Pythons before 3.11.4 pickle by name, which no class has for an unknown number.
+        # Python versions before 3.11.4 pickle by name, and an unknown number has no name in the class.
         return type(self), (self._value_,)
 
 
@@ -56,7 +56,7 @@ class IsolationLevel(_OpenEnum):
 
 
 class ExportLevel(_OpenEnum):
-    """How much of a version an export copies: its root, also its nodes, or all files that it refers to."""
+    """How much of a version an export copies: the root, the root and nodes, or all files that it refers to."""
 
     MINIMAL = 0
     PARTIAL = 1
@@ -64,14 +64,14 @@ class ExportLevel(_OpenEnum):
 
 
 class ExportState(_OpenEnum):
-    """Whether all files of an export are copied. While files are copied, the export pins its version."""
+    """Whether all files of an export have been copied. While files are being copied, the export pins its version."""
 
     COPYING = 0
     COMPLETE = 1
 
 
 class ExpirationState(_OpenEnum):
-    """How far a batch of expired versions is deleted. A batch in state EXPIRED can be undeleted."""
+    """The deletion progress of a batch of expired versions. A batch in state EXPIRED can be undeleted."""
 
     EXPIRED = 0
     PURGING = 1
@@ -102,7 +102,7 @@ class DataType(_OpenEnum):
     LIST = 18
 
 
-#: Iceberg's names of the types that have another name in the format. Iceberg has no INT2, CHAR and TIMETZ.
+#: Iceberg's names for types that are named differently in this format. Iceberg has no INT2, CHAR and TIMETZ.
 _ICEBERG_NAMES: Mapping[DataType, str] = {
     DataType.INT4: "int",
     DataType.INT8: "long",
@@ -116,7 +116,8 @@ _ICEBERG_NAMES: Mapping[DataType, str] = {
 class ExportRecord:
     """One export, recorded in the lakehouse definition (field 1000).
 
-    With a ``clone_id`` it is that of a clone, or a further version that the clone needs since it was refreshed.
+    If ``clone_id`` is set, the record belongs to a clone, or pins another version that the clone has needed since it
+    was refreshed.
     """
 
     name: str
@@ -143,7 +144,7 @@ class PromotionRecord:
     clone_version: int = 0
     #: The version of this lakehouse that contains the promotion.
     version: int = 0
-    #: The namespaces and tables to which the promotion was limited, empty for all.
+    #: The namespaces and tables to which the promotion was limited; empty if it was not limited.
     only: tuple[str, ...] = ()
     #: The objects that were not changed, because this lakehouse's side of a conflict was chosen.
     kept: tuple[str, ...] = ()
@@ -201,8 +202,8 @@ class SourceRecord:
 class ParentRecord:
     """The lakehouse of which this one is a clone (field 1007).
 
-    ``version`` is the parent's version with which both are compared: ``cloned_version``, and later the one with which
-    the clone was refreshed. ``name`` is that of the clone there.
+    ``version`` is the parent's version with which both lakehouses are compared: ``cloned_version``, or the version to
+    which the clone was last refreshed. ``name`` is the clone's name in the parent.
     """
 
     root: str
@@ -216,7 +217,7 @@ class ParentRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakehouseDef:
-    """Settings and operational state of a lakehouse. Sizes in bytes, ages in milliseconds."""
+    """Settings and operational state of a lakehouse. Sizes are in bytes, ages in milliseconds."""
 
     id: str
     major_version: int = MAJOR_VERSION
@@ -240,7 +241,7 @@ class LakehouseDef:
     orphans_removed_before_millis: int = 0
     sources: tuple[SourceRecord, ...] = ()
     parent: ParentRecord | None = None
-    #: Canonical JSON, or empty for the default policy. Only maintenance decodes it (operations/policy).
+    #: Canonical JSON; empty for the default policy. Only maintenance code decodes the policy (operations/policy).
     maintenance_policy: str = ""
     unknown_fields: bytes = b""
 
@@ -268,7 +269,7 @@ class LakehouseDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceDef:
-    """A namespace; ``id`` stays the same over its whole life."""
+    """A namespace; ``id`` never changes."""
 
     id: str
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -304,7 +305,7 @@ class Column:
 
     @property
     def type_name(self) -> str:
-        """The type in Iceberg's words, such as ``long``, ``decimal(10, 2)`` or ``list<struct<city: string>>``."""
+        """The type in Iceberg's notation, such as ``long``, ``decimal(10, 2)`` or ``list<struct<city: string>>``."""
         if self.type is DataType.STRUCT:
             return f"struct<{', '.join(f'{part.name}: {part.type_name}' for part in self.struct_fields)}>"
         if self.type is DataType.MAP and self.map_key is not None and self.map_value is not None:
@@ -356,10 +357,10 @@ class TableDef:
         return self.table_format.upper() == "ICEBERG"
 
     def rebased(self, root: str) -> TableDef:
-        """Return the definition in the form that another lakehouse has to read.
+        """Return the definition in the form in which another lakehouse can read it.
 
-        ``root`` is that of the lakehouse that contains the definition. A metadata file that it names by a path is under
-        this root.
+        ``root`` is the root of the lakehouse that contains the definition. If the definition refers to its metadata
+        file by a path, the path is relative to this root.
         """
         location = self.format_properties.get(METADATA_LOCATION)
         if not location:

@@ -50,7 +50,7 @@ _OPERATION_NAME = re.compile(
     rf"|_export_{_UUID}\.arrow",
     re.DOTALL,
 )
-#: Names of roots, names with a uuid, and names of operations' files of which each folder contains at most one.
+#: Names of roots, names with a UUID, and names of operation files that occur at most once per folder.
 _NAME_OF_ONE_FILE = re.compile(
     rf"{_ROOT_NAME.pattern}|.*{_UUID}.*|(?:lease-[1-9][0-9]*|orphan-barrier|_owner)\.json", re.DOTALL | re.IGNORECASE
 )
@@ -59,7 +59,7 @@ _ASCII_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw
 
 
 def derived_uuid(seed: uuid.UUID, name: str) -> uuid.UUID:
-    """Derive a deterministic uuid from a name. It has the form of version 4, because other programs may check the form.
+    """Derive a deterministic UUID of the form of version 4 from a name, because other programs may check the form.
 
     Args:
         seed: The namespace of the name.
@@ -69,7 +69,7 @@ def derived_uuid(seed: uuid.UUID, name: str) -> uuid.UUID:
 
 
 def as_version_4(identifier: uuid.UUID) -> uuid.UUID:
-    """Return a uuid with the version and variant of a random one, its other bits unchanged."""
+    """Return a UUID with the version and variant of a random UUID and all other bits unchanged."""
     return uuid.UUID(int=identifier.int, version=4)
 
 
@@ -121,12 +121,12 @@ def new_table_path(
 
 
 def readable_name(name: str) -> str:
-    """Return a name in the form in which it is part of a path: characters that are not safe in paths are replaced."""
+    """Return the form of a name that is used in paths, in which characters that are not safe in paths are replaced."""
     return "".join(char if char in _ASCII_NAME_CHARS else "-" if char == "/" else "_" for char in name)
 
 
 def _readable_beyond_ascii(name: str) -> str:
-    """Return the readable form of names in older paths, with non-ASCII letters, which some file systems change."""
+    """Return the form of a name in older paths, which contain non-ASCII letters that some file systems change."""
     chars = zip(name, readable_name(name), strict=True)
     return "".join(
         char if ord(char) > 0x7F and unicodedata.category(char)[0] in "LN" else ascii_char for char, ascii_char in chars
@@ -159,7 +159,7 @@ def is_table_definition_path(path: str, namespace: str, table: str, file_path_ma
 def named_kind(location: str) -> str | None:
     """Return the kind of a definition according to its file name: lakehouse, namespace or table.
 
-    Returns None for names that another program chose. Readers must not rely on the name.
+    Returns None for names that another program chose. Readers must not rely on the result.
     """
     match = _DEFINITION_NAME.fullmatch(location)
     return match[1] or match[2] if match else None
@@ -193,13 +193,13 @@ class RootNaming:
     suffix: str = ".arrow"
 
     def path(self, version: int) -> str:
-        """Return the path of a root node. Raise VersionNotFoundError if no version can have this number."""
+        """Return the path of a version's root node. Raise VersionNotFoundError if no version can have this number."""
         if not 0 <= version <= MAX_VERSION:
             raise VersionNotFoundError(f"version {version} is outside 0..{MAX_VERSION}", version=version)
         return f"{ROOT_PREFIX}{f'{version:0{self.digits}b}'[::-1]}{self.suffix}"
 
     def parse(self, path: str) -> int | None:
-        """Return the version of a root node's path, or None if the path does not have this naming.
+        """Parse the version in a root node's path. Return None if the path does not have this naming.
 
         Raises VersionNotFoundError for a version above the maximum, which 64 digits can encode.
         """
@@ -223,7 +223,7 @@ def root_naming(path: str) -> RootNaming | None:
 
 
 def parse_root_path(path: str) -> int | None:
-    """Return the version of a root node's path in any naming, or None if the path is not that of a root node (L9).
+    """Parse the version in a root node's path in any naming. Return None if the path is not that of a root node (L9).
 
     Raises VersionNotFoundError for a version above the maximum, which 64 digits can encode.
     """
@@ -301,12 +301,12 @@ def is_verified_path(path: str) -> bool:
 
 
 def lease_path(number: int) -> str:
-    """Return the path of the lease of this number."""
+    """Return the path of the lease with this number."""
     return f"{LEASE_PREFIX}{number}.json"
 
 
 def parse_lease_path(path: str) -> int | None:
-    """Return the number of a lease, None for another path."""
+    """Return the lease number in a path, None if the path is not that of a lease."""
     match = _LEASE_NAME.fullmatch(path)
     return int(match[1]) if match else None
 
@@ -317,17 +317,17 @@ def is_operation_path(path: str) -> bool:
 
 
 def saved_transaction_path(transaction_id: str) -> str:
-    """Return the path of the saved transaction of this id."""
+    """Return the path of the saved transaction with this id."""
     return f"{OPERATIONS_PREFIX}txn-{transaction_id}.binpb"
 
 
 def new_slot_request_path(attempt_ms: int) -> str:
-    """Return a new path for a writer's slot request. It contains the duration of the writer's attempts."""
+    """Return a new path for a writer's slot request. The path contains the duration of the writer's attempts."""
     return f"{SLOT_REQUEST_PREFIX}{attempt_ms}-{uuid.uuid4()}"
 
 
 def parse_slot_request_path(path: str) -> int | None:
-    """Return the duration of an attempt in milliseconds from the path of a slot request, None for another path."""
+    """Return the duration of an attempt in milliseconds from the path of a slot request, None for any other path."""
     match = _SLOT_REQUEST_NAME.fullmatch(path)
     return int(match[1]) if match else None
 
@@ -335,7 +335,7 @@ def parse_slot_request_path(path: str) -> int | None:
 def table_prefix(table_id: str) -> str:
     """Return the prefix of all files of a MANAGED table.
 
-    Raises InvalidDefinitionError for an id with which paths could refer to files outside the prefix.
+    Raises InvalidDefinitionError for an id that would allow paths to refer to files outside the prefix.
     """
     if not table_id or "/" in table_id or table_id in (".", ".."):
         raise InvalidDefinitionError(f"table id {table_id!r} cannot name a folder")

@@ -15,7 +15,7 @@ from pyarrow.lib import StringBuilder
 from trinitylake_ops.errors import CorruptFileError, InvalidInputError, InvalidNameError
 from trinitylake_ops.format.file_names import version_of_root
 
-_FEW_TEXTS = 64  # above this number of strings, pa.array is faster than the builder
+_FEW_TEXTS = 64  # for more strings, pa.array is faster than the builder
 MAX_UTF8_BYTES = 2**31 - 1  # offsets of utf8 are 32-bit numbers
 
 
@@ -23,7 +23,7 @@ class TextColumn(Sequence[str]):
     """An immutable sequence of strings, backed by an Arrow array of ``utf8`` without nulls.
 
     Python strings are created on each access and not cached, so only the bytes of the file stay in memory. A column is
-    equal to a list or another column of the same strings.
+    equal to a list or another column that contains the same strings.
     """
 
     __slots__ = ("array",)
@@ -80,7 +80,7 @@ def joined_texts(arrays: Sequence[pa.StringArray]) -> pa.StringArray:
 
 
 def _is_too_much(texts: pa.ChunkedArray) -> bool:
-    # The size of whole buffers is an upper bound that is much faster to compute than the size of the slices.
+    # The total buffer size is an upper bound that is much faster to compute than the size of the slices.
     return bool(texts.get_total_buffer_size() > MAX_UTF8_BYTES and texts.nbytes > MAX_UTF8_BYTES)
 
 
@@ -96,7 +96,7 @@ _BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _SCHEMA_ID_CHARS = 4
 _PAD = " "
 _FEW_KEYS = 32  # up to this number of keys, decoding one by one is faster than vectorized decoding
-KEYS_PER_BATCH = 8192  # the text of this number of keys fits into a processor's cache
+KEYS_PER_BATCH = 8192  # the text of this many keys fits into the CPU cache
 
 
 def encode_schema_id(schema_id: int) -> str:
@@ -298,10 +298,10 @@ ROLLBACK_FROM_ROOT = "rollback_from_root"
 COMMIT_ID = "commit_id"
 COMMIT_INFO = "commit_info"
 SEALED_AT_MILLIS = "sealed_at_millis"
-#: The newest version, up to that of the root, at which the clock was set back.
+#: The newest version, up to the version of the root, at which the clock was reset.
 CLOCK_RESET = "clock_reset"
 
-#: The entry of ``commit_info`` that contains the version for which it was written.
+#: The entry of ``commit_info`` that contains the version for which the info was written.
 STAMPED_VERSION = "version"
 
 MAX_COMMIT_INFO_BYTES = 4096
@@ -332,7 +332,7 @@ SYSTEM_KEYS = frozenset(
 
 
 def own_rows(system: dict[str, str], path: str) -> dict[str, str]:
-    """Return the system rows of a root without a stamp (commit id and info) that was written for another version.
+    """Return the system rows of a root, but without a stamp (commit id and info) that was written for another version.
 
     Programs that know only the published format may copy the stamp of an earlier version into a new root. Early stamps
     do not contain their version. They are accepted here, because one file alone does not show whether they were copied.
@@ -344,7 +344,7 @@ def own_rows(system: dict[str, str], path: str) -> dict[str, str]:
     if COMMIT_ID not in system and COMMIT_INFO not in system:
         return system
     version = version_of_root(path)
-    if version is None:  # the root of an export, perhaps a copy of another program's root: derive its version
+    if version is None:  # an export root, which may be a copy of another program's root: derive its version
         before = version_of_root(system.get(PREVIOUS_ROOT, ""))
         version = 0 if before is None else before + 1
     stamped_version = decode_commit_info(system).get(STAMPED_VERSION, version)
@@ -352,7 +352,7 @@ def own_rows(system: dict[str, str], path: str) -> dict[str, str]:
 
 
 def without_carried_stamp(system: dict[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """Return the system rows of a root without a stamp that the previous root also has.
+    """Return the system rows of a root, but without a stamp that the previous root also has.
 
     This detects copied stamps that do not contain their version.
 
@@ -365,7 +365,7 @@ def without_carried_stamp(system: dict[str, str], before: Mapping[str, str]) -> 
 
 
 def clock_reset(system: Mapping[str, str], version: int) -> int | None:
-    """Return the newest version at which the clock was set back, according to the root of a version.
+    """Return the newest version at which the clock was reset, according to the root of a version.
 
     Args:
         system: The system rows of the root.
@@ -380,7 +380,7 @@ def clock_reset(system: Mapping[str, str], version: int) -> int | None:
 
 
 def is_clock_reset(system: Mapping[str, str], version: int) -> bool:
-    """Whether the clock was set back at a version, according to its root, which this program wrote.
+    """Whether the clock was reset at a version, according to its root, which must have been written by this program.
 
     Args:
         system: The system rows of the root.
@@ -417,7 +417,7 @@ def decode_commit_info(system: Mapping[str, str]) -> dict[str, Any]:
     try:
         info = json.loads(text, parse_constant=_refused_constant)
         if "\\u" in text:
-            json.dumps(info, ensure_ascii=False).encode()  # reject escapes that are unpaired surrogates
+            json.dumps(info, ensure_ascii=False).encode()  # reject escapes of unpaired surrogates
     except (ValueError, RecursionError):
         return {}
     return info if isinstance(info, dict) else {}

@@ -30,7 +30,7 @@ from trinitylake_ops.format.keys import (
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.format.node_file import check_node_compression, seal_room_bytes, size_of_rows_bytes, text_bytes
 
-_ANY_UUID = uuid.UUID(int=0)  # all paths of a kind have the same length
+_ANY_UUID = uuid.UUID(int=0)  # all UUIDs have the same length, so any of them gives the path length
 
 MIN_ORDER = 3
 MAX_ORDER = 65_536
@@ -54,9 +54,9 @@ def smallest_node_file_limit_bytes(definition: LakehouseDef) -> int:
     """Return the smallest valid ``node_file_max_size_bytes``: the size of the largest root that may be needed.
 
     This root has the maximum number of pointer rows, one buffered message and seals. Keys and values have their maximum
-    sizes, child pointers the size of a node's path. The system rows are those of a rollback with the largest
-    ``commit_info``. Root names have our naming, as in all lakehouses that this program creates. While a tree is edited,
-    the actual system rows of its root count.
+    sizes, and child pointers have the size of a node path. The system rows are those of a rollback with the largest
+    ``commit_info``. Root names have our naming, as in all lakehouses that this program creates. When a tree is edited,
+    the actual system rows of its root are used instead.
     """
     key_bytes = 4 + definition.namespace_name_max_size_bytes + definition.table_name_max_size_bytes
     return _largest_root_bytes(definition.order, key_bytes, definition.file_path_max_size_bytes)
@@ -117,8 +117,8 @@ def _validate_changeable_settings(definition: LakehouseDef) -> LakehouseDef:
 def check_readable_sizes(definition: LakehouseDef, path: str) -> LakehouseDef:
     """Check the sizes in a definition that was read, and return it unchanged.
 
-    The definition is untrusted. If the names in one node do not fit into its file, keys must not be padded to the name
-    sizes, because these can be gigabytes.
+    The definition is untrusted. If the names in one node cannot fit into a node file, keys must not be padded to the
+    name sizes, because these sizes can be gigabytes.
 
     Args:
         definition: The definition.
@@ -247,7 +247,7 @@ def _check_column_names(columns: tuple[Column, ...], parent: str) -> None:
 
 
 def _check_part_names(column: Column, parent: str) -> None:
-    """Check the names of struct fields in a column. Keys and values of maps and elements of lists need no names."""
+    """Check the names of struct fields in a column. Map keys, map values and list elements need no names."""
     _check_column_names(column.struct_fields, parent)
     for part in _parts(column)[len(column.struct_fields) :]:
         _check_part_names(part, parent)

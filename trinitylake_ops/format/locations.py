@@ -10,7 +10,8 @@ from trinitylake_ops.errors import InvalidLocationError
 
 # ``user:password@`` after the scheme. A port, or a path that contains ':' and '@', does not match.
 _USER_INFO = re.compile(r"^(?:[A-Za-z][A-Za-z0-9+.-]*:/{1,2})?[^/@:]+:(?!\d+(?:/|$)|/)[^@]*@")
-# Azure has a container before the account, where other URIs have a user. An account key never matches this pattern.
+# Azure URIs have a container before the account, where other URIs have a user. An account key never matches this
+# pattern.
 _CONTAINER_AT_ACCOUNT = re.compile(r"(?:\$root|\$web|[a-z0-9-]{3,63})@[a-z0-9][a-z0-9.-]*")
 _AZURE_SCHEMES = frozenset({"abfs", "abfss"})
 _S3_SCHEMES = re.compile(r"^s3[an]://")
@@ -129,7 +130,7 @@ def located(root: str) -> Callable[[str], str]:
 
 
 def _convert_scheme(root: str, uri: str) -> str:
-    """Convert URI forms of Hadoop's file systems (``s3a://``, ``abfs://``, ``file:/path``) to that of the root."""
+    """Convert URI forms of Hadoop's file systems (``s3a://``, ``abfs://``, ``file:/path``) to the form of the root."""
     if root.startswith("s3://"):
         return _S3_SCHEMES.sub("s3://", uri)
     if root.startswith("abfss://") and uri.startswith("abfs://"):

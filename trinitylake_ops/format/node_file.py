@@ -29,7 +29,7 @@ from trinitylake_ops.format.keys import (
 )
 from trinitylake_ops.format.node_sections import MalformedError, Rows, ascend, not_ascending_error
 
-#: The values of ``node_compression``: none, and the codecs that Arrow has for IPC files.
+#: The values of ``node_compression``: none, and the codecs that Arrow supports for IPC files.
 NODE_COMPRESSIONS = ("", "lz4", "zstd")
 
 
@@ -94,8 +94,9 @@ def encode_node(
         order: The order of the tree.
         compression: One of ``NODE_COMPRESSIONS``. The body is only compressed if that makes the file smaller, so the
             file never exceeds :func:`encoded_size_bytes` plus its seals.
-        path: The path where the file will be written. The file is sealed for its name; without a path, it has no seal.
-        max_bytes: The file has no seal if it would be larger than this with a seal.
+        path: The path where the file will be written. The seals contain the file name. If empty, the file is not
+            sealed.
+        max_bytes: Maximum size of a sealed file. If the file would be larger with seals, it is not sealed.
 
     Raises:
         InvalidDefinitionError: The compression is unknown.
@@ -127,7 +128,7 @@ def _smallest_file(batch: pa.RecordBatch, compression: str, path: str) -> bytes:
 
 
 def check_node_compression(compression: str) -> None:
-    """Raise InvalidDefinitionError if this program cannot write a ``node_compression``."""
+    """Raise InvalidDefinitionError if this program cannot write nodes with a ``node_compression``."""
     if compression not in NODE_COMPRESSIONS:
         raise InvalidDefinitionError(
             f"node_compression is {compression!r}, which is not supported; use '' (none), 'lz4' or 'zstd';"
@@ -194,7 +195,7 @@ def _pad8(size_bytes: int) -> int:
 
 @functools.cache
 def seal_room_bytes() -> int:
-    """Return the maximum size of the seals of a node file: that of a root whose name has 64 digits."""
+    """Return the maximum size of a node file's seals, which is the size for a root whose name has 64 digits."""
     return surrounding_bytes(RootNaming(64).path(0)) - surrounding_bytes("")
 
 
@@ -245,7 +246,7 @@ def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str =
 def decode_node(data: bytes, path: str) -> NodeFile:
     """Decode a node file, including those of older writers (FORMAT.md, "What is read beyond what is written").
 
-    If the stamp of a root was written for another version than that of ``path``, it is removed from ``system``.
+    If the stamp of a root was written for a version other than that of ``path``, the stamp is removed from ``system``.
 
     Args:
         data: The content of the file.

@@ -32,12 +32,12 @@ from trinitylake_ops.format.keys import (
     has_schema_id,
 )
 
-_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)  # threads are slower for nine small buffers
+_READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)  # threads would be slower for nine small buffers
 _MAX_ROWS = 2**31 - 1
 _MAX_DIGITS = 20
 _KEY, _PVALUE, _PNODE = range(len(SCHEMA))
-_VALUE_COLUMNS = ("pvalue", "value")  # the second name is that of the older layout
-_TRANSACTION_COLUMN = "txn"  # a column of the older layout; nothing in it is needed
+_VALUE_COLUMNS = ("pvalue", "value")  # the second name is used in the older layout
+_TRANSACTION_COLUMN = "txn"  # a column of the older layout, which is ignored
 _OBJECT_KEY_PREFIXES = (NAMESPACE_KEY_PREFIX, TABLE_KEY_PREFIX)
 
 
@@ -50,7 +50,7 @@ class MalformedError(Exception):
 
 
 def _read(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
-    """Return the validated rows of a file, and which of them are not null. Raise CorruptFileError if damaged."""
+    """Return a file's validated rows and bit masks of non-null rows. Raise CorruptFileError for a damaged file."""
     try:
         return read_own_batch(data, path) or _read_other_batch(data, path)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -61,7 +61,7 @@ def _read(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
 def _read_other_batch(data: bytes, path: str) -> tuple[pa.RecordBatch, Present]:
     """Return the rows of a file that does not have our exact form: compressed, several batches, or the older layout.
 
-    If the file has no column pnode, all its values are null.
+    If the file has no column ``pnode``, all pnodes are null.
     """
     schema = pa.ipc.open_file(data, options=_READ_OPTIONS).schema
     check_file_seals(data, schema, path)
@@ -93,11 +93,11 @@ class Rows:
 
     #: All rows of the file.
     batch: pa.RecordBatch
-    #: Which rows are not null.
+    #: The bit masks of non-null rows.
     present: Present
     #: The system rows.
     system: dict[str, str] = field(default_factory=dict)
-    #: The row without a key that begins section 2; None in a sealed root or a leaf of the older layout.
+    #: The row without a key with which section 2 begins; None in a sealed root or a leaf of the older layout.
     pointers: int | None = None
     #: The first row with a key.
     first: int = 0
@@ -120,7 +120,7 @@ class Rows:
             rows = cls(batch, present)
         except MalformedError as error:
             raise error.of(path) from error
-        # A rollback never copies the root of a purged version, and such a copy would hide a live version.
+        # Rollbacks never copy the root of a purged version, because such a copy would hide a live version.
         if SEALED_AT_MILLIS in rows.system:
             check_not_copied(data, path)
         return rows
@@ -149,7 +149,7 @@ class Rows:
     def _n_system_rows(self, n_rows: int) -> int:
         """Return the number of system rows.
 
-        They end at the row without a key; in a file without such a row, after the last known system row.
+        The system rows end at the row without a key or, in a file without such a row, after the last known system row.
         """
         absent = ~self.present[_KEY] & _rows(0, n_rows)
         if absent:
@@ -192,7 +192,7 @@ class Rows:
         if of_keys & ~(self.present[_KEY] & self.present[_PVALUE]):
             raise MalformedError("a row of the pointers lacks its key or value; n_keys is wrong")
         keys = TextColumn(self._column(_KEY, self.first, self.end))
-        # Keys ascend: if the first key is above all keys that start with a space, so are the others.
+        # Keys ascend: if the first key is greater than all keys that start with a space, so are the others.
         if of_keys and keys[0] < "!" and any(key.startswith(" ") for key in keys):
             raise MalformedError("a row of the pointers has a key that starts with a space")
         return keys
@@ -214,14 +214,14 @@ class Rows:
         """Return the newest message for each key, in order of arrival. Raise MalformedError if a row is invalid."""
         keys, values, children = (present >> self.end for present in self.present)
         if not keys | values | children:
-            return {}  # only blank pointer rows, as in nearly every leaf
+            return {}  # only blank pointer rows follow, as in nearly every leaf
         n_blank = _lowest(keys) if keys else 0
         n_rows = self.batch.num_rows - self.end
         if keys == _rows(n_blank, n_rows) and not values & _rows(0, n_blank) and not children:
             names, texts = (self._column(column, self.end + n_blank).to_pylist() for column in (_KEY, _PVALUE))
             buffer = dict(zip(names, texts, strict=True))
             if len(buffer) == len(names) and SYSTEM_KEYS.isdisjoint(buffer) and min(buffer) >= "!":
-                return buffer  # all rows are as we write them
+                return buffer  # all rows have the form that we write
         return self._any_buffer([self._column(column, self.end) for column in range(len(SCHEMA))])
 
     def _any_buffer(self, tails: Sequence[pa.StringArray]) -> dict[str, str | None]:

@@ -23,12 +23,12 @@ _OBJECT_START = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
 
 
 def encode_sealed_json(content: Mapping[str, Any], path: str, *, indent: int | None = None) -> bytes:
-    """Encode a JSON file with one seal before its entries and one after them.
+    """Encode a JSON file with one seal before its entries and one seal after them.
 
     Args:
         content: The entries of the JSON object.
         path: The path where the file will be written.
-        indent: Number of spaces for indentation; None for a compact file.
+        indent: Number of spaces of indentation; None for a compact file.
 
     Raises:
         InvalidInputError: The file would exceed the size limit of readers.

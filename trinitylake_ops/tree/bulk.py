@@ -28,8 +28,8 @@ def bulk_load(
 ) -> NodeFile:
     """Build a tree from a stream of sorted entries.
 
-    Only a few nodes of each level are in memory at a time. Nodes are filled to ``FILL``, except the last two of a
-    level. All nodes satisfy the limits on their number of keys. Errors of ``write`` are raised unchanged.
+    Only a few nodes of each level are in memory at a time. Nodes are filled to ``FILL``, except the last two nodes of a
+    level. All nodes satisfy the key count limits. Errors of ``write`` are raised unchanged.
 
     Args:
         entries: (key, location) pairs in strictly ascending order of keys.
@@ -101,7 +101,8 @@ class _NodeWriter:
 class _Level:
     """One level of the tree, from left to right. Complete nodes are written; pending entries are kept in lists.
 
-    In a level of inner nodes, ``children`` has one entry for each key, and one more once the level below is complete.
+    In a level of inner nodes, ``children`` has one entry for each key, and one additional entry once the level below is
+    complete.
     """
 
     nodes: _NodeWriter
@@ -122,12 +123,12 @@ class _Level:
         self.values += values
         self.children += children
         n_filled = n_filled_keys(self.nodes.limits)
-        # Keep enough entries for two nodes, because no more entries may follow.
+        # Keep enough entries for two nodes, because these may be the last entries.
         while len(self.keys) > n_filled + 1 + self.nodes.limits.max_keys:
             self._write_first(n_filled)
 
     def finished(self) -> _Level:
-        """Write the pending entries as two nodes of nearly the same size. Return the level above."""
+        """Write the pending entries as two nodes of nearly equal size. Return the level above."""
         self._write_first((len(self.keys) - 1) // 2)
         last = self.nodes.add(NodeFile(self.keys, self.values, self.children))
         assert self.parent is not None

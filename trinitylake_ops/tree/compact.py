@@ -1,4 +1,4 @@
-"""Compact a tree: empty its buffers and merge its nodes into as few as its keys need."""
+"""Compact a tree: empty its buffers and merge its nodes into as few nodes as its keys need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trinitylake_ops.tree.edit import EditedTree, TreeEditor, frozen_root
 from trinitylake_ops.tree.node import DirtyNode, TreeLimits, concatenate, split_evenly
 from trinitylake_ops.tree.store import NodePath, NodeStore
 
-#: Neighboring nodes are rewritten only if that saves at least this fraction of them.
+#: Neighboring nodes are rewritten only if this reduces their number by at least this fraction.
 MIN_SAVING = 0.1
 
 
@@ -102,14 +102,14 @@ class _Compaction(TreeEditor):
         return True
 
     def _pack(self, node: DirtyNode) -> bool:
-        """Distribute the keys of a node's children over the fewest nodes, if that saves enough nodes."""
+        """Distribute the keys of a node's children over as few nodes as possible, if this saves enough nodes."""
         n_keys = len(node.keys) + sum(len(child.keys) for child in self._children(node))
         capacity = n_filled_keys(self.limits) + 1
         n_parts = -(-(n_keys + 1) // capacity)
         if n_parts > (1 - MIN_SAVING) * len(node.children):
             return False
         if n_keys - (n_parts - 1) < n_parts * self.limits.min_keys:
-            capacity = self.limits.order  # the parts would have too few keys; full nodes never do
+            capacity = self.limits.order  # otherwise the parts would have too few keys; full nodes never have too few
         first, *others = (
             child if isinstance(child, DirtyNode) else DirtyNode.copy_of(child) for child in self._children(node)
         )

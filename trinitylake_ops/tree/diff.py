@@ -80,7 +80,7 @@ def _values(store: NodeStore, ends: Mapping[str, Lookup | Subtree]) -> dict[str,
 
 
 def _candidates(old: _Side, new: _Side) -> set[str]:
-    """Return the keys that may differ: those in nodes of only one tree, and those of messages that differ."""
+    """Return the keys that may differ: the keys in nodes of only one tree, and the keys of messages that differ."""
     if all(
         text_array(columns[0]).equals(text_array(columns[1]))
         for columns in (
@@ -94,7 +94,7 @@ def _candidates(old: _Side, new: _Side) -> set[str]:
 
 
 class _Side:
-    """The part of one tree that is not shared with the other: its nodes by location, and the unread nodes below."""
+    """The part of one tree that the other does not share: its nodes by location, and the unread nodes below them."""
 
     def __init__(self, store: NodeStore, root: NodeFile):
         self.store = store

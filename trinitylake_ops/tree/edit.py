@@ -1,9 +1,9 @@
 """Change a tree: messages enter at the root and are flushed down in batches.
 
-A change appends its messages to the root's buffer. When a buffer exceeds its target, the messages for one child, the
-group with the most bytes, move down to this child. The buffer of the child may then do the same, once. Most changes
-therefore rewrite only the root, and a change of a single message rewrites at most one path. Nodes that split or merge
-also rewrite neighbors. A change with about as many messages as the tree has keys rebuilds the tree instead.
+A change appends its messages to the root's buffer. When a buffer exceeds its target, the largest group of messages for
+one child (by bytes) is moved down to this child. The child's buffer may then be flushed in the same way, once. Most
+changes therefore rewrite only the root, and a change of a single message rewrites at most one path. Nodes that split or
+merge also rewrite neighbors. A change with about as many messages as the tree has keys rebuilds the tree instead.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from trinitylake_ops.tree.store import NodePath, NodeStore, check_depth
 _NODE_SYSTEM = {CREATED_AT_MILLIS: "9" * 20}
 
 
-# A change is large from this number of messages on: its messages are grouped once instead of once for each flush.
+# Minimum number of messages of a large change, whose messages are grouped once instead of once per flush.
 _BULK_MESSAGES = 1_000
-# A large change rebuilds a tree with at most this many keys per message, because nearly all leaves would change.
+# A large change rebuilds a tree that has at most this many keys per message, because nearly all leaves would change.
 _REBUILT_KEYS_PER_MESSAGE = 1.1
 _ENTRIES_AT_ONCE = 10_000
 
@@ -94,7 +94,7 @@ def _entries_after(store: NodeStore, root: NodeFile, messages: Mapping[str, str 
 
     Only a limited number of entries are converted to Python strings at a time.
     """
-    if root.is_leaf:  # nearly all entries are messages then, most of them already in order
+    if root.is_leaf:  # then nearly all entries are messages, most of which are already in order
         entries = {**dict(zip(root.keys, root.values, strict=True)), **root.buffer, **messages}
         yield from ((key, location) for key in sorted(entries) if (location := entries[key]) is not None)
         return
@@ -150,16 +150,16 @@ class TreeEditor:
 
     A node that receives messages flushes at most ``max_flushes`` groups. If its buffer still exceeds the target, the
     next change that reaches the node flushes again. A change of one message therefore writes one path, regardless of
-    how many buffers are full. The limit on the size of a file always applies.
+    how many buffers are full. The file size limit always applies.
 
     A method that changes a child calls :meth:`restore_child` on its parent afterwards, so that the children of a node
-    satisfy the limits on their number of keys. The root is restored last.
+    satisfy the key count limits. The root is restored last.
 
     Args:
         store: Reads the nodes.
         limits: The limits of the tree.
         root_system: The system rows of the new root, whose size counts against the limit of its file.
-        max_flushes: Maximum number of groups that a node flushes; None for no maximum.
+        max_flushes: Maximum number of groups that a node flushes; None for no limit.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class TreeEditor:
         return self.restored_root(root)
 
     def restored_root(self, root: DirtyNode) -> DirtyNode:
-        """Return a root that satisfies all limits in place of a root with any number of keys."""
+        """Convert a root with any number of keys to a root that satisfies all limits."""
         while True:
             if not root.is_leaf and not root.keys:
                 root = self._collapse(root)
@@ -218,7 +218,7 @@ class TreeEditor:
         Args:
             node: The node whose buffer is flushed.
             system: The system rows of the node.
-            max_flushes: After this number of flushes, only the limit of the file applies; None for no maximum.
+            max_flushes: After this number of flushes, only the file size limit applies; None for no limit.
         """
         while self._is_over(node, system, max_flushes):
             n_flushes = 1
@@ -230,7 +230,7 @@ class TreeEditor:
                 max_flushes -= n_flushes
 
     def _flush_heaviest(self, node: DirtyNode, max_flushes: int | None) -> int:
-        """Flush the largest groups of a large buffer until the rest is within its target. Return the number of flushes.
+        """Flush the largest groups of a large buffer until the rest is within the target. Return the number of flushes.
 
         Messages are grouped once, because a pass over the buffer for each flush would take quadratic time. At least
         one group is flushed. If a child splits or merges meanwhile, its group is divided and the first part is flushed.
@@ -273,7 +273,7 @@ class TreeEditor:
         """Add messages to a child and flush the child. Return the messages that it accepted, at least one.
 
         If the number of flushes is limited, a buffer grows to at most twice its target. It then accepts the messages
-        for the grandchild with the largest group, flushes this group, and accepts as many others as fit.
+        for the grandchild with the largest group, flushes this group, and accepts as many other messages as fit.
         """
         waiting = below.buffer | messages
         if below.is_leaf or self._max_flushes is None or messages_bytes(waiting) <= self._max_waiting_bytes:
@@ -310,14 +310,14 @@ class TreeEditor:
             self._delete_inner_key(node, row)
 
     def _delete_inner_key(self, node: DirtyNode, row: int) -> None:
-        """Delete a key of an inner node by joining the subtrees on its two sides."""
+        """Delete a key of an inner node by joining the two subtrees next to it."""
         left, right = self.dirty_child(node, row), self.dirty_child(node, row + 1)
         del node.keys[row], node.values[row]
         node.children[row : row + 2] = [self._join(left, right)]
         self.restore_child(node, row)
 
     def _join(self, left: DirtyNode, right: DirtyNode) -> DirtyNode:
-        """Join two neighbors of the same level with no key between them into one node of any number of keys."""
+        """Join two neighbors of the same level, without a key between them, into one node with any number of keys."""
         if left.is_leaf:
             return concatenate(left, right)
         left_count = len(left.keys)
@@ -363,7 +363,7 @@ class TreeEditor:
 
     @staticmethod
     def _merge_partner(parent: DirtyNode, position: int) -> int:
-        """Return the left position of the pair to merge. Prefer a neighbor that is rewritten anyway."""
+        """Return the position of the left node of the pair to merge. Prefer a neighbor that is rewritten anyway."""
         if position == 0:
             return 0
         if position == len(parent.children) - 1:

@@ -63,18 +63,19 @@ def forecast_tree(
     """Forecast the tree of a lakehouse.
 
     A node has ``fill * (order - 1)`` keys, and levels are added until the rest fits into one node. In the steady state,
-    every message passes through every level once. A flush moves the largest group of a full buffer, on average
-    :func:`mean_flush_messages` messages, and writes one node of the level below. A commit therefore writes the root,
-    and for each level below it a fraction of a node: one over the number of messages per flush. A node flushes once for
-    each group that it receives. If its outgoing groups are smaller than its incoming groups, its buffer grows to up to
-    twice the target; after that, it accepts no larger groups. Between two flushes a buffer refills, so on average half
-    a group is missing from it. Keys have their padded size, and locations the size of short names.
+    every message passes through every level once. A flush moves the largest group of a full buffer
+    (:func:`mean_flush_messages` messages on average) and writes one node of the level below. A commit therefore writes
+    the root, and for each level below it a fraction of a node: one over the number of messages per flush. A node
+    flushes once for each group that it receives. If its outgoing groups are smaller than its incoming groups, its
+    buffer grows to up to twice the target; after that, it accepts no larger groups. Between two flushes a buffer
+    refills, so on average half a group is missing from the buffer. Keys are assumed to have their padded size, and
+    locations to contain short names.
 
     Args:
         definition: The settings of the lakehouse.
         objects: Number of tables.
         fill: Average fill of nodes, between 0 and 1.
-        buffer_target_bytes: The size from which on buffers are flushed.
+        buffer_target_bytes: The size above which buffers are flushed.
     """
     names_bytes = definition.namespace_name_max_size_bytes + definition.table_name_max_size_bytes
     key_bytes = len(TABLE_KEY_PREFIX) + names_bytes
@@ -99,7 +100,7 @@ def forecast_tree(
     root_bytes = node_bytes(levels[1] - 1 if height else objects, buffer_messages, not height, _ROOT_SYSTEM)
     buffers = _steady_buffers(buffer_messages, [round(below / above) for above, below in pairwise(levels)])
     nodes_per_commit = bytes_per_commit = 0.0
-    written = 1.0  # nodes of a level per commit
+    written = 1.0  # number of nodes of a level that are written per commit
     for depth, buffer in enumerate(buffers):
         n_messages = round(buffer.messages - buffer.flushed / 2)
         system = _NODE_SYSTEM if depth else _ROOT_SYSTEM
@@ -150,7 +151,7 @@ def _steady_buffers(buffer_messages: int, fan_outs: Sequence[int]) -> list[_Buff
         fan_outs: Number of children of a node of each level.
     """
     buffers: list[_Buffer] = []
-    incoming = pending = 0.0  # messages that a flush moves into a node, and messages for it in the buffer above
+    incoming = pending = 0.0  # messages that a flush moves into a node, and pending messages for it above
     for depth, n_children in enumerate(fan_outs):
         messages, most = buffer_messages, 2 * buffer_messages if depth else buffer_messages
         while mean_flush_messages(messages, n_children) < incoming and messages < most:

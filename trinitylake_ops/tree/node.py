@@ -20,13 +20,13 @@ _NODE_PATH_BYTES = len(new_node_path())
 class TreeLimits:
     """Limits of all nodes of one tree. All sizes are those of uncompressed files."""
 
-    #: Maximum number of children of a node. It is a setting of the lakehouse.
+    #: Maximum number of children of a node (a lakehouse setting).
     order: int
-    #: Maximum size of a node file. It is a setting of the lakehouse.
+    #: Maximum size of a node file (a lakehouse setting).
     node_file_max_size_bytes: int
-    #: A buffer is flushed when its text exceeds this size. The writer chooses it.
+    #: A buffer is flushed when its text exceeds this size (chosen by the writer).
     buffer_target_bytes: int = DEFAULT_BUFFER_TARGET_BYTES
-    #: The compression of new files, one of ``NODE_COMPRESSIONS``. It is a setting of the lakehouse.
+    #: The compression of new files, one of ``NODE_COMPRESSIONS`` (a lakehouse setting).
     compression: str = ""
     #: Number of bytes that are reserved for the seals of a file.
     seal_room_bytes: int = 0
@@ -35,7 +35,7 @@ class TreeLimits:
     def of(cls, definition: LakehouseDef) -> TreeLimits:
         """Return the limits from the settings of a lakehouse.
 
-        If its maximum file size is too small for seals, no room is reserved for them.
+        If the lakehouse's maximum file size is too small for seals, no room is reserved for them.
         """
         has_room = definition.node_file_max_size_bytes >= smallest_node_file_limit_bytes(definition)
         return cls(
@@ -102,7 +102,7 @@ class DirtyNode:
         """Add messages that are newer than all content of this node.
 
         A leaf applies the messages. An inner node sets the values of its keys and buffers the rest. The deletion of one
-        of its keys remains in the buffer, because it restructures two subtrees.
+        of the node's own keys remains in the buffer, because applying it restructures two subtrees.
         """
         if self.is_leaf:
             self._apply(messages)
@@ -126,7 +126,7 @@ class DirtyNode:
         """Return the size of this node's uncompressed file without seals.
 
         Args:
-            order: The order of the tree. The node may exceed it.
+            order: The order of the tree. The node may have more children.
             system: The system rows of the node.
         """
         locations = [child for child in self.children if isinstance(child, str)]

@@ -14,7 +14,7 @@ from trinitylake_ops.format.keys import joined_texts, text_array
 from trinitylake_ops.format.node_file import NodeFile
 from trinitylake_ops.tree.store import NodePath, NodeStore, check_depth
 
-_MANY_KEYS = 16  # from this number of lookups in one node on, lists are faster than Arrow columns
+_MANY_KEYS = 16  # for at least this many lookups in one node, lists are faster than Arrow columns
 _FEW_ROWS = 64  # up to this number of rows, merging messages one by one is faster than Arrow's functions
 
 
@@ -102,7 +102,7 @@ def get_many(store: NodeStore, subtrees: Mapping[str, Subtree]) -> dict[str, str
 
 
 def find_keys(node: NodeFile, keys: Sequence[str]) -> Iterator[tuple[str, Lookup | Subtree]]:
-    """Yield each key with its result of :func:`find_key`."""
+    """Yield each key with the result of :func:`find_key`."""
     if len(keys) >= _MANY_KEYS:  # convert all rows to Python strings once, instead of a few for each key
         node = NodeFile(list(node.keys), list(node.values), list(node.children), node.buffer)
     for key in keys:
@@ -150,7 +150,7 @@ class _Part:
 def _parts(
     store: NodeStore, root: NodeFile, lower: str | None, upper: str | None
 ) -> tuple[list[_Part], dict[str, str | None]]:
-    """Return the rows of all nodes within bounds, in order of keys, and the messages that are newer than these rows."""
+    """Return the rows of all nodes within bounds, in key order, and the messages that are newer than these rows."""
     messages: dict[str, str | None] = {}
     node_path = NodePath()
     parts: list[_Part | str] = _expand(root, lower, upper, messages)
@@ -166,7 +166,7 @@ def _parts(
 
 
 def _expand(node: NodeFile, lower: str | None, upper: str | None, messages: dict[str, str | None]) -> list[_Part | str]:
-    """Return the rows of a node within bounds, interleaved with the children within bounds. Collect its messages."""
+    """Return a node's rows within bounds, interleaved with the children within bounds. Collect the node's messages."""
     for key, location in node.buffer.items():
         if (lower is None or lower <= key) and (upper is None or key < upper):
             messages.setdefault(key, location)  # messages nearer the root are newer, and were collected first
@@ -227,7 +227,7 @@ def _with_few_messages(
             rows.pop(key, None)
         else:
             rows[key] = location
-    order = sorted(rows)  # the order of code points is the same as that of UTF-8 bytes
+    order = sorted(rows)  # code point order is the same as UTF-8 byte order
     return pa.array(order, keys.type), pa.array([rows[key] for key in order], locations.type)
 
 
@@ -248,7 +248,7 @@ def _only_overwrites(keys: pa.ChunkedArray, messages: Mapping[str, str | None]) 
 
 
 def prefix_end(prefix: str) -> str | None:
-    """Return the least string above all strings that start with ``prefix``, or None if there is none."""
+    """Return the smallest string greater than all strings that start with ``prefix``, or None if there is none."""
     stem = prefix.rstrip("\U0010ffff")
     return stem[:-1] + chr(ord(stem[-1]) + 1) if stem else None
 
@@ -312,7 +312,7 @@ class NodesInRange(NodeStore):
 def split(nodes: NodeStore, root: NodeFile, order: int, within: KeyRange, objects_per_range: int) -> list[KeyRange]:
     """Split a key range into ranges with about the same number of objects.
 
-    The bounds are keys of upper levels, and only the nodes that are needed for them are read. Only one leaf is read, to
+    The bounds are keys of upper levels, and only the nodes needed to determine them are read. Only one leaf is read, to
     determine the height of the tree. Errors are those of :func:`get`.
 
     Args:

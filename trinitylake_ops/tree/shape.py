@@ -16,7 +16,7 @@ from trinitylake_ops.tree.store import NodePath, NodeStore, check_depth
 
 _BATCH = 256
 
-#: A node's location and depth, and the keys of its ancestors that bound its keys.
+#: The location and depth of a node, and the ancestor keys that bound its keys.
 _NodePosition: TypeAlias = tuple[str, int, str | None, str | None]
 
 
@@ -88,7 +88,7 @@ class LevelShape:
     fewest_keys: int
     #: Maximum number of keys in a node.
     most_keys: int
-    #: Number of keys relative to the maximum that the nodes can have.
+    #: Number of keys relative to the maximum number that the nodes can contain.
     fill: float
     #: Number of messages in buffers.
     messages: int
@@ -131,7 +131,7 @@ class TreeShape:
 
     @property
     def leaf_fill(self) -> float:
-        """Number of keys in leaves relative to the maximum that the leaves can have."""
+        """Number of keys in leaves relative to the maximum number that the leaves can contain."""
         return self.levels[-1].fill
 
     @property

@@ -16,15 +16,15 @@ from trinitylake_ops.storage.options import StorageOptions
 from trinitylake_ops.tree.node import messages_bytes
 
 DEFAULT_CACHE_BYTES = 64 * 1024 * 1024
-_MEMORY_PER_NODE_BYTES = 4096  # memory of a decoded node in addition to the bytes that its columns are views of
+_MEMORY_PER_NODE_BYTES = 4096  # memory of a decoded node in addition to the file bytes that its columns refer to
 
 
 class NodeStore:
     """Reads and caches decoded nodes of one lakehouse.
 
     Non-root nodes are immutable, so a cached node never becomes stale, and callers must not change it. Root nodes are
-    not cached, because deleting a version overwrites its root. If cached bytes do not decode, they are dropped from the
-    storage's cache and the file is read once more.
+    not cached, because deleting a version overwrites its root. If cached bytes cannot be decoded, they are dropped from
+    the storage's cache and the file is read once more.
 
     Args:
         storage: The storage of the lakehouse.
@@ -157,7 +157,7 @@ class NodeStore:
             ) from error
 
 
-#: No tree has this many levels: with at least two children per node, it would have 2^64 leaves.
+#: No tree has this many levels: with at least two children per node, the tree would have 2^64 leaves.
 MAX_LEVELS = 64
 
 

@@ -25,7 +25,7 @@ _approver: ContextVar[str | None] = ContextVar("approver", default=None)
 
 @contextmanager
 def acting_for_run(run_id: str, approved_by: str | None = None) -> Iterator[None]:
-    """Record the run of an orchestrator in all commits of this thread in the block that do not name another run.
+    """Record an orchestrator's run in all commits that this thread makes in the block and that do not name another run.
 
     Args:
         run_id: The id of the run.
@@ -41,7 +41,7 @@ def acting_for_run(run_id: str, approved_by: str | None = None) -> Iterator[None
 
 
 def acting_run() -> str | None:
-    """Return the run that this thread currently acts for, None if there is none."""
+    """Return the run for which this thread currently acts, None if there is none."""
     return _acting_run.get()
 
 
@@ -51,7 +51,7 @@ class CommitCost:
 
     #: The number of attempts.
     attempts: int
-    #: The number of requests that write files, including those of lost attempts and the hint.
+    #: The number of requests that write files, including requests of conflicting attempts and of the hint.
     requests: int
     #: The size of new definitions and nodes, without the root.
     bytes: int
@@ -76,13 +76,13 @@ class CommitInfo:
     properties: Mapping[str, str] = field(default_factory=dict)
     #: The ids of the transactions that the root commits.
     members: tuple[str, ...] = ()
-    #: Numbers of the operation, by name.
+    #: Counts that the operation reports, by name.
     counts: Mapping[str, int] = field(default_factory=dict)
     #: The info of each member in the same order, if there are several.
     transactions: tuple[CommitInfo, ...] = ()
 
     def largest(self) -> str:
-        """Return the longest possible JSON text, because a root reserves room before its cost is known.
+        """Return the longest possible JSON text, because a root reserves room for it before the cost is known.
 
         Raises InvalidInputError if it exceeds 4 KiB.
         """
@@ -133,7 +133,7 @@ def _user() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _user_of(user_id: int, *environment: str | None) -> str:
-    """Return the user's name. Cached, because the lookup may read a file or query a server."""
+    """Return the user name. Cached, because the lookup may read a file or query a server."""
     del environment
     try:
         # The environment may contain invalid UTF-8.

@@ -61,7 +61,7 @@ class DefinitionStore:
 
         Args:
             location: The location.
-            version: The version, for the allowed external locations that the definition names.
+            version: The version with this definition. Only the latest version determines the table root.
 
         Raises:
             CorruptFileError: The definition cannot be decoded.
@@ -72,7 +72,7 @@ class DefinitionStore:
         return definition
 
     def unread_path(self, location: str) -> str | None:
-        """Return the path of a definition that is not cached, None if it is cached or not in this lakehouse."""
+        """Return the path of a definition that is not cached; None if it is cached or not in this lakehouse."""
         if self._cache.get(location) is not None:
             return None
         try:

@@ -28,9 +28,9 @@ from trinitylake_ops.versions.latest import latest_snapshot
 from trinitylake_ops.versions.roots import read_roots
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot, utc_datetime
 
-_BATCH = 32  # roots that are read at a time
+_BATCH = 32  # number of roots that are read at a time
 _MAX_COUNT = 2**63 - 1
-#: The property of a commit by the REST server that names the client.
+#: The property of the REST server's commits that names the client.
 CLIENT_PROPERTY = "principal"
 
 T = TypeVar("T")
@@ -40,10 +40,10 @@ T = TypeVar("T")
 class VersionInfo:
     """One version in the history. Fields that its writer did not record are None or empty.
 
-    ``members`` contains the ids of its transactions. If there are several, ``transactions`` describes each of them.
-    ``cost`` contains the ``attempts`` of the commit, the ``requests`` that wrote its files, and the ``bytes`` of its
-    definitions and nodes. ``root_bytes`` is the size of its root. ``is_clock_reset`` is set if the version has the
-    storage's time although earlier versions have later times.
+    ``members`` contains the ids of the transactions in the version. If there are several, ``transactions`` describes
+    each of them. ``cost`` contains the ``attempts`` of the commit, the ``requests`` that wrote its files, and the
+    ``bytes`` of its definitions and nodes. ``root_bytes`` is the size of its root. ``is_clock_reset`` is set if the
+    version has the storage's current time even though earlier versions have later times.
     """
 
     version: int
@@ -73,7 +73,7 @@ class VersionInfo:
 
     @property
     def committer(self) -> str:
-        """The committer: a client of the REST server, otherwise user and host. Empty if unknown."""
+        """The committer: the REST server's client if there is one, otherwise user and host. Empty if unknown."""
         return _client(self.properties) or "@".join(filter(None, (self.user, self.host)))
 
 
@@ -91,7 +91,7 @@ class TransactionInfo:
 
     @property
     def client(self) -> str:
-        """The client of the REST server that submitted it. Empty if there was none."""
+        """The client of the REST server that submitted the transaction. Empty if there was none."""
         return _client(self.properties)
 
 
@@ -106,8 +106,8 @@ def history(files: LakehouseFiles, limit: int | None = None, latest: Snapshot | 
 
     Args:
         files: The files of the lakehouse.
-        limit: Maximum number of versions. None for all.
-        latest: The version to start with. By default the latest.
+        limit: Maximum number of versions; None for all versions.
+        latest: The version to start with; by default the latest version.
 
     Raises:
         LakehouseNotFoundError: There is no lakehouse.
@@ -129,7 +129,7 @@ def version_infos(
         files: The files of the lakehouse.
         versions: The versions, up to ``latest``.
         latest: The latest version.
-        before: The neighbor of the first version, if it was read already.
+        before: The neighbor of the first version, if it has already been read.
 
     Raises:
         StorageError: A root cannot be read.
@@ -144,7 +144,7 @@ def version_infos(
 
 
 def snapshot_info(snapshot: Snapshot, definition: LakehouseDef) -> VersionInfo:
-    """Return the record of a version that was read already.
+    """Return the record of a version that has already been read.
 
     Args:
         snapshot: The version.
@@ -156,7 +156,7 @@ def snapshot_info(snapshot: Snapshot, definition: LakehouseDef) -> VersionInfo:
 
 @dataclass(frozen=True, slots=True)
 class _Root:
-    """The system rows of a version's root, which are empty if it was deleted, and its size."""
+    """The system rows and size of a version's root. The rows are empty if the root was deleted."""
 
     version: int
     system: dict[str, str]
@@ -198,7 +198,7 @@ def _texts(value: object) -> dict[str, str]:
 
 
 def version_at(location: str | None) -> int | None:
-    """Return the version whose root has this location, None if it is not the location of a root."""
+    """Return the version whose root is at this location, None if it is not the location of a root."""
     try:
         return None if location is None else parse_root_path(location)
     except VersionNotFoundError:
@@ -246,7 +246,7 @@ def _version_info(root: _Root, definition: LakehouseDef) -> VersionInfo:
 
 
 def _transactions(info: Mapping[str, Any]) -> tuple[TransactionInfo, ...]:
-    """Return the transactions in ``commit_info``, or nothing if their number differs from that of ``members``."""
+    """Return the transactions in ``commit_info``, or none if their number differs from the number of ``members``."""
     members, infos = _of_type(list, info.get("members")), _of_type(list, info.get("transactions"))
     if len(members) != len(infos):
         return ()
@@ -276,12 +276,12 @@ class Change:
 def diff_snapshots(before: Snapshot, after: Snapshot, files: LakehouseFiles | None = None) -> list[Change]:
     """Return the changes between two versions of one lakehouse. Objects of unknown type are left out.
 
-    A version at another root, for example of the parent of a clone, is compared by absolute locations.
+    A version at another root, for example a version of a clone's parent, is compared by absolute locations.
 
     Args:
         before: The earlier version.
         after: The later version.
-        files: The files of the lakehouse of ``after``. By default those of one of the versions.
+        files: The files of the lakehouse that contains ``after``; by default the files of one of the versions.
 
     Raises:
         VersionExpiredError: A version was purged.

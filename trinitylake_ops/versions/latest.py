@@ -50,12 +50,12 @@ def _resolve_latest(files: LakehouseFiles, probed: ProbedRoots | None = None) ->
         return _snapshot(files, version, data, read_at_ms)
     files.storage.expect_clock()
     hinted = read_hint(files.storage)
-    read_at_ms = files.storage.now_ms()  # before any root is read; the response to the hint may have set the clock
+    read_at_ms = files.storage.now_ms()  # before any root is read; the hint's response may have set the clock
     return _snapshot(files, *find_latest_from(files.roots, hinted, probed), read_at_ms)
 
 
 def open_latest(files: LakehouseFiles) -> None:
-    """Find the latest version of a lakehouse that is being opened, so that the next read needs no request for it.
+    """Find the latest version of a lakehouse that is being opened, so that the next read need not look it up again.
 
     Raises LakehouseNotFoundError, StorageError, and CorruptFileError for roots of several namings.
     """
@@ -63,7 +63,7 @@ def open_latest(files: LakehouseFiles) -> None:
 
 
 def latest_after(files: LakehouseFiles, probe: RootProbe) -> Snapshot:
-    """Return the latest version from a probe of a version that exists, usually without another request."""
+    """Return the latest version, starting from a probe of an existing version, usually without another request."""
     snapshot = _snapshot(files, *find_latest_after(files.roots, probe), probe.read_at_ms)
     return latest_snapshot(files) if snapshot.root.is_sealed else snapshot
 
@@ -78,7 +78,7 @@ def reading_bases(*bases: Snapshot) -> Iterator[None]:
     """Read files of versions in the block, and report a file that is missing because its version was purged.
 
     Raises TransactionExpiredError in that case, instead of FileMissingError or VersionExpiredError. This happens to a
-    transaction that is younger than the current time to live, but was older than the time to live at the purge.
+    transaction whose age is below the current time to live, but exceeded the time to live that applied at the purge.
     """
     try:
         yield

@@ -31,7 +31,7 @@ PARENT_VERSION = "parent@"
 _OF_PARENT = re.compile(rf"{PARENT_VERSION}(\d{{1,10}})", re.ASCII)
 _MAX_VERSION_DIGITS = 100  # longer numbers are rejected before they are converted
 
-#: Returns a version of the lakehouse at another root, for the storage options of that root or None.
+#: Returns a version of the lakehouse at another root. The third argument contains the storage options for that root.
 VersionAtRoot = Callable[[str, int, Mapping[str, str] | None], Snapshot]
 #: Returns a version of the parent of a clone by number, or by a time in milliseconds since the epoch.
 VersionOfParent = Callable[[ParentRecord, int | None, int | None], Snapshot]
@@ -97,9 +97,9 @@ class VersionLookup:
         return self.exported(name, latest)
 
     def _of_number(self, version: int, latest: Snapshot | None) -> Snapshot:
-        """Return a version by number. Its root is read together with the latest one: four requests, two round trips.
+        """Return a version by number. Its root is read together with the latest root: four requests, two round trips.
 
-        If the lakehouse definition has changed since, the latest definition is also read.
+        If the lakehouse definition has changed since that version, the latest definition is also read.
         """
         if latest is not None:
             return self._of(version, latest)
@@ -171,7 +171,7 @@ class VersionLookup:
 
 
 def _no_such_name(name: str, latest: Snapshot) -> ExportNotFoundError | VersionNotFoundError:
-    """Return the error for the name of an export that does not exist."""
+    """Return the error for an export name that does not exist."""
     definition = latest.definition
     for record in definition.exports:
         if record.name == name:
@@ -198,8 +198,8 @@ def _no_such_name(name: str, latest: Snapshot) -> ExportNotFoundError | VersionN
 def clones_of(definition: LakehouseDef) -> list[ExportRecord]:
     """Return the record of each clone, sorted by name.
 
-    A refresh pins a further version for its clone with a second record. That record is only returned if the clone's own
-    record is missing, so that every clone that pins versions is listed and can be dropped.
+    When a clone is refreshed, a second record pins another version for the clone. That record is only returned if the
+    clone's own record is missing, so that every clone that pins versions is listed and can be dropped.
     """
     by_id: dict[str, list[ExportRecord]] = {}
     for record in definition.exports:
@@ -210,7 +210,7 @@ def clones_of(definition: LakehouseDef) -> list[ExportRecord]:
 
 
 def _is_own(record: ExportRecord) -> bool:
-    """Whether a record is the clone's own, not that of a further version that it pins."""
+    """Whether a record is the clone's own record and not a record of another version that the clone pins."""
     return record.manifest_path == manifest_path(record.clone_id)
 
 
@@ -257,7 +257,7 @@ def _millis(timestamp: datetime | int) -> int:
 
 
 def _exported_version(name: str, path: str, root: NodeFile, definition: LakehouseDef) -> int:
-    """Return the version of an export: from its record, otherwise from the name of its root or its predecessor."""
+    """Return the version of an export, from its record or else from the name of its root or of the previous root."""
     for record in definition.exports:
         if record.name == name:
             return record.version
@@ -275,14 +275,14 @@ def _parents_version(name: str) -> int | None:
 
 
 def check_within(parent: ParentRecord, version: int) -> int:
-    """Check that a version of the parent is not later than the cloned one, and return it.
+    """Check that a version of the parent is not later than the cloned version, and return it.
 
     Args:
         parent: The record of the parent.
         version: The version of the parent.
 
     Raises:
-        VersionNotFoundError: The version is later than the cloned one.
+        VersionNotFoundError: The version is later than the cloned version.
     """
     if version > parent.cloned_version:
         raise VersionNotFoundError(
@@ -296,7 +296,7 @@ def check_within(parent: ParentRecord, version: int) -> int:
 def check_granted(parent: ParentRecord, latest: LakehouseDef, allowed_roots: AllowedRoots) -> None:
     """Check that this clone may read its parent: the parent records it, or the operator allows the parent's root.
 
-    Names of roots can be guessed, so the content of a clone alone must not grant access to another lakehouse.
+    Root URIs can be guessed, so the content of a clone alone must not grant access to another lakehouse.
 
     Args:
         parent: The record of the parent in the clone.

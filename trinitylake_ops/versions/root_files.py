@@ -17,7 +17,7 @@ from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 
 logger = logging.getLogger(__name__)
 
-#: Enough bytes for any version number and white space. A corrupt hint may be larger.
+#: Number of bytes that suffices for any version number and white space. A corrupt hint may be larger.
 HINT_READ_BYTES = 64
 _UUID_CHARS = 36
 
@@ -52,7 +52,7 @@ class KnownRoot:
         return (offset, commit_id) if offset >= 0 and len(commit_id) == _UUID_CHARS else (0, b"")
 
     def still_exists(self, storage: Storage) -> bool:
-        """Whether the path still contains this root, not that of a lakehouse that replaced this one.
+        """Whether the path still contains this root, and not the root of a lakehouse that replaced this one.
 
         Reads only the ``commit_id``, if there is one. Raises StorageError.
         """
@@ -71,16 +71,16 @@ class JustOpened:
 
     #: The root of the version.
     root: KnownRoot
-    #: When the root was read, by the storage's clock.
+    #: When the root was read, according to the storage's clock.
     read_at_ms: int
-    #: When the root was read, by the process clock.
+    #: When the root was read, according to the process clock.
     opened_at_s: float
-    #: How many roots this process had created before the read.
+    #: The number of roots that this process had created before the read.
     n_created: int
 
 
 class ProbedRoots:
-    """The roots that were probed, and their contents if they were read (None for a missing root).
+    """The probed roots, with the content of each root that was read (None for a missing root).
 
     Args:
         storage: The storage of the lakehouse.
@@ -144,7 +144,7 @@ def read_hint(storage: Storage) -> int | None:
 
 
 class HintWriter:
-    """Writes the hint, best effort. The hint only saves requests, so failures are only logged and counted."""
+    """Writes the hint, best-effort. The hint only saves requests, so failures are only logged and counted."""
 
     def __init__(self, storage: Storage):
         self._storage = storage
@@ -158,7 +158,7 @@ class HintWriter:
         return len(self._failed)
 
     def note(self, version: int) -> None:
-        """Write a version that was just committed to the hint, unless this object has committed a newer one.
+        """Update the hint to a version that was just committed, unless this object has committed a newer version.
 
         The write runs in the background. Of several versions in quick succession, only the last one is written.
         """

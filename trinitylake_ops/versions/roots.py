@@ -23,19 +23,20 @@ from trinitylake_ops.storage.interface import Storage
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
 from trinitylake_ops.versions.root_files import JustOpened, KnownRoot, ProbedRoots, one_naming, read_hint
 
-#: Prefix of the names of version 0 in all namings, and of no other version.
+#: Prefix of the root names of version 0 in all namings. No other version has this prefix.
 _OLDEST_PREFIX = min((naming.path(0).partition(".")[0] for naming in ROOT_NAMINGS), key=len)
 
 
 class Roots:
     """The roots of one lakehouse: their storage, their naming and the newest known one.
 
-    The naming is resolved once: when the lakehouse is opened, otherwise on first use.
+    The naming is resolved once, either when the lakehouse is opened or on first use.
 
     Args:
         storage: The storage of the lakehouse.
         known_naming: The naming of the roots, None if it is not known yet.
-        keeps_newest: Whether to remember the newest known root, from which the latest one is found in one round trip.
+        keeps_newest: Whether to remember the newest known root, from which the latest root can be found in one round
+            trip.
     """
 
     def __init__(self, storage: Storage, known_naming: RootNaming | None = None, *, keeps_newest: bool = True):
@@ -61,7 +62,7 @@ class Roots:
         return self.naming.path(version)
 
     def known(self, version: int, data: bytes) -> KnownRoot:
-        """Return the root of the latest version for its bytes, and remember it. The same bytes are decoded once."""
+        """Return the root of the latest version from its bytes, and remember it. Equal bytes are decoded only once."""
         newest = self.newest
         if newest is not None and newest.version == version and newest.data == data:
             return newest
@@ -70,12 +71,12 @@ class Roots:
         return root
 
     def keep(self, root: KnownRoot) -> None:
-        """Remember the root of the latest version, unless another thread has found a later one."""
+        """Remember the root of the latest version, unless another thread has found a later root."""
         if self._keeps_newest and (self.newest is None or root.version >= self.newest.version):
             self.newest = root
 
     def opened(self, version: int, data: bytes, read_at_ms: int) -> None:
-        """Remember the latest version when the lakehouse was opened, for a first read that follows immediately.
+        """Remember the latest version found on opening the lakehouse, for a first read that follows immediately.
 
         Args:
             version: The version.
@@ -87,9 +88,9 @@ class Roots:
             self._just_opened = JustOpened(root, read_at_ms, process_clock.now_s(), _n_created)
 
     def take_opened(self) -> JustOpened | None:
-        """Return the latest version when the lakehouse was opened, once, if it is recent.
+        """Return the latest version found on opening the lakehouse, if it is recent. Later calls return None.
 
-        It is not recent if this process has created a root since.
+        The version is not recent if this process has created a root since then.
         """
         opened, self._just_opened = self._just_opened, None
         if opened is None or opened.n_created != _n_created:
@@ -98,34 +99,35 @@ class Roots:
 
 
 def count_created_root() -> None:
-    """Note that this process creates a root: versions that were read on opening are no longer recent."""
+    """Record that this process creates a root, so that versions read on opening no longer count as recent."""
     global _n_created  # noqa: PLW0603 - counts the roots that the process creates
     _n_created += 1
 
 
 _n_created = 0
-#: How long the version that was read on opening counts as the latest one. The next statement of a program runs within
-#: this time. It is so short that the program can hardly have learned of a commit by another process in between.
+#: How long the version that was read on opening counts as the latest version. The next statement of a program typically
+#: runs within this time, which is so short that the program can hardly have learned of a commit by another process.
 _RECENT_OPEN_S = 0.001
-#: Number of versions that are read together after two that are not the latest.
+#: Number of versions that are read together after two versions that are not the latest.
 _N_FOLLOWING = 2
 
 
 def find_latest(roots: Roots) -> tuple[int, bytes]:
     """Return the latest version and the bytes of its root.
 
-    The hint is only a starting point: a missing, invalid, stale or leading hint costs requests, but never fails. With a
-    correct hint this takes two round trips, or one if ``roots`` already knows the latest version. An unknown naming
-    that is not the default takes one more. Raises LakehouseNotFoundError, CorruptFileError, StorageError.
+    The hint is only a starting point: a missing, invalid, stale or too high hint costs requests, but never causes a
+    failure. With a correct hint this takes two round trips, or one if ``roots`` already knows the latest version. An
+    unknown naming that is not the default takes one more round trip. Raises LakehouseNotFoundError, CorruptFileError,
+    StorageError.
     """
-    roots.take_opened()  # older than the version that is found now
+    roots.take_opened()  # discard it: it is older than the version that is found now
     if roots.newest is not None:
         return confirm_latest(roots, roots.newest, ProbedRoots(roots.storage))
     return find_latest_from(roots, read_hint(roots.storage))
 
 
 def find_latest_from(roots: Roots, hinted: int | None, probed: ProbedRoots | None = None) -> tuple[int, bytes]:
-    """Return the latest version and the bytes of its root, like :func:`find_latest`, for a hint that was read already.
+    """Return the latest version and the bytes of its root, like :func:`find_latest`, for a hint that has been read.
 
     Args:
         roots: The roots of the lakehouse.
@@ -160,7 +162,7 @@ class RootProbe:
     def latest(self, roots: Roots) -> KnownRoot | None:
         """Return the latest version of the probe, None if the probed version does not exist.
 
-        Follows a hint to a later version. Falls back to the probed versions if that one cannot be read.
+        Follows a hint to a later version. Falls back to the probed versions if the hinted version cannot be read.
         """
         contents = [self.probed.contents.get(path) for path in _pair(roots.naming, self.version)]
         existing = [(self.version + offset, data) for offset, data in enumerate(contents) if data is not None]
@@ -175,8 +177,8 @@ class RootProbe:
 def probe_successors(roots: Roots, version: int) -> RootProbe:
     """Read the root of a version, its successor and the hint in one round trip.
 
-    Raises StorageError if the root of the version cannot be read. Failures to read the successor are ignored; it is
-    read again when it is needed.
+    Raises StorageError if the root of the version cannot be read. Failures to read the successor are ignored; the
+    successor is read again when it is needed.
     """
     roots.take_opened()
     path = roots.path(version)
@@ -195,7 +197,7 @@ def probe_successors(roots: Roots, version: int) -> RootProbe:
 
 
 def speculative_probe(roots: Roots, version: int) -> tuple[RootProbe, list[Callable[[], None]]]:
-    """Return a probe of a version that may not exist, and the reads that fill it in, for a round trip of the caller.
+    """Return a probe of a version that may not exist, and the reads that fill it, which the caller must run.
 
     Failed reads are ignored. On remote storage the hint is also read, because a writer that has fallen behind would
     need several round trips to catch up.
@@ -219,9 +221,9 @@ def speculative_probe(roots: Roots, version: int) -> tuple[RootProbe, list[Calla
 
 
 def find_latest_after(roots: Roots, probe: RootProbe) -> tuple[int, bytes]:
-    """Return the latest version and the bytes of its root, starting from a probe of a version that exists.
+    """Return the latest version and the bytes of its root, starting from a probe of an existing version.
 
-    Takes no further request if the probed version is the latest, otherwise usually one more round trip.
+    Makes no further request if the probed version is the latest, otherwise usually takes one more round trip.
 
     Args:
         roots: The roots of the lakehouse.
@@ -236,7 +238,7 @@ def find_latest_after(roots: Roots, probe: RootProbe) -> tuple[int, bytes]:
 def _latest_after(
     roots: Roots, naming: RootNaming, existing: int, hinted: int | None, probed: ProbedRoots
 ) -> tuple[int, bytes]:
-    """Continue from a version that is known to exist. Roots that were read already are not read again."""
+    """Continue from a version that is known to exist. Roots that have already been read are not read again."""
     probed.read(_pair(naming, existing))
     is_latest = existing == MAX_VERSION or probed.contents[naming.path(existing + 1)] is None
     start = max(existing if is_latest else existing + 1, hinted or 0)
@@ -298,7 +300,7 @@ def open_roots(roots: Roots) -> tuple[int, bytes, int]:
 
 
 def _probe_oldest(probed: ProbedRoots) -> int | None:
-    """Return the hinted version. In the same round trip, find which names of version 0 exist."""
+    """Return the hinted version. In the same round trip, determine which names of version 0 exist."""
 
     def probe(path: str) -> None:
         if path == _OLDEST_PREFIX:
@@ -345,7 +347,7 @@ def _latest_from(roots: Roots, naming: RootNaming, start: int, probed: ProbedRoo
     roots.known_naming = naming
     if start == MAX_VERSION or probed.contents[naming.path(start + 1)] is None:
         return start, root
-    is_near = start > 0  # without a hint, the latest may be far away
+    is_near = start > 0  # without a hint, the latest version may be far away
     near = [version for version in range(start + 2, start + 2 + _N_FOLLOWING) if version <= MAX_VERSION and is_near]
     probed.read(map(naming.path, near))
     for version in near:
@@ -382,7 +384,7 @@ def read_roots(roots: Roots, versions: Sequence[int], batch: int) -> Iterator[tu
 
 
 def find_later(roots: Roots, existing: int) -> int:
-    """Return the latest version, searching from one that exists. Takes one request if that is the latest.
+    """Return the latest version, searching from an existing version. Takes one request if that version is the latest.
 
     Version numbers have no gaps, because a root is never removed without a replacement. Raises StorageError.
     """
@@ -418,7 +420,7 @@ def _latest_listed(roots: Roots) -> tuple[int, bytes]:
 def listed_versions(storage: Storage) -> set[int]:
     """Return the versions of all listed root files.
 
-    Raises CorruptFileError for several namings, VersionNotFoundError for a number beyond the largest version.
+    Raises CorruptFileError for several namings, VersionNotFoundError for a number beyond the maximum version.
     """
     paths = _listed_roots(storage)
     one_naming(storage.root, paths)
@@ -442,7 +444,7 @@ def versions_beyond_gap(roots: Roots, latest: int, listed: Iterable[int]) -> lis
 def check_no_gap(roots: Roots, latest: int) -> None:
     """Raise CorruptFileError if there is a root beyond the latest version, because a root between them was deleted.
 
-    A commit would fill the gap and be lost behind the versions after it. Also raises CorruptFileError for roots of
+    A new commit would fill the gap and be hidden by the versions after it. Also raises CorruptFileError for roots of
     several namings.
     """
     if beyond := versions_beyond_gap(roots, latest, listed_versions(roots.storage)):

@@ -48,7 +48,7 @@ from trinitylake_ops.versions.roots import Roots
 #: The keys that a caller is about to read, in the encoding of the lakehouse.
 Wanted = Callable[[KeyCodec], KeyRange]
 
-_MAX_NODES = 1_000  # read ahead; each takes a separate request
+_MAX_NODES = 1_000  # maximum number of nodes that are read ahead; each takes a separate request
 _DEFAULTS = LakehouseDef(id="")
 _LIKELY_KEYS = KeyCodec(_DEFAULTS.namespace_name_max_size_bytes, _DEFAULTS.table_name_max_size_bytes)
 
@@ -78,7 +78,7 @@ def read_ahead(
         return
     try:
         keys = wanted(_LIKELY_KEYS)
-    except InvalidNameError:  # may only be too long for the default sizes
+    except InvalidNameError:  # the name may only be too long for the default sizes
         return
     node_paths = [path for child in keys.part_of(root).children if (path := nodes.unread_path(child)) is not None]
     if not 0 < len(node_paths) <= _MAX_NODES:
@@ -170,7 +170,7 @@ class CatalogReader(ABC):
         return KeyCodec(definition.namespace_name_max_size_bytes, definition.table_name_max_size_bytes)
 
     def expect(self, wanted: Wanted) -> None:
-        """Prepare for a read of these keys. Does nothing by default."""
+        """Prepare for reading these keys. Does nothing by default."""
         del wanted
 
     def namespaces(self) -> list[str]:
@@ -348,7 +348,7 @@ class Snapshot(CatalogReader):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Read files of this version in the block, and report a file that is missing because the version was purged.
+        """Read files of this version in the block, and detect files that are missing because the version was purged.
 
         Raises VersionExpiredError instead of FileMissingError in that case (docs/internals/protocol.md, "Time travel").
         """

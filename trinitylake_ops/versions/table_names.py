@@ -1,4 +1,4 @@
-"""Find the names of tables in a version by id or dotted name, and reject a second name for a table."""
+"""Find the names of a version's tables by id or dotted name, and reject a second name for a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.tree.search import prefix_end, scan
 from trinitylake_ops.versions.snapshot import CatalogReader, Snapshot
 
-_BATCH = 1_000  # definitions that are read at a time
+_BATCH = 1_000  # number of definitions that are read at a time
 
 
 class TableNames:
@@ -36,7 +36,7 @@ class TableNames:
         self._keys: dict[str, set[str]] = {}
 
     def keys_of(self, snapshot: Snapshot, table_id: str) -> frozenset[str]:
-        """Return the keys of the tables of a version with an id. Ignores missing and corrupt definitions.
+        """Return the keys of a version's tables that have a given id. Ignores missing and corrupt definitions.
 
         Args:
             snapshot: The version.
@@ -50,7 +50,7 @@ class TableNames:
             return frozenset(self._keys.get(table_id, ()))
 
     def names_of(self, snapshot: Snapshot, table_id: str) -> list[ObjectName]:
-        """Return the sorted names of the tables of a version with an id.
+        """Return the sorted names of a version's tables that have a given id.
 
         Args:
             snapshot: The version.
@@ -62,7 +62,7 @@ class TableNames:
         return sorted((snapshot.object_name(key) for key in self.keys_of(snapshot, table_id)), key=str)
 
     def shared(self, snapshot: Snapshot) -> list[list[ObjectName]]:
-        """Return the names of each table of a version with several names. Raises StorageError."""
+        """Return the names of each table that has several names in a version. Raises StorageError."""
         with self._lock:
             self._follow(snapshot)
             several = [sorted(keys) for keys in self._keys.values() if len(keys) > 1]
@@ -107,7 +107,7 @@ def table_ids(snapshot: Snapshot, located: Mapping[str, str | None]) -> dict[str
 
     Args:
         snapshot: A version of the lakehouse.
-        located: The location of each definition by key, None for no table.
+        located: The location of each definition by key; None if there is no table.
 
     Raises:
         StorageError: A definition cannot be read.
@@ -131,7 +131,7 @@ def _ids_of(snapshot: Snapshot, located: Iterable[tuple[str, str]]) -> dict[str,
     return {key: definition.id for (key, _), definition in zip(located, definitions, strict=True)}
 
 
-#: Returns the keys of the tables of a version with an id.
+#: Returns the keys of a version's tables that have a given id.
 KeysOf = Callable[[Snapshot, str], Collection[str]]
 
 
@@ -139,7 +139,7 @@ class OneName:
     """A precondition of a commit: no table that the change writes has another name.
 
     Args:
-        ids: The ids of written tables by key, None for dropped tables. Tables that keep their id may be left out.
+        ids: The ids of written tables by key; None for dropped tables. Tables that keep their id may be omitted.
         keys_of: Finds the keys of an id. By default all definitions of the version are read.
     """
 

@@ -1,4 +1,4 @@
-"""Times of versions: the time of the next version, and the version at a time (protocol.md, "Time travel")."""
+"""Version times: the time of the next version, and the version at a given time (protocol.md, "Time travel")."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MAX_BEHIND_MS = 24 * 3_600_000
 
 
 def find_version_at(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots) -> int:
-    """Return the newest version such that no version from the last clock reset up to it is later than a time.
+    """Return the newest version for which no version from the last clock reset up to it is later than a given time.
 
     Between two clock resets, each version that this package writes is later than its predecessor. Therefore bisection
-    finds the version with one read per step, and two more reads for each clock reset after the time.
+    finds the version with one read per step and two more reads for each clock reset after the given time.
 
     Args:
         roots: The roots of the lakehouse.
@@ -40,11 +40,11 @@ def find_version_at(roots: Roots, timestamp_ms: int, latest: int, probed: Probed
 
 
 def find_version_before(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots) -> int:
-    """Return a version such that all commits since a time come after it, even if a clock was slow for a while.
+    """Return a version that precedes all commits since a given time, even if a clock was slow for a while.
 
     At a clock reset, either the earlier versions were ahead or the clock was slow. Only in the second case can an
-    earlier version be later than the time. Therefore the search continues before a clock reset for times within the
-    first day after it.
+    earlier version be later than the time. Therefore, for times within the first day after a clock reset, the search
+    continues before the reset.
 
     Args:
         roots: The roots of the lakehouse.
@@ -76,9 +76,10 @@ def _find(roots: Roots, timestamp_ms: int, latest: int, probed: ProbedRoots, *, 
 
 
 def _last_reset(roots: Roots, version: int, probed: ProbedRoots) -> _ClockReset | None:
-    """Return the last clock reset up to ``version``, None if the roots name none that confirms it.
+    """Return the last clock reset up to ``version``; None if the roots name no reset that its own root confirms.
 
-    Roots of other programs may not name it. The last root of this package is then searched in one more round trip.
+    Roots of other programs may lack this row. In this case, the last root of this package is searched for in one more
+    round trip.
     """
     system = _system(roots, version, probed)
     if system is not None and CLOCK_RESET not in system and COMMIT_ID not in system:
@@ -100,11 +101,11 @@ def _search_between(roots: Roots, timestamp_ms: int, first: int, last: int, prob
     ``first`` is -1 if there is no such version. A version of another program has no ``commit_id`` and may be earlier
     than its predecessors. All candidates are then read in order.
     """
-    low, high = first, last + 1  # the answer is below ``high``, and not below ``low``
+    low, high = first, last + 1  # the result is at least ``low`` and less than ``high``
     high_ms, version, is_there = 0, last, first >= 0
     while high - low > 1:
         system = _system(roots, version, probed)
-        if system is None:  # another program deleted this root, and all before it
+        if system is None:  # another program deleted this root and all roots before it
             low = version
         else:
             time_ms = int(system[CREATED_AT_MILLIS])
@@ -166,7 +167,7 @@ def time_after(base: Snapshot, now_ms: int) -> VersionTime:
     clock margin, the new version resets the clock to the storage's time.
 
     Args:
-        base: The version before.
+        base: The previous version.
         now_ms: The storage's time, in milliseconds since the epoch.
 
     Raises:
@@ -199,15 +200,15 @@ def check_time(time_ms: int) -> None:
 def _newest_time(base: Snapshot) -> tuple[int, int | None]:
     """Return the latest time of the versions since the last clock reset, and the version of that reset.
 
-    If this package wrote ``base``, that is its own time. A version of another program may be earlier than its
-    predecessors, which are then read back to one of this package.
+    If this package wrote ``base``, the latest time is that of ``base``. A version of another program may be earlier
+    than its predecessors, which are then read back to a version that this package wrote.
     """
     newest_ms, system, version, roots = base.created_at_ms, base.root.system, base.version, base.files.roots
     earlier = read_roots(roots, range(base.version - 1, -1, -1), _STAMPS_BATCH)
     while COMMIT_ID not in system:
         number, data = next(earlier, (-1, None))
         if data is None:
-            break  # before version 0, or at a root that another program deleted, with all before it
+            break  # before version 0, or at a root that another program deleted with all roots before it
         version, system = number, decode_system_rows(data, roots.path(number))
         newest_ms = max(newest_ms, int(system[CREATED_AT_MILLIS]))
     return newest_ms, clock_reset(system, version)

@@ -1,9 +1,9 @@
-"""Find the versions that a later rollback undid, for the whole lakehouse and for single tables.
+"""Find the versions that were undone by a later rollback of the whole lakehouse or of single tables.
 
-A commit record only claims to be a rollback, so each claim is checked: the entries of the rollback's tree must be those
-of the version that it names. The lineage of a state starts at the latest version. At a rollback it continues with the
-version whose content came back. Versions that the lineage skips are undone. A rollback that was itself rolled back
-therefore undoes nothing.
+A commit record only claims to be a rollback, so each claim is checked: the tree of the rollback must have the same
+entries as the tree of the version that it names. The lineage of a state starts at the latest version. At a rollback,
+the lineage continues with the version whose content was restored. Versions that the lineage skips are undone. A
+rollback that was itself rolled back therefore undoes nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.versions.history import VersionInfo
 from trinitylake_ops.versions.snapshot import LakehouseFiles, Snapshot
 
-#: The property of a rollback's commit that names the version whose content came back.
+#: The property of a rollback's commit that names the version whose content was restored.
 ROLLED_BACK_TO = "to_version"
 #: The operations that return objects to an earlier version.
 _OPERATIONS = ("rollback", "restore")
 _PLAIN_MESSAGE = re.compile(r"to version (\d{1,10})(?:: .*)?", re.ASCII)
 _NUMBER = re.compile(r"\d{1,10}", re.ASCII)
-#: Rollbacks of other programs name no target. It is searched for among this number of earlier versions.
+#: Rollbacks by other programs name no target. The target is searched for among this number of earlier versions.
 _MAX_SEARCHED = 16
 #: The root of a rollback and the root of its target.
 _ROOTS_OF_A_ROLLBACK = 2
@@ -45,7 +45,7 @@ class VerifiedRollback:
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """The undone versions among the newest ones, each with the rollback that undid it.
+    """The undone versions among the newest versions, each with the rollback that undid it.
 
     ``everything`` applies to the lakehouse as a whole. ``objects`` contains the namespaces and tables that were also
     rolled back separately; ``everything`` applies to all other objects.
@@ -59,8 +59,9 @@ class Undone:
 
         Args:
             version: The version.
-            chosen: Namespaces, each with its tables, and tables to limit the question to. Without any, a version counts
-                as undone if any of its tables is, because a return to the version would restore that table.
+            chosen: Tables, and namespaces with all their tables, to which the query is limited. If empty, a version
+                counts as undone if any of its tables is undone, because a rollback to the version would restore that
+                table.
         """
         chosen = tuple(chosen)
         marks = [self.objects.get(name, self.everything).get(version) for name in chosen] or [
@@ -72,7 +73,7 @@ class Undone:
         return next((mark for mark in marks if mark is not None), None)
 
     def text(self, version: int) -> str:
-        """Return the mark of a version for a person, such as ``undone by 3``; an empty text if it is not undone."""
+        """Return a human-readable mark for a version, such as ``undone by 3``; an empty string if it is not undone."""
         whole = self.everything.get(version)
         alone = [(name, self.objects[name].get(version)) for name in sorted(self.objects, key=str)]
         names = [(name, by) for name, by in alone if by is not None and by != whole]
@@ -84,7 +85,7 @@ class Undone:
 
 
 def recorded_targets(info: VersionInfo) -> list[int]:
-    """Return the versions to which a commit claims to have rolled back, the newest first; nothing is checked."""
+    """Return the versions to which a commit claims to have rolled back, newest first. The claims are not verified."""
     claims = [(info.operation, info.message, info.properties)]
     claims += [(member.operation, member.message, member.properties) for member in info.transactions]
     if info.rollback_from is not None:
@@ -94,7 +95,7 @@ def recorded_targets(info: VersionInfo) -> list[int]:
 
 
 def rolled_back_to(version: int, message: str | None, properties: object) -> int | None:
-    """Return the version to which a rollback went, None if its writer recorded no possible one."""
+    """Return the target version of a rollback, None if its writer recorded no valid target."""
     recorded = properties.get(ROLLED_BACK_TO) if isinstance(properties, Mapping) else None
     if not (isinstance(recorded, str) and _NUMBER.fullmatch(recorded)):
         plain = _PLAIN_MESSAGE.fullmatch(message or "")
@@ -105,20 +106,20 @@ def rolled_back_to(version: int, message: str | None, properties: object) -> int
 def find_undone(
     files: LakehouseFiles, infos: Sequence[VersionInfo], oldest: int | None = None, *, max_requests: int | None = None
 ) -> Undone:
-    """Return the undone versions among the newest ones.
+    """Return the undone versions among the newest versions.
 
-    Each rollback takes the reads of its root and of the root of its target. For a rollback of single objects the root
-    of the version before and the differing nodes are also read.
+    For each rollback, its root and the root of its target are read. For a rollback of single objects, the root of the
+    previous version and the differing nodes are also read.
 
     Args:
         files: The files of the lakehouse.
-        infos: The newest versions without a gap, newest first, as :func:`history` yields them.
-        oldest: The oldest version to mark, by default the last of ``infos``.
-        max_requests: The most roots to read. With this limit, only the newest rollbacks of the whole lakehouse
-            count, and no node is read.
+        infos: The newest versions without gaps, newest first, as yielded by :func:`history`.
+        oldest: The oldest version to mark; by default the last version in ``infos``.
+        max_requests: Maximum number of roots to read. If set, only the newest rollbacks of the whole lakehouse are
+            considered, and no node is read.
 
     Raises:
-        StorageError: A root or a node cannot be read for now.
+        StorageError: A root or a node temporarily cannot be read.
     """
     if not infos:
         return Undone()
@@ -145,7 +146,7 @@ def undone_by_rollbacks(rollbacks: Sequence[VerifiedRollback], latest: int, olde
 
 
 def _targets(rollbacks: Sequence[VerifiedRollback], name: ObjectName | None) -> dict[int, int]:
-    """Return the newest target of each rollback that concerns an object, or everything."""
+    """Return the newest target of each rollback that affects an object, or everything if the object is None."""
     targets: dict[int, int] = {}
     for rollback in rollbacks:
         if rollback.objects is None or name in rollback.objects:
@@ -197,19 +198,19 @@ def _verified_rollbacks(files: LakehouseFiles, info: VersionInfo, *, reads_nodes
 
 
 def _rolled_back_objects(files: LakehouseFiles, after: Snapshot, targets: Sequence[int]) -> Iterator[VerifiedRollback]:
-    """Yield the objects that a version changed to their state at earlier versions."""
+    """Yield the objects that a version restored to their state at earlier versions."""
     previous = readable_version(files, after.version - 1)
     for to in targets:
         try:
             objects = None if previous is None else _restored_objects(previous, after, readable_version(files, to))
         except (FileMissingError, CorruptFileError, VersionExpiredError):
-            objects = None  # only the record is left
+            objects = None  # only the commit record is left
         if objects is None or objects:
             yield VerifiedRollback(after.version, to, objects)
 
 
 def _restored_objects(previous: Snapshot, after: Snapshot, target: Snapshot | None) -> frozenset[ObjectName]:
-    """Return the objects that changed since the previous version to their state in the target, if that still exists."""
+    """Return the objects that were restored since the previous version to their state in the target, if it exists."""
     nodes = after.files.nodes
     changes = {change.key: change.after for change in diff_trees(nodes, previous.root, after.root)}
     if target is None:
@@ -221,11 +222,11 @@ def _restored_objects(previous: Snapshot, after: Snapshot, target: Snapshot | No
 
 
 def is_same_state(key: str, before: tuple[Snapshot, str | None], after: tuple[Snapshot, str | None]) -> bool:
-    """Return whether two versions have an object in the same state, or one has a copy that an export restored.
+    """Return whether an object is in the same state in two versions, or one version has a copy restored from an export.
 
     Args:
         key: The key of the object.
-        before: A version, and its entry of the key.
+        before: A version, and its entry for the key.
         after: Another version, and its entry.
 
     Raises:
@@ -240,7 +241,7 @@ def is_same_state(key: str, before: tuple[Snapshot, str | None], after: tuple[Sn
 
 
 def _without_location(definition: TableDef) -> TableDef:
-    """Return a definition with the name of its metadata file, which has a UUID, instead of its location."""
+    """Return a definition in which the metadata location is replaced by the file name, which contains a UUID."""
     location = definition.format_properties.get(METADATA_LOCATION, "")
     name = {METADATA_LOCATION: location.rpartition("/")[2]}
     return replace(definition, format_properties={**definition.format_properties, **name})
@@ -256,7 +257,7 @@ def readable_version(files: LakehouseFiles, version: int) -> Snapshot | None:
 
 
 def _is_same_tree(after: Snapshot, before: Snapshot, *, reads_nodes: bool) -> bool:
-    """Whether two versions have the same content. Without ``reads_nodes`` only equal roots count."""
+    """Whether two versions have the same content. Without ``reads_nodes``, only the roots are compared."""
     if _rows(after.root) == _rows(before.root):
         return True
     try:
