@@ -189,7 +189,7 @@ class AllowedRoots:
         for root in self.passed_roots:
             if uri.startswith(root):
                 return FileAddress(root, uri.removeprefix(root))
-        for root in self.names.table_roots:  # before allowed roots that may contain it: writers register at table roots
+        for root in self.names.table_roots:  # checked first, because an allowed root may contain them
             path = uri.removeprefix(root)
             if path != uri and _TABLE_FILE.fullmatch(path) and (self.may_be_named(root) or self.is_allowed(root)):
                 return FileAddress(root, path, is_writable=True)

@@ -355,7 +355,7 @@ def _name_of(path: str) -> bytes:
 
 
 def _file_of(batch: pa.RecordBatch, compression: str, name_bytes: int = 0, character: str = "0") -> memoryview:
-    """Return a file with placeholder seals for a name of one repeated character, without seals for an empty name."""
+    """Return a file with placeholder seals for a name of one repeated character. If the size is 0, it has no seals."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, _schema(name_bytes, character), options=_write_options(compression)) as writer:
         writer.write_batch(batch)

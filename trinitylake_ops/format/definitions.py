@@ -290,7 +290,7 @@ class NamespaceDef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column; nested types have their parts in ``struct_fields``, ``map_key``/``map_value``, ``list_element``."""
+    """A column. The last four fields (``struct_fields`` to ``list_element``) contain the parts of nested types."""
 
     id: int
     name: str

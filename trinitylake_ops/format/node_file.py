@@ -288,7 +288,7 @@ def _decoded_or_error(data: bytes, path: str) -> NodeFile | CorruptFileError:
 
 
 def _decoded(data: bytes, path: str) -> tuple[NodeFile, TextColumn]:
-    """Return the node in a file, and its keys, whose order is not checked yet. Raise CorruptFileError if damaged."""
+    """Return the node in a file and its keys, whose order is not yet checked. Raise CorruptFileError on damage."""
     rows = Rows.read(data, path)
     del rows.system[N_KEYS]
     try:

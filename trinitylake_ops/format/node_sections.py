@@ -174,7 +174,7 @@ class Rows:
         return self.batch.column(column).slice(first, end - first)
 
     def _check_flat(self) -> None:
-        """Check a leaf of the older layout, in which only the form of a key distinguishes objects from system rows."""
+        """Check a leaf of the older layout, where only the form of a key distinguishes objects from system rows."""
         for row, key in enumerate(self._column(_KEY, self.first).to_pylist(), self.first):
             if not has_schema_id(key):
                 raise MalformedError(

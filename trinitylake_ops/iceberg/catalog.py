@@ -3,20 +3,18 @@
 ::
 
     from pyiceberg.catalog import load_catalog
-    catalog = load_catalog("lake", **{
-        "py-catalog-impl": "trinitylake_ops.iceberg.catalog.TrinityLakeCatalog",
-        "root": "file:///data/lake",         # the lakehouse
-        "version": "12",                     # optional: a version, or the name of an export; read-only
-        "timestamp": "1735689600000",        # or the version at a time, milliseconds or ISO 8601; read-only
-        "storage.fsync": "false",            # storage options, each with the prefix "storage."
+    catalog = load_catalog("lake", **{ "py-catalog-impl": "trinitylake_ops.iceberg.catalog.TrinityLakeCatalog", "root":
+        "file:///data/lake", # the lakehouse "version": "12", # optional: a version, or the name of an export; read-only
+        "timestamp": "1735689600000", # or a time (milliseconds or ISO 8601); read-only "storage.fsync": "false", #
+        storage options, each with the prefix "storage."
     })
     catalog.load_table("flights.daily").scan().to_arrow()
 
 The ``properties`` of an open catalog contain no credentials, so they cannot reopen a lakehouse that needs credentials.
 
-Methods raise PyIceberg's exceptions (NoSuchTableError, CommitFailedException, ...), as engines expect. Failures without
-a matching PyIceberg exception raise a typed error of this package. Namespaces have one level. Pass names that contain a
-dot as tuples.
+Methods raise PyIceberg's exceptions (NoSuchTableError, CommitFailedException, ...), as engines expect. For failures
+without a matching PyIceberg exception, they raise a typed error of this package. Namespaces have one level. Pass names
+that contain a dot as tuples.
 """
 
 from __future__ import annotations
@@ -99,7 +97,7 @@ _FILE_IO = "trinitylake_ops.iceberg.io.file_io.StorageFileIO"
 
 
 class TrinityLakeCatalog(NamespaceCatalog):
-    """The tables of a lakehouse at its latest version, at an earlier version, or in an open transaction.
+    """The tables of a lakehouse in its latest version, in an earlier version, or in an open transaction.
 
     Create a catalog with ``load_catalog`` (see the module) or with :meth:`on`. The constructor raises InvalidInputError
     if ``root`` is missing, or if both ``version`` and ``timestamp`` are set, and the errors of ``Lakehouse.open`` and
@@ -122,7 +120,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         visible = public_properties(self.properties, target.storage.root, target.storage_options)
         self.properties = {**visible, PY_IO_IMPL: _FILE_IO}
         self.target = target
-        #: Cache of parsed metadata files; None for a catalog that caches only their bytes.
+        #: Cache of parsed metadata files; None if the catalog caches only their bytes.
         self.parsed: ParsedMetadata | None = None
         storage = private_cache_view(target.storage, is_table_metadata_path, target.storage_options)
         self.io = StorageFileIO.on(storage, target.storage_options, read_only=target.read_only, names=target.names)
@@ -141,7 +139,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         Args:
             identifier: Namespace and name.
             schema: Iceberg schema or Arrow schema.
-            location: Leave it out: the lakehouse chooses the location.
+            location: Must be omitted, because the lakehouse chooses the location.
             partition_spec: Partitioning of the table.
             sort_order: Sort order of the table.
             properties: Table properties.
@@ -150,7 +148,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
             The table, as committed.
 
         Raises:
-            TableAlreadyExistsError: A table of that name exists.
+            TableAlreadyExistsError: A table with that name exists.
             NoSuchNamespaceError: The namespace does not exist.
             UnsupportedTypeError: The schema has a type that the format version cannot store.
             InvalidDefinitionError: The schema or a property is not allowed.
@@ -185,8 +183,8 @@ class TrinityLakeCatalog(NamespaceCatalog):
     ) -> CreateTableTransaction:
         """Start a transaction that creates and fills a managed table in one version.
 
-        Data files may be written from now on, so the table's owner file is written immediately. Parameters are those of
-        :meth:`create_table`.
+        Data files may be written as soon as this method returns, so the table's owner file is written immediately. The
+        parameters are the same as for :meth:`create_table`.
 
         Raises:
             UnsupportedTypeError: The schema has a type that the format version cannot store.
@@ -210,7 +208,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
     ) -> StagedTable:
         """Return a managed table that no version contains yet, and write its owner file.
 
-        Parameters and errors are those of :meth:`create_table_transaction`.
+        Parameters and errors are the same as for :meth:`create_table_transaction`.
         """
         if self.target.read_only:
             raise errors.InvalidInputError(
@@ -229,7 +227,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         return self.load_defined(namespace, table, self.definition_of(namespace, table))
 
     def table_exists(self, identifier: str | Identifier) -> bool:
-        """Whether an Iceberg table of that name exists. Does not read the table's files."""
+        """Whether an Iceberg table with that name exists. Does not read the table's files."""
         namespace, table = self.identifier_to_database_and_table(identifier, NoSuchTableError)
         try:
             self.definition_of(namespace, table)
@@ -245,13 +243,13 @@ class TrinityLakeCatalog(NamespaceCatalog):
         Args:
             identifier: Namespace and name.
             metadata_location: URI of the metadata file.
-            overwrite: Replace an existing table of that name.
+            overwrite: Whether to replace an existing table with that name.
 
         Returns:
             The registered table.
 
         Raises:
-            TableAlreadyExistsError: A table of that name exists and ``overwrite`` is False.
+            TableAlreadyExistsError: A table with that name exists and ``overwrite`` is False.
             NoSuchNamespaceError: The namespace does not exist.
             UnsupportedTypeError: The table has a type that cannot be read.
             InvalidInputError: The file is in the folder of a table of this lakehouse, so a purge may be about to delete
@@ -302,7 +300,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         return self.load_table(self.identifier_to_database_and_table(to_identifier))
 
     def move_table(self, from_identifier: str | Identifier, to_identifier: str | Identifier) -> None:
-        """Rename a table without loading it. Parameters and errors are those of :meth:`rename_table`."""
+        """Rename a table without loading it. Parameters and errors are the same as for :meth:`rename_table`."""
         old_namespace, old_table = self.identifier_to_database_and_table(from_identifier, NoSuchTableError)
         namespace, table = self.identifier_to_database_and_table(to_identifier)
         with changing(
@@ -329,8 +327,8 @@ class TrinityLakeCatalog(NamespaceCatalog):
         Raises:
             CommitFailedException: The table changed since it was loaded. PyIceberg retries.
             CommitStateUnknownException: Whether the commit succeeded could not be determined.
-            InvalidDefinitionError: The update would move a managed table, enable deletion of files by Iceberg or name a
-                class to load, or the table is registered.
+            InvalidDefinitionError: The table is registered, or the update would move a managed table, allow Iceberg to
+                delete files, or name a class to load.
             LocationNotAllowedError: The table may not refer to the location of a manifest list or statistics file.
         """
         namespace, name = self.identifier_to_database_and_table(table.name(), NoSuchTableError)
@@ -406,12 +404,12 @@ class TrinityLakeCatalog(NamespaceCatalog):
         return check_format(definition, f"{namespace}.{table}")
 
     def load_defined(self, namespace: str, table: str, definition: TableDef) -> Table:
-        """Return the table of a definition that was just read.
+        """Return the table for a definition that has just been read.
 
         Args:
-            namespace: Its namespace.
-            table: Its name.
-            definition: Its current definition.
+            namespace: The table's namespace.
+            table: The table's name.
+            definition: The table's current definition.
 
         Raises:
             StorageError: The metadata file cannot be read.
@@ -421,7 +419,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
         return self._table((namespace, table), metadata, uri, self.io.for_table(definition), definition)
 
     def _current(self, table: Table, namespace: str, name: str, definition: TableDef) -> Table:
-        """Return the table as the lakehouse has it: the caller's table, unless that is stale."""
+        """Return the current table of the lakehouse: the caller's table, unless it is stale."""
         check_format(definition, f"{namespace}.{name}")
         if table.metadata_location == metadata_uri(definition, self.io.root):
             return table
@@ -448,11 +446,12 @@ def catalog_for(
 ) -> TrinityLakeCatalog:
     """Return a catalog whose changes join an open transaction, so that many tables change in one version.
 
-    PyIceberg's commits only stage their changes in the transaction. Its own commit publishes all of them or none.
+    PyIceberg's commits only stage changes in the transaction. The commit of the transaction publishes all changes or
+    none.
 
     Args:
         transaction: The open transaction.
-        storage_options: Options for storage outside the lakehouse's root.
+        storage_options: Options for storages outside the lakehouse's root.
         name: Name of the catalog.
     """
     return TrinityLakeCatalog.on(TransactionTarget(transaction, storage_options), name)
@@ -466,7 +465,8 @@ def catalog_at(
 ) -> TrinityLakeCatalog:
     """Return a catalog of an open lakehouse.
 
-    With a version or timestamp the catalog is read-only. Otherwise each change is a commit on the latest version.
+    With a version or timestamp the catalog is read-only. Otherwise each change is committed as a new version based on
+    the latest one.
 
     Args:
         lake: The lakehouse.

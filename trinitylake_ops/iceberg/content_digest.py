@@ -1,9 +1,9 @@
 """Order-independent digests of rows, which prove that a rewrite changed no row.
 
 A digest consists of the number of rows and a checksum of whole rows. For each column and each nested field it has the
-number of values, the number of nulls, and a checksum of the values. Checksums are sums of 64-bit hashes. Rows are read
-by the field ids of a table's schema and hashed by its types, so files of an older schema have the digest of the rows
-that the table shows. PyIceberg's projection and casts are not involved.
+number of values, the number of nulls, and a checksum of the values. Checksums are sums of 64-bit hashes. Columns are
+read by the field ids of a table's schema and hashed according to its types, so rows in files with an older schema have
+the same digest as the rows that the table shows. PyIceberg's projection and casts are not involved.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _FIRST, _SECOND, _BASE = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7
 _INVERSE = pow(_BASE, -1, 1 << 64)
 _HALF = 32
 _NULL = 0x5851F42D4C957F2D
-#: Rows hashed at once. It bounds the memory of intermediate results.
+#: Number of rows hashed at once, which bounds the memory of intermediate results.
 _ROWS_AT_ONCE = 1 << 15
-#: List elements hashed at once.
+#: Number of list elements hashed at once.
 _ELEMENTS_AT_ONCE = 1 << 16
-#: Strings up to this length in bytes, a multiple of 8, are padded to the longest one of the batch.
+#: Maximum length in bytes (a multiple of 8) of strings that are padded to the longest string of the batch.
 _SHORT = 32
-#: Strings above this length in bytes are hashed one by one.
+#: Strings longer than this number of bytes are hashed one by one.
 _LONG = 256
 #: Odd multipliers for the words of a string, by position.
 _WORD_MULTIPLIERS = [pow(_BASE, at + 1, 1 << 64) for at in range(_LONG // 8)]
@@ -67,7 +67,7 @@ class ContentDigest:
         """Add the rows of a file.
 
         Args:
-            batch: Rows as Arrow reads them from the file, with or without columns that the schema lacks.
+            batch: Rows as read from the file by Arrow. They may contain columns that the schema lacks.
             file_schema: The columns of the file, with their field ids.
             constants: Values of columns that the file lacks, by field id. Other missing columns have their initial
                 default or null.
@@ -102,7 +102,7 @@ class ContentDigest:
         return [field.name for field in self._schema.fields if self._column(field.name) != other._column(field.name)]
 
     def difference(self, other: ContentDigest) -> str | None:
-        """Describe the first difference to another digest: number of rows or column. Return None if they are equal."""
+        """Describe the first difference from another digest: a row count or a column. Return None if they are equal."""
         if self._n_rows != other._n_rows:
             return f"{self._n_rows} rows became {other._n_rows}"
         for path in (*self._columns, *other._columns):
@@ -118,7 +118,7 @@ class ContentDigest:
         """Check that rewritten rows equal the rows that they replace.
 
         Args:
-            other: Digest of the rewritten rows, of the same schema.
+            other: Digest of the rewritten rows, with the same schema.
             table: Name of the table.
             path: Location of the table.
 
@@ -214,7 +214,7 @@ def _elements(lists: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 
 def _primitive(array: pa.Array, kind: IcebergType) -> pa.Array:
-    """Return the hash of each value, by the table's type. Hashes of nulls are undefined."""
+    """Return the hash of each value according to the table's type. Hashes of nulls are undefined."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if isinstance(kind, DecimalType):
@@ -271,12 +271,12 @@ def hash_texts(array: pa.Array) -> pa.Array:
 
 
 def _hash_padded(texts: pa.Array, lengths: pa.Array, longest: int) -> pa.Array:
-    """Return hashes of values up to a length, padded with zeros to the same number of words."""
+    """Return hashes of values up to a given length, padded with zeros to the same number of words."""
     width = -(-longest // 8) * 8
     if not len(texts) or not width:
         return _finalize(pc.multiply(lengths, _u64(_SECOND)))
     _, offsets, data = texts.buffers()
-    # The kernel pads by bytes and does not decode them.
+    # The kernel pads bytes and does not decode characters.
     chars = pa.Array.from_buffers(pa.large_string(), len(texts), [None, offsets, data], offset=texts.offset)
     return _of_words(pc.ascii_rpad(chars, width, padding="\0").buffers()[2], lengths, width)
 

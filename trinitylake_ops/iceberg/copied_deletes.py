@@ -1,8 +1,8 @@
 """Rewrite position delete files for copies of the data files that they refer to.
 
-Position delete files contain the paths of data files: in their rows, or for deletion vectors in the footer of their
-Puffin file. An unchanged copy would delete nothing, so these files are rewritten. Manifests also record the path that a
-delete file refers to.
+Position delete files contain the paths of data files: in their rows or, for deletion vectors, in the Puffin footer. An
+unchanged copy would delete nothing, so these files are rewritten. Manifests also record the path to which a delete file
+refers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATH, _POSITION = "file_path", "pos"
 #: Field id of ``file_path`` in every position delete file.
 PATH_FIELD_ID = 2147483546
 _REFERENCED = "referenced-data-file"
-#: Bytes after a Puffin file's footer: its length, flags and the magic.
+#: Number of bytes after a Puffin file's footer: footer length, flags and magic number.
 _END_BYTES = 12
 
 #: Suffixes of position delete files that cannot be rewritten.
@@ -41,7 +41,7 @@ def is_copied_format(location: str) -> bool:
 def parquet_deletes(data: bytes, source: str, target: str, new_uri: Callable[[str], str]) -> bytes:
     """Return a Parquet position delete file with new paths, sorted by path and position.
 
-    Column ids and properties do not change. Equal input always gives equal bytes.
+    Column ids and properties do not change. Equal inputs always produce equal bytes.
 
     Args:
         data: Contents of the source file.
@@ -94,7 +94,7 @@ def check_same_positions(before: object, after: object, source: str) -> None:
     """Check that a rewritten file deletes the same rows.
 
     Args:
-        before: Positions that the source deletes, with the paths of the copied data files.
+        before: Positions that the source deletes, by the paths of the copied data files.
         after: Positions that the copy deletes, in the same form.
         source: Location of the source.
 
@@ -166,8 +166,8 @@ def is_puffin(data: bytes) -> bool:
 def update_delete_entry(data_file: dict[str, Any], new_uri: Callable[[str], str], size_bytes: int) -> None:
     """Update the size and path bounds of a rewritten position delete file in its manifest entry.
 
-    If both bounds are the same path, readers apply the file to that data file only. Other bounds are dropped, because
-    the order of the new paths may differ.
+    If both bounds are the same path, readers apply the delete file only to that data file. Other bounds are dropped,
+    because the order of the new paths may differ.
 
     Args:
         data_file: The ``data_file`` record of the entry, changed in place.

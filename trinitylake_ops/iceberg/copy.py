@@ -3,7 +3,7 @@ paths.
 
 Iceberg stores full URIs in its files. Metadata files, manifest lists, manifests and position deletes are therefore
 rewritten with the locations of the copies, and invalid bounds of data files are repaired. Nothing else in them changes.
-Equal input always gives equal bytes, so an interrupted copy can be resumed.
+Equal inputs always produce equal bytes, so an interrupted copy can be resumed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from trinitylake_ops.iceberg.validation.avro import AvroHeader, decompress
 from trinitylake_ops.iceberg.validation.bounds import column_types, repair_record
 from trinitylake_ops.iceberg.validation.checksums import sealed_table_file
 
-#: Iceberg files that contain paths, in copy order: manifests record the sizes of delete files, and manifest lists those
-#: of manifests.
+#: Iceberg files that contain paths, in copy order: manifests record the sizes of delete files, and manifest lists the
+#: sizes of manifests.
 REWRITTEN = (FileKind.POSITION_DELETES, FileKind.MANIFEST, FileKind.MANIFEST_LIST, FileKind.METADATA)
 #: The kind of files whose sizes a rewritten file records.
 SIZED_IN = {FileKind.MANIFEST: FileKind.POSITION_DELETES, FileKind.MANIFEST_LIST: FileKind.MANIFEST}
@@ -73,9 +73,9 @@ class FileCopy:
     """A file of a table to copy."""
 
     kind: FileKind
-    #: Path under the source's root, or URI.
+    #: Path under the source root, or URI.
     source: str
-    #: Path under the target's root.
+    #: Path under the target root.
     target: str
     #: Size in bytes, or None if the table does not record it.
     size_bytes: int | None
@@ -100,7 +100,7 @@ class TableFileMap:
     holder_root: str = ""
     #: Files under this root are not copied and keep their URIs. The copies then have a separate ``folder``.
     kept_root: str = ""
-    #: Paths of copies that exist in the target already, by source.
+    #: Paths of copies that already exist in the target, by source.
     existing: Mapping[str, str] = field(default_factory=dict)
 
     def location(self, path: str) -> str:
@@ -108,7 +108,7 @@ class TableFileMap:
         return f"{self.target_root}{path}" if self.holder_root and self.holder_root != self.target_root else path
 
     def keeps(self, location: str) -> bool:
-        """Whether a file, given as a path or URI of the source, is not copied."""
+        """Whether a file, identified by its path or URI in the source, is not copied."""
         return self.kept_root != "" and location.startswith(self.kept_root)
 
     def is_copied(self, uri: str) -> bool:
@@ -116,7 +116,7 @@ class TableFileMap:
         return self.kept_root == "" or uri.startswith(f"{self.location_uri}/{self.folder}")
 
     def path(self, location: str) -> str:
-        """Return the path of the copy under the target's root, for a file given as a path or URI."""
+        """Return the path of a copy under the target root, for a file identified by its path or URI."""
         if location in self.existing:
             return self.existing[location]
         prefix = table_prefix(self.table_id)
@@ -126,7 +126,7 @@ class TableFileMap:
         if path.startswith(prefix):
             return f"{prefix}{self.folder}{path.removeprefix(prefix)}"
         file_name = location.rpartition("/")[2].encode()[-_MAX_FILE_NAME_BYTES:].decode(errors="ignore")
-        # The UUID is a folder and not part of the name because checksums inside files depend on the name.
+        # The UUID is a folder and not part of the file name, because checksums inside files depend on the name.
         return f"{prefix}{self.folder}{_EXTERNAL_FOLDER}{derived_uuid(uuid.NAMESPACE_URL, location)}/{file_name}"
 
     def uri(self, io: StorageFileIO, uri: str) -> str:

@@ -1,8 +1,8 @@
 """Match delete files to data files, and filter the deleted rows.
 
-A position delete applies to data files with at most its sequence number, in its partition or of the path in its bounds.
-An equality delete applies to older data files of its partition, or to all older data files if its partition spec has no
-fields.
+A position delete file applies to data files whose sequence number is not greater than its own and that are in its
+partition or have the path in its bounds. An equality delete file applies to older data files in its partition, or to
+all older data files if its partition spec has no fields.
 
 PyIceberg applies position deletes. Equality deletes are applied here: a row is deleted if its values in the key columns
 equal those of a row of the delete file. Nulls equal each other, and so do NaNs.
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _POSITION_FORMATS = (FileFormat.PARQUET, FileFormat.ORC, FileFormat.PUFFIN)
 _EQUALITY_FORMATS = (FileFormat.PARQUET,)
 
-#: A spec id and a partition of it; None for files that apply to all partitions.
+#: A spec id and a partition of that spec; None for files that apply to all partitions.
 _Scope = tuple[int, Record] | None
 _Numbered = tuple[int, DataFile]
 
@@ -113,7 +113,7 @@ def _path_bounds(file: DataFile) -> tuple[bytes, bytes] | None:
 
 
 def only_path(file: DataFile) -> str | None:
-    """Return the path of the data file that a position delete file applies to, if its bounds name only one."""
+    """Return the path of the data file to which a position delete file applies, if its bounds name only one path."""
     bounds = _path_bounds(file)
     return bounds[0].decode(errors="surrogateescape") if bounds is not None and bounds[0] == bounds[1] else None
 
@@ -128,7 +128,7 @@ def live_entries(manifests: Iterable[ManifestFile], io: StorageFileIO, content: 
 
     Args:
         manifests: Manifests of a snapshot.
-        io: Reads them.
+        io: Reads the manifests.
         content: Return only entries of manifests with this content.
 
     Raises:
@@ -150,11 +150,11 @@ def planned_tasks(
 ) -> list[FileScanTask]:
     """Return a scan task for each data file that may match a filter, with all position and equality deletes that apply.
 
-    PyIceberg itself cannot plan scans of tables with equality deletes.
+    PyIceberg itself cannot scan tables with equality deletes.
 
     Args:
         metadata: Metadata of the table.
-        io: Reads its manifests.
+        io: Reads the manifests of the table.
         row_filter: The filter.
         snapshot_id: The snapshot to read, by default the current one.
 
@@ -175,7 +175,7 @@ def planned_tasks(
 
 
 def _file_filter(metadata: TableMetadata, row_filter: BooleanExpression) -> Callable[[DataFile], bool]:
-    """Return a predicate: whether a data file may match a filter, by its partition and statistics."""
+    """Return a predicate that checks whether a data file may match a filter, by its partition and statistics."""
     if row_filter == AlwaysTrue():
         return lambda _: True
     schema = metadata.schema()
@@ -203,8 +203,8 @@ class RemainingRows:
     def batches(self, task: FileScanTask) -> Iterator[pa.RecordBatch]:
         """Yield the remaining rows of a data file.
 
-        Raises InvalidDefinitionError for equality deletes by columns that cannot be compared, PyIceberg's errors and
-        StorageError.
+        Raises InvalidDefinitionError for equality deletes on columns that cannot be compared, StorageError, and
+        PyIceberg's errors.
         """
         by_ids: dict[tuple[int, ...], list[DataFile]] = {}
         for file in sorted(task.delete_files, key=lambda file: file.file_path):
@@ -225,7 +225,7 @@ class RemainingRows:
             yield batch.filter(pc.invert(functools.reduce(pc.or_, deleted_masks))).select(visible)
 
     def _column(self, number: int) -> NestedField:
-        """Return a column by its id, even if it was dropped since."""
+        """Return a column by its id, even if it has since been dropped."""
         metadata: TableMetadata = self.scan._table_metadata
         for schema in (metadata.schema(), *reversed(metadata.schemas)):
             column = next((field for field in schema.fields if field.field_id == number), None)
@@ -237,7 +237,7 @@ class RemainingRows:
         )
 
     def _wider_scan(self, columns: dict[int, NestedField]) -> tuple[ArrowScan, dict[int, str]]:
-        """Return a scan that also reads these columns, and the names of its columns by field id."""
+        """Return a scan that also reads the given columns, and the names of its columns by field id."""
         projected: Schema = self.scan._projected_schema
         names = {field.field_id: field.name for field in projected.fields}
         added = [
@@ -279,8 +279,8 @@ class RemainingRows:
 class _DeletedKeys:
     """Set of multi-column keys, built from the rows of a table.
 
-    Each column's values are encoded as codes, then each pair of codes as one code. A row with an unknown code does not
-    match.
+    The values of each column are encoded as integer codes, and then each pair of codes is encoded as one code. A row
+    with an unknown code does not match.
     """
 
     def __init__(self, table: pa.Table):
@@ -299,7 +299,7 @@ class _DeletedKeys:
             key = pc.index_in(pairs, value_set=codes_by_value)
 
     def matches(self, columns: Sequence[pa.Array]) -> pa.Array:
-        """Return a mask of the rows whose key is in the set. Columns are in the order of the table's."""
+        """Return a mask of the rows whose key is in the set. Columns must have the same order as in the table."""
         key: pa.Array | None = None
         for column, (values, codes_by_value) in zip(columns, self._steps, strict=True):
             codes = pc.index_in(_plain(column).cast(values.type), value_set=values)

@@ -1,4 +1,4 @@
-"""The table class of the catalog, and the checks of a change before its commit."""
+"""The table class of the catalog, and checks of changes before they are committed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _IS_REGISTERED = "trinitylake.is-registered"
 class TableTransaction(IcebergTransaction):
     """A PyIceberg transaction that computes its metadata once per change.
 
-    PyIceberg recomputes, and copies, all metadata at each access, about twenty times in an append.
+    PyIceberg recomputes and copies all metadata at each access, about twenty times per append.
     """
 
     #: The base metadata, the updates, and the metadata with these updates.
@@ -86,7 +86,7 @@ class _SharedMetadata(TableMetadataV2):
 
 
 def with_numbered_log(metadata: TableMetadata) -> TableMetadata:
-    """Return metadata that PyIceberg updates cheaply: its log contains numbers, and copies share their parts.
+    """Return metadata that PyIceberg can update cheaply: its log contains numbers, and copies share their parts.
 
     PyIceberg would otherwise deep-copy each log entry and each part at every update, which dominates the time.
     """
@@ -134,7 +134,7 @@ def stage_update(
 
 
 class LoadedTable(Table):
-    """A table that records when it was loaded. Files of its commits are younger, except files added by path."""
+    """A table that records when it was loaded. Files of its commits are newer, except files added by path."""
 
     def refresh(self) -> Table:
         config = self.config
@@ -231,7 +231,7 @@ def resolve_new_location(identifier: str | Identifier, location: str | None, roo
 
 
 def load_time_config(storage: Storage, *, is_registered: bool = False) -> dict[str, str]:
-    """Return the config of a table that is loaded now, by the storage's clock.
+    """Return the config of a table that is being loaded, which records the current time by the storage's clock.
 
     Args:
         storage: The storage of the lakehouse.
@@ -254,11 +254,12 @@ def backdate(
 ) -> None:
     """Backdate the transaction to the oldest file that it adds.
 
-    Orphan removal spares files for the transaction TTL, so the transaction must not be younger than its files.
+    Orphan removal keeps files for the duration of the transaction TTL, so the transaction must not start later than its
+    files were written.
 
-    Files of added snapshots were written after the table was loaded. If that was longer ago than the transaction TTL,
-    the modification times are read from the storage. For statistics files, which may be of any age, they are always
-    read.
+    Files of added snapshots were written after the table was loaded. If the table was loaded longer ago than the
+    transaction TTL, the modification times are read from the storage. The modification times of statistics files, which
+    may be of any age, are always read.
 
     Args:
         writer: The transaction.
@@ -293,8 +294,8 @@ def check_update(name: str, metadata: TableMetadata, current: Table | None, base
 
     Raises:
         InvalidDefinitionError: The table is registered; a managed table would move, get forbidden or too many
-            properties, get a schema that some engines cannot read, or lose the last schema that has the source column
-            of a partition spec; or a new snapshot has a time or sequence number far ahead.
+            properties, get a schema that some engines cannot read, or lose the last schema that contains the source
+            column of a partition spec; or a new snapshot has a time or sequence number that is too far ahead.
     """
     if base is not None and not base.is_managed:
         raise registered_table_error(name)
@@ -321,7 +322,8 @@ def check_update(name: str, metadata: TableMetadata, current: Table | None, base
 def _check_sequence_number(name: str, metadata: TableMetadata, current: TableMetadata | None) -> None:
     """Raise InvalidDefinitionError for a last sequence number that is far ahead of the previous one.
 
-    Sequence numbers have 63 bits and only grow. A writer that used them up would block the table for all other writers.
+    Sequence numbers have 63 bits and only increase. A writer that used them up would block the table for all other
+    writers.
     """
     last = 0 if current is None else current.next_sequence_number() - 1
     number = metadata.next_sequence_number() - 1
@@ -336,7 +338,8 @@ def _check_times(name: str, metadata: TableMetadata, current: TableMetadata | No
     """Raise InvalidDefinitionError for a new snapshot whose time is ahead of this machine's clock.
 
     Iceberg's Java library rejects commits more than a minute before the newest snapshot, so one writer with a fast
-    clock would block the table for other writers. A table that is ahead already may continue from its newest time.
+    clock would block the table for other writers. A table whose times are already ahead may continue from its newest
+    time.
     """
     existing_ids = set() if current is None else {snapshot.snapshot_id for snapshot in current.snapshots}
     newest_ms = max([time.time_ns() // 1_000_000, *([] if current is None else [current.last_updated_ms])])
@@ -350,7 +353,7 @@ def _check_times(name: str, metadata: TableMetadata, current: TableMetadata | No
 
 
 def with_rising_times(updates: tuple[TableUpdate, ...], current: TableMetadata | None) -> tuple[TableUpdate, ...]:
-    """Return the updates of a commit, with new snapshots after the newest time of the table.
+    """Return the updates of a commit with the times of new snapshots moved after the newest time of the table.
 
     Iceberg's Java library cannot read a table whose times decrease by more than a minute. If the newest time is far
     ahead, each new snapshot is one millisecond later than the previous one.

@@ -1,13 +1,13 @@
 """Managed tables: locations, and the lakehouse that owns each table.
 
 A MANAGED table's location is ``<root>tables/<TableDef.id>``, with ``metadata/`` and ``data/`` below it. Its
-``format_properties["metadata_location"]`` refers to its current metadata file, by a path under the lakehouse's root or
+``format_properties["metadata_location"]`` refers to its current metadata file by a path under the lakehouse's root or
 by a URI. The lakehouse decides when files are deleted, so fixed table properties disable Iceberg's own deletions.
 
 The creator of a managed table writes ``tables/<id>/_owner.json`` together with, or before, the first other file in that
-folder. A writer may leave files of a table that it never published. The owner file identifies them as files of this
-lakehouse, so that they can be removed as orphans. A folder without an owner file that no version refers to is never
-touched.
+folder. A writer may leave files of a table that was never published. The owner file identifies them as files of this
+lakehouse, so that they can be removed as orphans. A folder that has no owner file and to which no version refers is
+never modified.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ MANAGED_PROPERTIES: Mapping[str, str] = {
     "gc.enabled": "false",
     "write.metadata.delete-after-commit.enabled": "false",
 }
-#: Iceberg format version of new tables. PyIceberg would drop metadata of later versions that it does not support.
+#: Iceberg format version of new tables. PyIceberg would drop metadata fields of later versions that it does not
+#: support.
 LATEST_WRITTEN_VERSION = 2
 
 
 def new_table_location(root: str, definition: LakehouseDef) -> str:
-    """Return a fresh location for a MANAGED table, a URI without trailing ``/`` whose last segment is its id."""
+    """Return a new location for a MANAGED table: a URI without a trailing ``/`` whose last segment is the table id."""
     table_root = normalize_root_uri(definition.table_root) if definition.table_root else root
     return table_root + table_prefix(str(uuid.uuid4())).rstrip("/")
 
@@ -55,7 +56,7 @@ def table_id_of(location: str) -> str | None:
 
 
 def managed_table_id(location: str, root: str) -> str | None:
-    """Return the id of the MANAGED table whose location under ``root`` this is, or None."""
+    """Return the id of the MANAGED table that has this location under ``root``, or None if it is no such location."""
     table_id = table_id_of(location)
     try:
         is_managed = table_id is not None and location == f"{root}{table_prefix(table_id)}".rstrip("/")
@@ -80,7 +81,7 @@ def check_format_version(metadata: TableMetadata) -> None:
 
 
 def check_managed_properties(properties: Mapping[str, str]) -> None:
-    """Raise InvalidDefinitionError for properties that delete or move files or name a class to load."""
+    """Raise InvalidDefinitionError for properties that delete files, move files or name a class to load."""
     check_settable(properties)
     for name, value in MANAGED_PROPERTIES.items():
         if properties.get(name, "").lower() != value:
@@ -105,7 +106,7 @@ def metadata_uri(definition: TableDef, root: str) -> str:
 
 
 def without_history(metadata: TableMetadata) -> TableMetadata:
-    """Return metadata of a table without its snapshots, which is enough to read and write data files."""
+    """Return a table's metadata without its snapshots, which suffices to read and write data files."""
     empty: dict[str, object] = {
         "snapshots": [],
         "snapshot_log": [],
@@ -127,12 +128,12 @@ def table_definition(
 ) -> TableDef:
     """Return the definition of a table with the given current metadata file.
 
-    Schema, identifier fields (primary keys), sort order (sort keys) and partition sources (distribution keys) are those
-    of the metadata. Only top-level columns can be keys.
+    The schema, identifier fields (primary keys), sort order (sort keys) and partition sources (distribution keys) are
+    taken from the metadata. Only top-level columns can be keys.
 
     Args:
         metadata: Contents of the metadata file.
-        uri: Its URI.
+        uri: URI of the metadata file.
         root: Root of the lakehouse.
         base: The previous definition, which provides values that the metadata lacks.
         table_id: Id of a new table.
@@ -187,7 +188,7 @@ def read_owner(data: bytes, path: str) -> str:
 
     Args:
         data: Contents of the file.
-        path: Its path, for errors.
+        path: Path of the file, for errors.
 
     Raises:
         CorruptFileError: The file is not a valid owner file.
@@ -224,7 +225,7 @@ def claim_location(storage: Storage, location: str, definition: LakehouseDef) ->
 
     Args:
         storage: Storage of the lakehouse's root.
-        location: The fresh location, a URI.
+        location: The new location, a URI.
         definition: Definition of the lakehouse.
 
     Returns:

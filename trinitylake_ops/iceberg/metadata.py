@@ -56,36 +56,37 @@ from trinitylake_ops.storage.cache.memory import ByteLru
 
 #: Suffixes of compressed metadata files.
 COMPRESSED = (".gz.metadata.json", ".metadata.json.gz")
-#: Maximum number of values in the JSON of one file. Each takes a parser tens of bytes, even if it has two bytes in the
-#: file.
+#: Maximum number of values in the JSON of one file. A value takes tens of bytes in a parser, even if it has only two
+#: bytes in the file.
 MAX_VALUES = 4_000_000
 _FILE_BYTES_PER_VALUE = 4
 _ALWAYS_ALLOWED_VALUES = 250_000
-#: Maximum number of entries of any list or mapping in metadata, such as snapshots or properties. Each becomes an
+#: Maximum number of entries of any list or mapping in metadata, such as snapshots or properties. Each entry becomes an
 #: object.
 MAX_ITEMS = 100_000
-#: Maximum number of fields and nested types in all schemas together. They become the most expensive objects.
+#: Maximum number of fields and nested types in all schemas together. These become the most expensive objects.
 MAX_SCHEMA_PARTS = 200_000
 _MAX_INT32 = 2**31 - 1
-#: Digits of the widest decimal. PyIceberg allocates as many digits as a scale declares.
+#: Number of digits of the widest decimal. PyIceberg allocates as many digits as a scale declares.
 _MAX_DECIMAL_DIGITS = 38
-#: Bytes that a part of a schema adds to the cached size, besides its JSON, because it takes three times as much memory
-#: as other JSON. The largest accepted schemas fit into :data:`LARGE_PARSED_BYTES`.
+#: Number of bytes that each part of a schema adds to the cached size, in addition to its JSON, because it takes three
+#: times as much memory as other JSON. The largest accepted schemas fit into :data:`LARGE_PARSED_BYTES`.
 _BYTES_PER_SCHEMA_PART = 64
-#: Total JSON size of large metadata that a process caches parsed. Parsed metadata takes about six times as much memory.
+#: Maximum total JSON size of large metadata that a process caches in parsed form. Parsed metadata takes about six times
+#: as much memory.
 LARGE_PARSED_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedMetadata:
-    """Metadata after validation, and the names of dropped properties."""
+    """Validated metadata, and the names of dropped properties."""
 
     metadata: TableMetadata
     #: Dropped properties whose values engines would load as classes.
     naming_code: tuple[str, ...]
     #: Dropped properties that clients could interpret as connection settings.
     connecting: tuple[str, ...] = ()
-    #: Size in bytes with which it counts in a cache.
+    #: Size in bytes that counts against the capacity of a cache.
     kept_bytes: int = 0
 
 
@@ -143,7 +144,7 @@ def metadata_json(data: bytes, location: str, served_bytes: int | None = None) -
         raise _invalid_metadata(location, type(error).__name__) from error
     if served_bytes is not None:
         check_served_size(text, location, served_bytes)
-    # Counting the separators of values, including those in strings, is cheap.
+    # Counting the value separators, including those in strings, is cheap.
     n_values = sum(text.count(separator) for separator in (b",", b"[", b"{"))
     if n_values > min(MAX_VALUES, _ALWAYS_ALLOWED_VALUES + len(data) // _FILE_BYTES_PER_VALUE):
         raise too_large(location, len(data))
@@ -153,10 +154,10 @@ def metadata_json(data: bytes, location: str, served_bytes: int | None = None) -
 class ParsedMetadata:
     """A cache of parsed metadata files, for a process that loads the same tables repeatedly.
 
-    It stores only files of the lakehouse itself, whose names are used once and whose contents never change.
+    Only files of the lakehouse itself are cached, whose names are never reused and whose contents never change.
 
     Args:
-        capacity_bytes: Maximum total JSON size. Parsed metadata takes several times as much memory. Files of more than
+        capacity_bytes: Maximum total JSON size. Parsed metadata takes several times as much memory. Files larger than
             an eighth of the capacity share :data:`LARGE_PARSED_BYTES` instead.
     """
 
@@ -173,7 +174,7 @@ class ParsedMetadata:
         Args:
             root: Root of the lakehouse.
             uri: URI of the file.
-            loaded: Its metadata.
+            loaded: The metadata in the file.
         """
         if uri.startswith(root) and is_table_metadata_path(uri.removeprefix(root)):
             self._cache.put(uri, loaded, loaded.kept_bytes)
@@ -187,7 +188,7 @@ def write_metadata(metadata: TableMetadata, output: OutputFile, before: TableMet
     Args:
         metadata: The metadata.
         output: The file.
-        before: The previous metadata. Metadata that is too large may still shrink.
+        before: The previous metadata. If it is already too large, smaller metadata is accepted.
 
     Raises:
         MetadataTooLargeError: The metadata is too large for a server to read, and not smaller than before.
@@ -246,8 +247,8 @@ def parse_metadata(text: bytes, uri: str) -> LoadedMetadata:
     """Parse a metadata file.
 
     Args:
-        text: Its JSON text.
-        uri: Its URI, for errors.
+        text: The JSON text of the file.
+        uri: The URI of the file, for errors.
 
     Raises:
         CorruptFileError: The text is not valid metadata.
@@ -401,7 +402,7 @@ def _without_rejected(metadata: TableMetadata) -> LoadedMetadata:
 def _check_items(content: Any, location: str) -> int:
     """Return the number of parts of the schemas in metadata JSON.
 
-    Raises CorruptFileError for more values than any table has, or for duplicate snapshot ids.
+    Raises CorruptFileError if there are too many values or duplicate snapshot ids.
     """
     if not isinstance(content, dict):
         return 0
@@ -420,8 +421,8 @@ def _check_items(content: Any, location: str) -> int:
 
 
 def _check_semantics(metadata: TableMetadata) -> None:
-    """Raise ValueError for an invalid type, transform or sort column, on which readers would fail much later."""
-    # Two schemas may give one id to different columns.
+    """Raise ValueError for an invalid type, transform or sort column, on which readers would fail only later."""
+    # Two schemas may use the same id for different columns.
     columns = [column for schema in metadata.schemas for column in index_by_id(schema).values()]
     for column in columns:
         if isinstance(column.field_type, FixedType) and not 0 < column.field_type.root <= _MAX_INT32:
@@ -474,7 +475,7 @@ def _inline_manifests(content: Any) -> dict[int, tuple[str, ...]]:
 
 
 def _reason(error: Exception) -> str:
-    """Describe an error without quoting the file, which may be any file and contain secrets."""
+    """Describe an error without quoting the file, because it may be an arbitrary file that contains secrets."""
     cause = error.__cause__ if isinstance(error.__cause__, PydanticError) else error
     if isinstance(error, json.JSONDecodeError):
         return "Invalid JSON"

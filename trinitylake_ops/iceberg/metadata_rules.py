@@ -1,10 +1,10 @@
 """Rules for new schemas, partition specs, sort orders and snapshots of a table.
 
 Spark resolves column names case-insensitively, so it cannot read tables with columns that differ only by case. Initial
-and write defaults require format version 3: Iceberg's Java library fails on an older table that has them. If two
-columns share an id, readers return the values of one for both. A column of type fixed takes its size in each row of a
-reader's batch, even for nulls. No engine can apply an unknown transform, or one that does not support the column's
-type.
+and write defaults require format version 3: Iceberg's Java library fails on tables with defaults in older format
+versions. If two columns share an id, readers return the values of one column for both. In a reader's batches, a column
+of type fixed occupies its full size in each row, even for nulls. No engine can apply an unknown transform, or one that
+does not support the column's type.
 
 The rules apply only to new schemas, partition specs and sort orders, so that existing tables can still be altered.
 """
@@ -36,12 +36,12 @@ from pyiceberg.types import (
 
 from trinitylake_ops.errors import InvalidDefinitionError
 
-#: Table property that allows columns whose names differ only by case, if it is ``true``.
+#: Table property that, if ``true``, allows columns whose names differ only by case.
 CASE_SENSITIVE = "trinitylake.case-sensitive-columns"
 _FIRST_WITH_DEFAULTS = 3
 #: Maximum size of values of type fixed (decision 12).
 MAX_FIXED_BYTES = 4_096
-#: Column ids from here on are reserved for metadata columns (Iceberg's specification, "Reserved Field IDs").
+#: First column id that is reserved for metadata columns (Iceberg specification, "Reserved Field IDs").
 FIRST_RESERVED_ID = 2**31 - 1 - 200
 _MAX_WIDTH = 2**31 - 1
 _Clashes = Mapping[frozenset[int], tuple[str, str]]
@@ -67,14 +67,15 @@ def check_new_schemas(metadata: TableMetadata, accepted_schemas: Iterable[Schema
 
 
 def check_types_kept(metadata: TableMetadata, current: TableMetadata) -> None:
-    """Check that columns of the current schema keep types that can read their stored values.
+    """Check that the stored values of columns can be read with the types in the current schema.
 
     Args:
         metadata: The metadata of the table after a change.
-        current: The metadata before it.
+        current: The metadata before the change.
 
     Raises:
-        InvalidDefinitionError: A type changes to one that Iceberg does not promote it to. Data files keep the old type.
+        InvalidDefinitionError: A type changes to a type to which Iceberg cannot promote it. Data files keep the old
+            type.
     """
     if metadata.current_schema_id == current.current_schema_id or metadata.schema() in current.schemas:
         return
@@ -104,7 +105,7 @@ def check_new_layouts(metadata: TableMetadata, current: TableMetadata | None = N
 
     Args:
         metadata: The metadata of the table with its new specs and orders.
-        current: The metadata before the change, None for a new table. Its specs and orders are accepted.
+        current: The metadata before the change, None for a new table. The specs and orders in it are accepted.
 
     Raises:
         InvalidDefinitionError: A transform is unknown, has a width that is not between 1 and 2^31 - 1, or cannot be
@@ -273,7 +274,7 @@ def check_new_snapshots(name: str, metadata: TableMetadata, current: TableMetada
     Args:
         name: Name of the table, for errors.
         metadata: The metadata of the table with its new snapshots.
-        current: The metadata before the change, None for a new table. Its snapshots are accepted.
+        current: The metadata before the change, None for a new table. The snapshots in it are accepted.
 
     Raises:
         InvalidDefinitionError: The id of a snapshot is not positive (PyIceberg interprets -1 as no snapshot), the table
@@ -301,7 +302,7 @@ def _fault(snapshot: Snapshot, schema_ids: set[int]) -> str | None:
 
 
 def _cycle(snapshot_id: int, parents: dict[int, int | None]) -> str | None:
-    """Return the fault of a new snapshot that is its own ancestor. Only new snapshots can form a cycle."""
+    """Return an error text if a new snapshot is its own ancestor. Only new snapshots can form a cycle."""
     ancestor = parents[snapshot_id]
     for _ in parents:
         if ancestor is None or ancestor not in parents:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class NamespaceCatalog(MetastoreCatalog):
-    """The part of the catalog for namespaces and views. Subclasses set the target."""
+    """The part of the catalog that manages namespaces and views. Subclasses set the target."""
 
     target: CatalogTarget
     io: StorageFileIO
@@ -131,7 +131,7 @@ class NamespaceCatalog(MetastoreCatalog):
             change.writer.alter_namespace(name, {**changed, **views_of(stored)})
         return summary
 
-    # Views, which PyIceberg supports from version 0.12 on.
+    # Views, which PyIceberg supports since version 0.12.
 
     def list_views(self, namespace: str | Identifier) -> list[Identifier]:
         """Return the views of a namespace. Raises NoSuchNamespaceError."""
@@ -167,11 +167,11 @@ class NamespaceCatalog(MetastoreCatalog):
             identifier: Namespace and name.
             schema: Iceberg schema or Arrow schema.
             view_version: Its SQL and default namespace.
-            location: Leave it out: a view has no files.
+            location: Must be omitted, because a view has no files.
             properties: Its properties.
 
         Raises:
-            TableAlreadyExistsError: A table or view of that name exists.
+            TableAlreadyExistsError: A table or view with that name exists.
             NoSuchNamespaceError: The namespace does not exist.
             InvalidDefinitionError: The view is not valid, or ``location`` is set.
         """
@@ -194,7 +194,7 @@ class NamespaceCatalog(MetastoreCatalog):
 
         Args:
             identifier: Namespace and name.
-            change: Returns the new metadata for the current metadata, which is None for a new view.
+            change: Computes the new metadata from the current metadata, which is None for a new view.
             is_new: Whether the view is created.
 
         Returns:
@@ -202,7 +202,7 @@ class NamespaceCatalog(MetastoreCatalog):
 
         Raises:
             NoSuchViewError: The view to replace does not exist.
-            TableAlreadyExistsError: A table or view of the new name exists.
+            TableAlreadyExistsError: A table or view with the new name exists.
             NoSuchNamespaceError: The namespace does not exist.
             InvalidDefinitionError: The view is not valid.
         """

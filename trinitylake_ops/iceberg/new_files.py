@@ -1,6 +1,6 @@
-"""The files of snapshots that a commit adds to a table: list them, determine their age and reject duplicates.
+"""List the files of snapshots that a commit adds to a table, determine their age and reject duplicates.
 
-New manifests with invalid bounds are rewritten with valid ones because engines read manifests directly. The names of
+New manifests with invalid bounds are rewritten with valid bounds, because engines read manifests directly. The names of
 the rewritten files are derived from those of the originals, so a retry writes the same files.
 """
 
@@ -29,8 +29,7 @@ from trinitylake_ops.iceberg.validation.avro import AvroContent, AvroHeader
 from trinitylake_ops.iceberg.validation.bounds import column_types, repair_record
 from trinitylake_ops.storage.parallel import run_parallel
 
-#: Engines write manifests of 8 MiB with up to about 80,000 files. Decoding a file's entry takes 30 microseconds or
-#: more.
+#: Engines write manifests of 8 MiB with up to about 80,000 files. Decoding one entry takes at least 30 microseconds.
 MAX_MANIFEST_ENTRIES = 100_000
 MAX_COMMIT_ENTRIES = 200_000
 MAX_COMMIT_BYTES = 128 << 20
@@ -102,7 +101,7 @@ class NewFiles:
 
 
 class ManifestBudget:
-    """Limits how much of the new manifests of one commit a process decodes.
+    """Limits how much of one commit's new manifests a process decodes.
 
     Args:
         begin_large: Called once before large manifests are decoded. It may wait, so that the process decodes large
@@ -114,7 +113,7 @@ class ManifestBudget:
         self._left_entries, self._left_bytes = MAX_COMMIT_ENTRIES, MAX_COMMIT_BYTES
 
     def begin(self, manifests: Iterable[ManifestFile]) -> bool:
-        """Return whether manifests are large, by the sizes in their lists, which are verified later."""
+        """Return whether manifests are large, according to the sizes in their lists, which are verified later."""
         sizes = [(listed_count(manifest), manifest.manifest_length) for manifest in manifests]
         is_large = (
             any(count is None for count, _ in sizes)
@@ -143,13 +142,14 @@ def new_files(
     """Return the files of snapshots that are added to a table.
 
     A manifest list declares which snapshot added a manifest, and a manifest which of its files are new. These
-    declarations are untrusted, so every manifest that is not in the parent's list is read, and all its entries count.
+    declarations are untrusted, so every manifest that is not in the parent's list is read, and all its entries are
+    taken into account.
 
     Args:
         added: The new snapshots.
         base: The metadata with the parents of the new snapshots, None for a new table.
         io: Reads the files of the table, and rejects files that it may not refer to.
-        budget: Limits the new manifests, None for a commit of this process itself.
+        budget: Limits the new manifests; None for a commit that this process itself creates.
 
     Raises:
         InvalidDefinitionError: The new manifests exceed the budget.
@@ -165,7 +165,7 @@ def new_files(
     before = {manifest.manifest_path for group in listed[len(snapshots) :] for manifest in group}
     manifests = {manifest.manifest_path: manifest for group in listed[: len(snapshots)] for manifest in group}
     new_manifests = [manifest for path, manifest in manifests.items() if path not in before]
-    # Decoding is CPU-bound, so more threads would not make it faster and would slow other requests down.
+    # Decoding is CPU-bound, so more threads would not speed it up and would slow down other requests.
     concurrency = 1 if budget is not None and budget.begin(new_manifests) else io.storage.concurrency
     admit = None if budget is None else budget.admit
     entries = run_parallel(lambda manifest: entries_in(manifest, io, admit), new_manifests, concurrency)
@@ -185,7 +185,7 @@ def new_files(
 
 
 def check_new_lists(new: NewFiles, added: Iterable[Snapshot], spec_ids: Container[int]) -> None:
-    """Check new manifest lists, with which readers might return wrong rows or fail.
+    """Check new manifest lists for faults that would make readers fail or return wrong rows.
 
     Args:
         new: The files of the new snapshots.
@@ -193,7 +193,7 @@ def check_new_lists(new: NewFiles, added: Iterable[Snapshot], spec_ids: Containe
         spec_ids: The ids of the partition specs of the table.
 
     Raises:
-        InvalidDefinitionError: A list contains a manifest twice, so that its rows count twice; a new manifest has a
+        InvalidDefinitionError: A list contains a manifest twice, so that its rows count twice; a new manifest uses a
             partition spec that the table does not have; or a list is empty, but its summary counts files.
     """
     for snapshot in added:
@@ -225,17 +225,17 @@ def check_new_lists(new: NewFiles, added: Iterable[Snapshot], spec_ids: Containe
 def check_new_entries(
     entries: Mapping[ManifestFile, list[ManifestEntry]], added: Iterable[Snapshot], io: StorageFileIO
 ) -> None:
-    """Check entries of new manifests, with which readers might return wrong rows.
+    """Check entries of new manifests for faults that would make readers return wrong rows.
 
     Args:
         entries: The entries of the manifests that the table does not have yet.
         added: The new snapshots.
-        io: Resolves the URIs of files, because one file may have several.
+        io: Resolves the URIs of files, because one file may have several URIs.
 
     Raises:
-        InvalidDefinitionError: A snapshot lists a data file twice, so that its rows count twice; the sequence number
-            of a file is greater than those of the snapshots, so that its deletes would apply to rows of later commits;
-            or a file is the owner file of the folder, which a later compaction would delete.
+        InvalidDefinitionError: A snapshot lists a data file twice, so that its rows count twice; the sequence number of
+            a file is greater than those of the snapshots, so that deletes in the file would apply to rows of later
+            commits; or a file is the owner file of the folder, which a later compaction would delete.
     """
     last = max((snapshot.sequence_number or 0 for snapshot in added), default=0)
     live: Counter[tuple[int | None, str]] = Counter()
@@ -273,7 +273,7 @@ def with_valid_bounds(snapshot: Snapshot, faulty: Iterable[ManifestFile], io: St
     """Rewrite a snapshot's manifest list and its manifests with invalid bounds, under other names.
 
     Args:
-        snapshot: The snapshot, which no version of the table has.
+        snapshot: The snapshot, which is not in any version of the table yet.
         faulty: Manifests that the snapshot adds, whose entries have invalid bounds.
         io: Reads and writes the files of the table.
 
@@ -316,7 +316,7 @@ def _write(uri: str, data: bytes, io: StorageFileIO) -> int:
 
 
 def _string_ranges(entries: Iterable[ManifestEntry]) -> list[tuple[bytes, bytes] | None]:
-    """Return the least and the greatest value of each string partition field, and None for other fields."""
+    """Return the smallest and the greatest value of each string partition field, and None for other fields."""
     partitions = [entry.data_file.partition for entry in entries]
     ranges: list[tuple[bytes, bytes] | None] = []
     for index in range(len(partitions[0]) if partitions else 0):

@@ -4,16 +4,16 @@ PyIceberg imports the class that ``write.py-location-provider.impl`` names, and 
 properties. Write access to a JSON file of a lakehouse must not allow anyone to choose the code that its readers run.
 
 PyIceberg, and clients built on it, configure the FileIO of a table with the properties of its metadata: endpoint,
-proxy, credentials. A property that one writer sets could therefore redirect the sessions of all readers. Only these
-names are allowed (decision 10):
+proxy, credentials. A property set by one writer could therefore redirect the sessions of all readers. Only these names
+are allowed (decision 10):
 
-* the namespaces in which Iceberg keeps its table properties, and the names that engines set for themselves;
-* names below ``user.``, which belong to users;
-* other names of users, unless a client could interpret them as a setting: their first segment is not that of a storage,
-  client, engine or library, and no word in them denotes an address or a credential.
+* the namespaces in which Iceberg keeps its table properties, and the names that engines set for themselves; * names
+below ``user.``, which belong to users; * other user-defined names, unless a client could interpret them as a setting:
+their first segment must not be that of a storage, client, engine or library, and no word in them may denote an address
+or a credential.
 
-A name has at most :data:`MAX_NAME_CHARS` characters, all printable, without surrounding spaces. Other spellings of
-names in a namespace of Iceberg are not allowed.
+A name has at most :data:`MAX_NAME_CHARS` characters, all of them printable, and no surrounding spaces. Alternative
+spellings of names in an Iceberg namespace are not allowed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from trinitylake_ops.errors import InvalidDefinitionError
 
-#: The namespace of users: every name below it is allowed.
+#: The namespace of users, in which every name is allowed.
 USER_PREFIX = "user."
 
 
@@ -38,7 +38,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Namespaces of Iceberg, of users and of this package. Their properties configure tables, never connections.
+#: Namespaces of Iceberg, of users and of this package. Properties in them configure tables, never connections.
 _ALLOWED_PREFIXES = (
     "commit.",
     "compatibility.",
@@ -50,7 +50,7 @@ _ALLOWED_PREFIXES = (
     "write.",
     USER_PREFIX,
 )
-#: Names that Iceberg and its engines set, and that the rules for names of users would reject.
+#: Names that Iceberg and its engines set, but that the rules for user-defined names would reject.
 _ALLOWED_NAMES = frozenset(
     {
         "flink.max-continuous-empty-commits",
@@ -61,7 +61,7 @@ _ALLOWED_NAMES = frozenset(
         "trino_query_id",
     }
 )
-#: First segments of settings of storages, clients, engines and their libraries.
+#: First segments of the setting names of storages, clients, engines and their libraries.
 _CLIENT_SEGMENTS = _words(
     # storages and their file systems
     "abfs abfss adl adlfs adls aliyun alibaba aws az azure b2 boto3 botocore bos cos cosn dfs ecs fs fsspec ftp gcp gcs"
@@ -86,7 +86,7 @@ _CLIENT_NAMES = _words(
     " root scan-planning-mode scope snapshot-loading-mode username view-endpoints-supported warehouse"
 )
 #: Settings of ``object_store``, whose vendor prefixes are optional. Polars passes all table properties without a dot to
-#: it. With ``allow_invalid_certificates`` it would send sessions to a server with any certificate.
+#: it. With ``allow_invalid_certificates``, it would send credentials to a server with any certificate.
 _OBJECT_STORE_NAMES = _words(
     "account_name allow_http allow_invalid_certificates automatic_cleanup backoff base bucket bucket_name"
     " checksum_algorithm conditional_put connect_timeout container_name copy_if_not_exists default_content_type"
@@ -121,7 +121,7 @@ _SEGMENT_END = re.compile(r"[.:/]")
 
 
 def is_allowed(name: str) -> bool:
-    """Whether clients may set a property with this name, and responses may contain it."""
+    """Whether clients may set a property with this name, and responses may contain the property."""
     if len(name) > MAX_NAME_CHARS or not name.isprintable() or name != name.strip():
         return False
     if name.startswith(_ALLOWED_PREFIXES) or name in _ALLOWED_NAMES:
@@ -164,19 +164,20 @@ RESERVED_PROPERTIES = frozenset(
 #: Suffixes of properties whose values engines load as a class, such as ``write.py-location-provider.impl``,
 #: ``encryption.kms-impl`` and ``client.factory``.
 _CODE_SUFFIX = re.compile(r"(?:^|[.-])(?:impl|factory)\Z")
-#: Parquet's Java library loads key factories by these. A signer sends requests to sign to an address in the property.
+#: Parquet's Java library loads key factories by these properties. A signer sends requests to the address in its
+#: property.
 _CODE_PREFIXES = ("parquet.crypto.", "parquet.encryption.", "s3.signer")
-#: Suffixes of properties whose values PyIceberg parses as integers, without a check.
+#: Suffixes of properties whose values PyIceberg parses as integers without validation.
 _NUMBER_SUFFIX = re.compile(r"(-bytes|-ms|-limit|num-retries|-level|-max|min-count-to-merge|snapshots-to-keep)\Z")
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
-#: Writers use these as step sizes: with 0 they fail or never end.
+#: Suffixes of properties that writers use as step sizes: with 0, writers fail or never finish.
 _POSITIVE_SUFFIX = re.compile(r"(-bytes|-limit|min-count-to-merge)\Z")
 _LEVEL = re.compile(r"-?[0-9]{1,2}", re.ASCII)  # compression level
-#: Suffixes of properties whose values PyIceberg parses as booleans, and the values that it accepts.
+#: Suffixes of properties whose values PyIceberg parses as booleans, and the accepted values.
 _BOOLEAN_SUFFIX = re.compile(r"(?:\.enabled|\.partitioned-paths)\Z")
 _BOOLEANS = frozenset({"y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0"})
 _FORMATS = frozenset({"avro", "orc", "parquet"})
-#: Values that Iceberg's libraries define for a property. A writer that does not support one of them reports it.
+#: Values that Iceberg's libraries define for a property. A writer that does not support a value reports an error.
 _ENUM_VALUES = {
     "write.format.default": _FORMATS,
     "write.delete.format.default": _FORMATS,
@@ -186,7 +187,7 @@ _ENUM_VALUES = {
 }
 _METRICS = "write.metadata.metrics."
 _METRICS_MODE = re.compile(r"\s*(?:none|counts|full|truncate\([1-9][0-9]{0,8}\))\s*", re.ASCII | re.IGNORECASE)
-#: Names of counts in the summaries of snapshots.
+#: Names of counts in snapshot summaries.
 _COUNT = re.compile(
     r"(?:total|added|deleted|removed)-"
     r"(?:records|data-files|files-size|delete-files|(?:position|equality)-delete(?:s|-files))"

@@ -42,7 +42,7 @@ from trinitylake_ops.iceberg.validation.bounds import has_faulty_summaries, mark
 from trinitylake_ops.storage.parallel import run_parallel
 
 T = TypeVar("T")
-#: Errors that affect a single table: its files are damaged, missing, not its own, or not returned by the storage.
+#: Errors that affect a single table: its files are damaged, missing, not owned by it, or not returned by the storage.
 DAMAGE = (
     FileMissingError,
     CorruptFileError,
@@ -71,11 +71,11 @@ class TableFile:
     """A file of a table."""
 
     kind: FileKind
-    #: Path if it is under the lakehouse's root, otherwise a URI.
+    #: Path if the file is under the lakehouse's root, otherwise a URI.
     location: str
     #: Size in bytes, or None if the metadata does not record it.
     size_bytes: int | None = None
-    #: False for a file that no scan of any snapshot opens and that may not exist: a previous metadata file, or data
+    #: False for a file that no snapshot scan opens and that may be missing: a previous metadata file, or a data file
     #: that every remaining snapshot has deleted.
     live: bool = True
 
@@ -90,18 +90,19 @@ def files_of(
 ) -> Iterator[TableFile]:
     """Yield every file that an Iceberg table refers to at one version, each once.
 
-    These are its current and previous metadata files, and for all its snapshots the manifest lists, manifests, data
-    files, delete files and statistics. Manifest lists and manifests are read with as many parallel requests as the
-    storage supports. A walk that raises is incomplete.
+    These are its current and previous metadata files and, for all its snapshots, the manifest lists, manifests, data
+    files, delete files and statistics files. Manifest lists and manifests are read with as many parallel requests as
+    the storage supports. If the iterator raises an error, the walk is incomplete.
 
     Args:
         definition: Definition of the table.
         io: Reads the lakehouse's files.
         known: Locations of manifest lists and manifests of earlier walks, which are skipped with all files that they
-            list. A completed walk adds its own.
-        skips_missing: Skip missing manifest lists and manifests, because the files that only they list cannot be read.
-        failures: If set, the walk continues after errors of damaged, missing or unreadable manifest lists and manifests
-            and appends them here, and it also yields files that the table may not refer to.
+            list. A completed walk adds the ones that it read.
+        skips_missing: Whether to skip missing manifest lists and manifests, because files listed only in them cannot be
+            read.
+        failures: If set, the walk continues after errors caused by damaged, missing or unreadable manifest lists and
+            manifests and appends these errors to the list. It then also yields files that the table may not refer to.
 
     Raises:
         LocationNotAllowedError: The table may not refer to a file at this location.
@@ -186,7 +187,7 @@ def manifests_in(snapshot: Snapshot, io: StorageFileIO) -> list[ManifestFile]:
             raise _swapped_file_error(
                 snapshot.manifest_list, f"it belongs to snapshot {snapshot_id}, not {snapshot.snapshot_id}", io
             )
-        # Snapshot.manifests() would return the manifests of a process-wide cache, and the file may differ.
+        # Snapshot.manifests() would return manifests from a process-wide cache, which may differ from the file.
         manifests = list(read_manifest_list(file))
         _check_strings(manifest.manifest_path for manifest in manifests)
         _check_own((manifest.manifest_path for manifest in manifests), io)
@@ -210,8 +211,8 @@ def entries_in(
         admit: Called with the content before it is decoded. It may raise a TrinityLakeError.
 
     Raises:
-        CorruptFileError: The manifest cannot be decoded, or is not the listed one.
-        LocationNotAllowedError: An entry of any status refers to a file at a location that the table may not have.
+        CorruptFileError: The manifest cannot be decoded, or is not the manifest in the list.
+        LocationNotAllowedError: An entry of any status refers to a file at a location that the table may not refer to.
         StorageError: The manifest cannot be read.
     """
     with _decoding(manifest.manifest_path, "manifest", io):
@@ -233,12 +234,12 @@ def entries_in(
 def entries_within(
     manifest: ManifestFile, data: bytes, window: range, take: Callable[[int], object]
 ) -> tuple[list[ManifestEntry], int]:
-    """Return a range of a manifest's entries and its number of entries, decoding only the needed blocks.
+    """Return a range of a manifest's entries and the total number of entries, decoding only the needed blocks.
 
     Args:
         manifest: The entry of the manifest list.
         data: Contents of the manifest.
-        window: Indices of the entries, counting entries of deleted files.
+        window: Indices of the entries, including entries of deleted files.
         take: Called with the number of entries to decode before they are decoded. It may raise an error.
 
     Raises:
@@ -283,7 +284,7 @@ def _check_count(manifest: ManifestFile, n_files: int, io: StorageFileIO) -> Non
 
 
 def listed_count(manifest: ManifestFile) -> int | None:
-    """Return the number of entries of a manifest by its list, or None if the list does not record it."""
+    """Return the number of entries of a manifest according to its list, or None if the list does not record it."""
     counts = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
     return None if None in counts else sum(count or 0 for count in counts)
 
@@ -300,7 +301,7 @@ def _check_is_listed(manifest: ManifestFile, entries: list[ManifestEntry], io: S
 
 @dataclass(frozen=True, slots=True)
 class _SingleFileIO:
-    """A FileIO that returns a single file, opened before."""
+    """A FileIO that returns a single file, which was opened before."""
 
     file: InputFile
 
@@ -409,7 +410,7 @@ def _batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-#: Makes the hashes of this process unpredictable, so that no writer can construct a file name with the hash of another.
+#: Makes the hashes of this process unpredictable, so that no writer can construct a file name with another file's hash.
 _KEY = secrets.token_bytes(16)
 
 
@@ -430,11 +431,11 @@ class ReachedFiles:
 
     @property
     def size_bytes(self) -> int:
-        """Its size in memory."""
+        """Size of the set in memory."""
         return len(self._hashes) * self._hashes.itemsize
 
     def __contains__(self, uri: object) -> bool:
-        """Whether the version refers to a file, by its URI."""
+        """Whether the version refers to the file with this URI."""
         wanted = _hash(str(uri))
         index = bisect_left(self._hashes, wanted)
         return index < len(self._hashes) and self._hashes[index] == wanted

@@ -56,7 +56,7 @@ def reading_at(version: ReadVersion | None, io: StorageFileIO) -> Iterator[None]
     """Raise VersionExpiredError for a missing file if the version was purged while it was read.
 
     Args:
-        version: The version that is read, if it can be purged.
+        version: The version that is read; None if it cannot be purged.
         io: File IO of the lakehouse.
     """
     try:
@@ -89,14 +89,14 @@ def file_batches(rows: RemainingRows, task: FileScanTask, io: StorageFileIO) -> 
     """Yield the rows of a data file that match a scan and are not deleted.
 
     Args:
-        rows: The scan and its deletes.
+        rows: The scan and its delete files.
         task: The data file.
         io: The table's file IO, for locations in errors.
 
     Raises:
         InvalidDefinitionError: Deletes cannot be applied.
-        CorruptFileError: The file or a delete file cannot be decoded, or its columns do not match the table. Raised
-            after the last batch if all rows were read and their number differs from the manifest.
+        CorruptFileError: The file or a delete file cannot be decoded, or its columns do not match the table. Also
+            raised after the last batch if all rows were read and their number differs from that in the manifest.
         StorageError: A file cannot be read.
     """
     n_rows = 0
@@ -118,7 +118,7 @@ def file_batches(rows: RemainingRows, task: FileScanTask, io: StorageFileIO) -> 
 
 
 def check_manifests(metadata: TableMetadata, io: StorageFileIO) -> None:
-    """Read all manifests of the current snapshot. Raises CorruptFileError for the first corrupt one; StorageError."""
+    """Read all manifests of the current snapshot. Raises StorageError, and CorruptFileError for a corrupt manifest."""
     snapshot = metadata.current_snapshot()
     for manifest in [] if snapshot is None else manifests_in(snapshot, io):
         entries_in(manifest, io)
@@ -126,7 +126,7 @@ def check_manifests(metadata: TableMetadata, io: StorageFileIO) -> None:
 
 _FIELD_ID = b"PARQUET:field_id"
 _BATCH_ROWS = 1_024
-#: If deletes leave too few rows, this many times more rows are read.
+#: If too few rows remain after deletes, the number of rows to read is multiplied by this factor.
 _GROWTH = 8
 
 
@@ -165,7 +165,7 @@ def first_rows(
 def count_rows(metadata: TableMetadata, io: StorageFileIO) -> int:
     """Return the number of rows of a table.
 
-    For data files without delete files, the number is read from the manifest. Of other data files, one column is read.
+    For data files without delete files, the number is read from the manifest. For other data files, one column is read.
 
     Args:
         metadata: The metadata of the table.
@@ -256,7 +256,7 @@ class _FirstRows(FileIO):
 
 
 class _InMemory(InputFile):
-    """A file in memory, opened as an Arrow stream, which Arrow's threads read without the interpreter lock."""
+    """A file in memory, opened as an Arrow stream that Arrow's threads can read without the interpreter lock."""
 
     def __init__(self, location: str, data: pa.Buffer):
         super().__init__(location)

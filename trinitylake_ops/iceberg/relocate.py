@@ -1,9 +1,9 @@
 """Find the files of a table that contain a previous location of its lakehouse, and the copies that replace them.
 
 Iceberg's files contain full URIs. If the files of a lakehouse were copied or moved, the URIs refer to the previous
-location. The metadata file of such a table is rewritten under a new name, and so are its position deletes and the
-manifest lists and manifests that contain the previous location. Data files are not read, and URIs of other lakehouses'
-files do not change.
+location. The metadata file of such a table is rewritten under a new name, as are its position deletes and the manifest
+lists and manifests that contain the previous location. Data files are not read, and URIs of other lakehouses' files do
+not change.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class MovedFiles:
     lists: tuple[str, ...]
     #: Manifests to rewrite.
     manifests: tuple[str, ...]
-    #: Position deletes to rewrite, with their sizes in bytes.
+    #: Position delete files to rewrite, with their sizes in bytes.
     deletes: Mapping[str, int]
-    #: A position delete file that cannot be rewritten, or empty.
+    #: A position delete file that cannot be rewritten; empty if there is none.
     unmoved_deletes: str
     #: The table's location and the locations of all manifest lists, as in the metadata.
     uris: tuple[str, ...]
@@ -153,9 +153,9 @@ def plan_relocated_files(definition: TableDef, moved: MovedFiles, io: StorageFil
     """Plan the copies that replace a table's moved files under new names.
 
     Args:
-        definition: The table.
-        moved: Its moved files. All its position deletes can be rewritten.
-        io: Reads and writes its files.
+        definition: Definition of the table.
+        moved: The moved files of the table. All position deletes must be rewritable.
+        io: Reads and writes the files of the table.
 
     Returns:
         The copies, and the definition that refers to the new metadata file.

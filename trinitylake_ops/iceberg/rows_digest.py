@@ -1,11 +1,11 @@
-"""Compute digests of the rows that a rewrite reads and writes, and of the rows of a stream's epoch.
+"""Compute digests of the rows that a rewrite reads and writes, and of the rows in a stream's epoch.
 
 The digest of a rewrite is computed from the columns as Arrow reads them, before PyIceberg projects them to the table's
 schema, so that faults of the projection or of a later step are detected when the written files are compared.
 
-A stream repeats an epoch after a failure. Its rows then arrive in another order, in other batches and tasks. A sum of
-double values may differ in its last bits because the values were added in another order, so ``double`` values are
-hashed with the precision of ``float``. All other values are hashed exactly.
+A stream repeats an epoch after a failure. The rows then arrive in a different order and in different batches and tasks.
+A sum of double values may differ in its last bits because the values were added in another order, so ``double`` values
+are hashed with the precision of ``float``. All other values are hashed exactly.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ class DigestedRows(RemainingRows):
         self.digest = ContentDigest(scan._projected_schema)
 
     def batches(self, task: FileScanTask) -> Iterator[pa.RecordBatch]:
-        """Yield the remaining rows of a data file in the table's columns. Raises as :meth:`RemainingRows.batches`."""
+        """Yield the remaining rows of a data file in the table's columns, like :meth:`RemainingRows.batches`."""
         from pyiceberg.io import pyarrow as iceberg_arrow  # importing it loads pandas
 
         metadata: TableMetadata = self.scan._table_metadata
         parameters = inspect.signature(iceberg_arrow._to_requested_schema).parameters
-        # Readers may return UTC timestamps without a time zone. PyIceberg 0.11 always does, and has no parameter.
+        # Readers may return UTC timestamps without a time zone. PyIceberg 0.11 always does so, and has no such
+        # parameter.
         allowed: dict[str, Any] = {name: True for name in ("allow_timestamp_tz_mismatch",) if name in parameters}
         for stored in self._remaining_rows(task):
             self.digest.add(stored.batch, stored.columns, stored.constants)
@@ -177,7 +178,7 @@ class RowsDigest:
         return RowsDigest(self.n_rows + other.n_rows, (self.total + other.total) & _MASK)
 
     def over(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield batches unchanged, and add their rows."""
+        """Yield batches unchanged, and add their rows to the digest."""
         for batch in batches:
             self.n_rows += batch.num_rows
             hashes = _combine_hashes(batch.columns, batch.num_rows)
@@ -199,7 +200,7 @@ def _combine_hashes(columns: Iterable[pa.Array], n_rows: int) -> pa.Array:
 
 
 def _hashes(column: pa.Array) -> pa.Array:
-    """Return a 64-bit unsigned hash of each value. Arithmetic wraps."""
+    """Return a 64-bit unsigned hash of each value, using wrapping arithmetic."""
     kind = column.type
     if pa.types.is_struct(kind):
         values = _combine_hashes(column.flatten(), len(column))
@@ -226,7 +227,7 @@ def _bits(column: pa.Array, integer: pa.DataType) -> pa.Array:
 
 
 def _finalize(values: pa.Array) -> pa.Array:
-    """Finalize as Murmur3 does, so that each input bit affects all output bits."""
+    """Finalize hashes as Murmur3 does, so that each input bit affects all output bits."""
     shift = pa.scalar(33, pa.uint64())
     for multiplier in _MULTIPLIERS:
         values = pc.multiply(pc.bit_wise_xor(values, pc.shift_right(values, shift)), _number(multiplier))

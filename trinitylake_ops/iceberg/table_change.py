@@ -1,8 +1,7 @@
-"""The target of a catalog, single changes of it, and the registration of tables.
+"""The target of a catalog, single changes to the target, and the registration of tables.
 
-* LatestTarget: each change is a separate commit.
-* TransactionTarget: changes join an open transaction, which its owner commits.
-* SnapshotTarget: one version, read-only.
+* LatestTarget: the latest version; each change is a separate commit. * TransactionTarget: an open transaction, which
+changes join and its owner commits. * SnapshotTarget: one version, read-only.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ VERSION = "version"
 TIMESTAMP = "timestamp"
 
 
-_MAX_MESSAGE_CHARS = 500  # of a commit message; names may be much longer
+_MAX_MESSAGE_CHARS = 500  # maximum length of a commit message; names may be much longer
 
 
 class CatalogTarget(Protocol):
@@ -82,13 +81,13 @@ class CatalogTarget(Protocol):
 
     @property
     def commits_changes(self) -> bool:
-        """Whether each ``change`` ends with its commit, so that its files are not read before."""
+        """Whether each ``change`` ends with its commit, so that no file of the change is read before the commit."""
 
     def reader(self) -> CatalogReader:
         """Return the current state."""
 
     def change(self, message: str) -> AbstractContextManager[Transaction]:
-        """Return a context manager whose changes take effect together at its end. Raises the errors of a commit."""
+        """Return a context manager whose changes take effect together at its end. It raises the errors of a commit."""
 
 
 class LatestTarget:
@@ -152,7 +151,7 @@ class SnapshotTarget:
 
 
 def target_of(properties: Mapping[str, str]) -> CatalogTarget:
-    """Return the target of a catalog's properties: ``root``, ``storage.*``, and ``version`` or ``timestamp``.
+    """Return the target that a catalog's properties select: ``root``, ``storage.*``, and ``version`` or ``timestamp``.
 
     Raises InvalidInputError, and the errors of ``Lakehouse.open`` and ``Lakehouse.snapshot``.
     """
@@ -188,11 +187,11 @@ class TableChange:
 
     writer: Transaction
     io: StorageFileIO
-    #: Whether the end of the change is its commit.
+    #: Whether the change is committed when it ends.
     is_commit: bool
     #: URIs of the files that were written.
     written: list[str] = field(default_factory=list)
-    #: Contents by path of the files that the commit will write, if ``is_commit``.
+    #: Contents, by path, of the files that the commit will write if ``is_commit`` is set.
     added: dict[str, bytes] = field(default_factory=dict)
 
     def require_namespace(self, namespace: str) -> None:
@@ -205,7 +204,7 @@ class TableChange:
 
         Args:
             table: The table with its new metadata.
-            before: Its previous metadata.
+            before: The previous metadata.
 
         Raises:
             MetadataTooLargeError: A server could not read the new metadata.
@@ -246,7 +245,7 @@ class TableChange:
         self.added[path] = data
 
     def delete_written(self) -> None:
-        """Delete the written files, best effort. Call it only if the change certainly did not take effect."""
+        """Delete the written files, best-effort. Call this only if the change certainly did not take effect."""
         # Delete the owner file last.
         for uri in sorted(self.written, key=lambda uri: uri.endswith(f"/{OWNER_NAME}")):
             try:
@@ -259,13 +258,13 @@ class TableChange:
 def changing(
     target: CatalogTarget, io: StorageFileIO, message: str, files: StorageFileIO | None = None
 ) -> Iterator[TableChange]:
-    """Apply one change to a target. Its written files are deleted, best effort, if it certainly failed.
+    """Apply one change to a target. If the change certainly failed, its written files are deleted, best-effort.
 
     Args:
         target: The target.
         io: Writes metadata files.
         message: Message of the commit.
-        files: Writes the new data files of the change in the background. They are complete before the commit.
+        files: Writes the new data files of the change in the background. All writes end before the commit.
 
     Raises:
         CommitStateUnknownException: Whether the commit succeeded is not known.
@@ -374,7 +373,7 @@ def _root_of(uri: str, allowed_roots: AllowedRoots) -> str:
     """Return the root through which a metadata file outside all known roots is read."""
     if roots_nest(uri):
         return normalize_root_uri(_folder_of(uri))
-    return root_of_table_file(uri) or allowed_roots.strict().find(uri).root  # its error names the root to allow
+    return root_of_table_file(uri) or allowed_roots.strict().find(uri).root  # the error names the root to allow
 
 
 def _folder_of(uri: str) -> str:
@@ -384,24 +383,24 @@ def _folder_of(uri: str) -> str:
 def registered_table(
     io: StorageFileIO, uri: str, lakehouse: LakehouseDef, table_type: str = EXTERNAL
 ) -> tuple[TableMetadata, TableDef]:
-    """Read a table's metadata file and build the definition to register it with.
+    """Read a table's metadata file and build the definition with which the table is registered.
 
     The definition has an empty id and the type EXTERNAL or FEDERATED, so no file of the table is ever deleted. A
     managed table of this lakehouse, for example a dropped one, becomes MANAGED again, with the id in its location.
 
     Args:
         io: Reads the metadata file.
-        uri: Its URI.
+        uri: URI of the metadata file.
         lakehouse: Definition of the lakehouse.
         table_type: EXTERNAL or FEDERATED.
 
     Raises:
-        InvalidInputError: Another table type.
+        InvalidInputError: The table type is neither EXTERNAL nor FEDERATED.
         CorruptFileError: The file is not Iceberg metadata.
         FileMissingError: The file does not exist.
         StorageError: The file cannot be read.
         UnsupportedTypeError: A definition cannot store the schema.
-        InvalidDefinitionError: The names of columns differ only by case.
+        InvalidDefinitionError: The names of two columns differ only by case.
     """
     if table_type not in (EXTERNAL, FEDERATED):
         raise InvalidInputError(f"table type {table_type!r} cannot be registered; use {EXTERNAL} or {FEDERATED}")

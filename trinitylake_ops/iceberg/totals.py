@@ -74,7 +74,7 @@ def totals_of(snapshot: Snapshot | None) -> TableTotals:
 def rows_removed(snapshot: Snapshot) -> int:
     """Return the number of rows that a snapshot removed, including new position deletes, as recorded by its writer.
 
-    Rows that had been deleted by position before their file was removed do not count again.
+    Rows that had been deleted by position before their file was removed are not counted again.
     """
     deleted, added, applied = (
         count_in(snapshot, name) or 0 for name in (DELETED_RECORDS, ADDED_POSITION_DELETES, REMOVED_POSITION_DELETES)
@@ -95,7 +95,7 @@ def count_in(snapshot: Snapshot, name: str) -> int | None:
 
 
 def lacks_totals(snapshot: Snapshot) -> bool:
-    """Whether the summary of a snapshot lacks a total. Some engines cannot write on top of such a snapshot."""
+    """Whether the summary of a snapshot lacks a total. Some engines cannot add a snapshot on top of it."""
     return any(count_in(snapshot, name) is None for name in _TOTALS)
 
 
@@ -115,7 +115,7 @@ def with_totals(
         updates: The updates of a commit.
         current: The metadata of the table, None for a new table.
         io: Reads the files of the table.
-        read: The entries of all manifests that the snapshots add, if they were read already.
+        read: The entries of all manifests that the snapshots add, if they have already been read.
         empty_ids: Ids of snapshots with an empty manifest list. Their totals are 0.
 
     Raises:
@@ -206,7 +206,7 @@ def changed_partitions(
         io: Reads the manifests.
 
     Returns:
-        The text of each partition, by its column names and values. The text of an unpartitioned table is empty.
+        The text of each partition, by its column names and values. For an unpartitioned table, the text is empty.
 
     Raises:
         CorruptFileError: A manifest list or manifest is corrupt.
@@ -227,7 +227,7 @@ def changed_partitions(
 
 
 def _comparable(partition: Record) -> Record:
-    """Return a partition with UUIDs as bytes: PyIceberg returns UUIDs from manifests, but bytes in other places."""
+    """Return a partition with UUIDs as bytes, because PyIceberg returns UUID objects only from manifests."""
     values = [partition[index] for index in range(len(partition))]
     return Record(*(value.bytes if isinstance(value, UUID) else value for value in values))
 
@@ -239,7 +239,7 @@ def partition_text(partition: Record, spec: PartitionSpec, schema: Schema) -> st
 
     Args:
         partition: The partition values.
-        spec: Its partition spec.
+        spec: The partition spec of the partition.
         schema: Schema of the table.
     """
     kinds = [field.field_type for field in spec.partition_type(schema).fields]

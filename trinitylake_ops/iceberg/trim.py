@@ -1,7 +1,8 @@
 """Expire snapshots of Iceberg tables: write metadata without some of its snapshots.
 
-An Iceberg table's metadata lists all its snapshots, and so refers to the files of all of them. Each lakehouse version
-refers to a separate metadata file, so snapshots that a new file omits remain readable in earlier versions.
+The metadata of an Iceberg table lists all its snapshots and therefore refers to the files of all snapshots. Each
+lakehouse version refers to a separate metadata file, so snapshots that a new file omits remain readable in earlier
+versions.
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ from trinitylake_ops.iceberg.managed import LATEST_WRITTEN_VERSION, metadata_uri
 from trinitylake_ops.iceberg.metadata import table_metadata, write_metadata
 from trinitylake_ops.iceberg.properties import location_provider
 
-#: Keys that Spark's write-audit-publish sets in the summaries of a staged snapshot and of the snapshot that published
-#: it.
+#: Summary keys that Spark's write-audit-publish sets in a staged snapshot and in the snapshot that publishes it.
 _AUDIT, _PUBLISHED_AUDIT = "wap.id", "published-wap-id"
 _MAX_AGE_PROPERTY, _MAX_AGE_MS = "history.expire.max-snapshot-age-ms", 5 * 24 * 3_600_000
 
@@ -37,8 +37,8 @@ _MAX_AGE_PROPERTY, _MAX_AGE_MS = "history.expire.max-snapshot-age-ms", 5 * 24 * 
 def is_first(snapshot: Snapshot) -> bool:
     """Whether a snapshot is the first of its table.
 
-    A snapshot whose parent was trimmed has no parent either, but a higher sequence number. Snapshots of Iceberg's
-    format version 1 have no sequence numbers, so they count as the first if they have no parent.
+    A snapshot whose parent was trimmed also has no parent, but has a higher sequence number. Snapshots of Iceberg's
+    format version 1 have no sequence numbers, so they count as first snapshots if they have no parent.
     """
     return snapshot.parent_snapshot_id is None and (snapshot.sequence_number or 0) <= 1
 
@@ -49,23 +49,24 @@ class ListedSnapshots:
 
     #: All snapshot ids, oldest first.
     ids: tuple[int, ...]
-    #: The current snapshot, those of branches and tags, and recently staged snapshots that were not published yet.
+    #: The current snapshot, the snapshots of branches and tags, and recently staged snapshots that have not been
+    #: published.
     referred: frozenset[int]
-    #: Whether the table's location is the managed location of its id.
+    #: Whether the table's location is the managed location for its id.
     is_in_place: bool
-    #: Whether its format version can be written.
+    #: Whether the format version of the table can be written.
     is_writable: bool
 
     @property
     def others(self) -> frozenset[int]:
-        """The ids that the metadata does not refer to."""
+        """The ids of listed snapshots that are not in ``referred``."""
         return frozenset(self.ids) - self.referred
 
 
 def is_trimmable(definition: TableDef, io: StorageFileIO) -> bool:
     """Whether a table is a MANAGED Iceberg table whose metadata file is in the folder of its id.
 
-    The folder is below the root or the table root.
+    This folder is below the root or the table root.
 
     Args:
         definition: Definition of the table.

@@ -140,11 +140,11 @@ def arrow_to_iceberg_schema(schema: pa.Schema) -> IcebergSchema:
 
 
 def storable(schema: pa.Schema) -> pa.Schema:
-    """Replace types of an Arrow schema that Iceberg lacks by types that can store the same values, at any depth.
+    """Replace types of an Arrow schema that Iceberg lacks with types that can store the same values, at any depth.
 
-    Times become microseconds, and timestamps with a time zone become UTC because Iceberg stores the instant without a
-    zone. Values with nanoseconds do not fit. Unsigned 32-bit integers become int64, half floats float32, date64 date32,
-    other decimals decimal128, and dictionaries the type of their values.
+    Times become microseconds, and timestamps with a time zone are converted to UTC, because Iceberg stores the instant
+    without a zone. Values with nanoseconds do not fit. Unsigned 32-bit integers become int64, half floats become
+    float32, date64 becomes date32, other decimals become decimal128, and dictionaries become the type of their values.
     """
     return pa.schema([field.with_type(_storable_type(field.type)) for field in schema])
 
@@ -361,7 +361,7 @@ class TypedPartitionSpec(PartitionSpec):
 
         Args:
             spec: The spec, which is not changed.
-            source_types: Type of each source column that any schema of the table has, by column id.
+            source_types: Type of each source column in any schema of the table, by column id.
         """
         typed = cls.model_construct(spec.model_fields_set, **dict(spec))
         typed._source_types = source_types
@@ -405,7 +405,7 @@ def with_typed_specs(metadata: TableMetadata) -> TableMetadata:
 
 
 def check_keeps_source_types(before: TableMetadata, after: TableMetadata) -> None:
-    """Check that an update does not remove the last schema that has the source column of a partition spec.
+    """Check that an update does not remove the last schema that contains the source column of a partition spec.
 
     Args:
         before: The metadata of the table.

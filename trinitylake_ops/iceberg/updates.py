@@ -1,8 +1,8 @@
-"""Adapt the updates of a client's commit to PyIceberg and to the rules of a lakehouse.
+"""Adapt the updates in a client's commit to PyIceberg and to the rules of a lakehouse.
 
-PyIceberg applies updates as they are. Iceberg's reference server assigns ids to schemas, partition specs and sort
-orders and reuses equal existing ones, which clients rely on. A lakehouse also keeps some properties and the location of
-a table unchanged.
+PyIceberg applies updates unchanged. Iceberg's reference server assigns ids to schemas, partition specs and sort orders
+and reuses equal existing ones, which clients rely on. A lakehouse also keeps some properties and the location of a
+table unchanged.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def check_format(properties: Mapping[str, str]) -> None:
 
 
 def location_in(updates: Sequence[TableUpdate]) -> str:
-    """Return the location that updates set for a new table, or an empty string."""
+    """Return the location that updates set for a new table, or an empty string if they set none."""
     locations = [update.location for update in updates if isinstance(update, SetLocationUpdate)]
     return locations[-1].rstrip("/") if locations else ""
 
@@ -179,7 +179,7 @@ class _UpdateAdapter:
         self._order_ids: dict[int, int] = {}
 
     def fit(self, update: TableUpdate) -> list[TableUpdate]:
-        """Return the updates to apply for a client's update, none if it has no effect."""
+        """Return the updates to apply for a client's update; empty if the update has no effect."""
         match update:
             case AddSchemaUpdate():
                 return self._add_schema(update)
@@ -216,7 +216,7 @@ class _UpdateAdapter:
                 check_format({_FORMAT_VERSION: str(update.format_version)})
         return [update]
 
-    # Equal items are found by a key of their content, because comparing all pairs takes quadratic time.
+    # Equal items are found by a key derived from their content, because comparing all pairs takes quadratic time.
     @cached_attribute
     def _schemas(self) -> dict[str, int]:
         return (
@@ -289,7 +289,7 @@ class _UpdateAdapter:
                     f"property {name!r} cannot be set: a table's files are below its location; leave it out"
                 )
         kept = {name: value for name, value in updates.items() if name not in MANAGED_PROPERTIES}
-        if self._current is None:  # engines repeat the properties of the staging request
+        if self._current is None:  # engines repeat the properties from the staging request
             check_format(kept)
             kept.pop(_FORMAT_VERSION, None)
         self._properties |= kept

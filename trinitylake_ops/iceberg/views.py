@@ -1,9 +1,9 @@
 """Views: their metadata, and their storage as properties of a namespace.
 
-The models are defined here because the oldest supported PyIceberg has none. Schemas are PyIceberg's.
+The models are defined here because the oldest supported PyIceberg version has no view models. Schemas are PyIceberg's.
 
 The lakehouse format has no view objects, but all its readers preserve properties. A view is a property whose value is
-the view's metadata in Iceberg's JSON. It therefore needs no file, and is versioned with its namespace.
+the view's metadata in Iceberg's JSON. A view therefore needs no file, and is versioned with its namespace.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class UpgradeFormat(IcebergBaseModel):
 
 
 class AddSchema(IcebergBaseModel):
-    """Adds a schema, or refers to an equal existing one."""
+    """Adds a schema, or selects an equal existing one."""
 
     action: Literal["add-schema"]
     schema_: Schema = Field(alias="schema")
@@ -113,7 +113,7 @@ class RemoveProperties(IcebergBaseModel):
 
 
 class AddVersion(IcebergBaseModel):
-    """Adds a version, or refers to an equal existing one."""
+    """Adds a version, or selects an equal existing one."""
 
     action: Literal["add-view-version"]
     view_version: ViewVersion = Field(alias="view-version")
@@ -166,9 +166,9 @@ def new_view(schema: Schema, version: ViewVersion, properties: Mapping[str, str]
     """Return the metadata of a new view.
 
     Args:
-        schema: Its schema.
-        version: Its first version.
-        properties: Its properties.
+        schema: Schema of the view.
+        version: First version of the view.
+        properties: Properties of the view.
         root: Root of the lakehouse.
 
     Raises:
@@ -243,7 +243,7 @@ class _ViewChange:
                 self._set_current(update.view_version_id)
 
     def result(self) -> ViewMetadata:
-        """Return the metadata with the current and the newest other versions."""
+        """Return the metadata with the current version and the newest other versions."""
         kept = self._versions[-_KEPT_VERSIONS:]
         if all(version.version_id != self._current for version in kept):
             kept = [*(version for version in self._versions if version.version_id == self._current), *kept[1:]]
@@ -310,7 +310,7 @@ def _check_dialects(version: ViewVersion) -> None:
         raise InvalidDefinitionError("Invalid view version: Cannot add multiple queries for a dialect")
 
 
-#: Maximum size of the metadata of one view. All properties of a namespace, including its views, have a common limit.
+#: Maximum size of the metadata of one view. All properties of a namespace, including its views, share a common limit.
 MAX_VIEW_BYTES = 256 << 10
 
 
@@ -363,11 +363,11 @@ def put_view(writer: Transaction, namespace: str, view: str, metadata: ViewMetad
         writer: The transaction.
         namespace: Namespace of the view.
         view: Name of the view.
-        metadata: Its new metadata.
+        metadata: New metadata of the view.
         is_new: Whether the view is created.
 
     Raises:
-        TableAlreadyExistsError: A table or view of the new name exists.
+        TableAlreadyExistsError: A table or view with the new name exists.
         NoSuchNamespaceError: The namespace does not exist.
         NoSuchViewError: The view to replace does not exist.
         InvalidNameError: The name is not allowed.

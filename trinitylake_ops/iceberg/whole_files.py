@@ -1,6 +1,6 @@
-"""List the files that each metadata file of an Iceberg table refers to, reading each file whole and in one request.
+"""List the files to which an Iceberg table's metadata files refer. Each file is read completely in one request.
 
-A wrapper of the storage therefore sees complete files, and can detect whether a file changed.
+A storage wrapper therefore sees complete files, and can detect whether a file has changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trinitylake_ops.storage.parallel import run_parallel
 
 
 class WholeFileIO(StorageFileIO):
-    """A FileIO whose files are read whole and verified against their checksums."""
+    """A FileIO that reads files completely and verifies them against their checksums."""
 
     #: Called with the location of each file, and whether it has checksums.
     on_checked: Callable[[str, bool], None] | None = None
@@ -86,7 +86,7 @@ class _WholeFile(StorageInputFile):
 class TableFiles:
     """The files of an Iceberg table at one version, read on demand.
 
-    Locations are paths if they are under the lakehouse's root, otherwise URIs. Methods raise CorruptFileError,
+    Locations are paths for files under the lakehouse's root, otherwise URIs. Methods raise CorruptFileError,
     LocationNotAllowedError for a file that the table may not refer to, and other StorageErrors.
     """
 
@@ -96,7 +96,7 @@ class TableFiles:
         self._uri = metadata_uri(definition, io.root)
         self._manifests: dict[str, ManifestFile] = {}
         self._read_lists: set[str] = set()
-        #: Manifests that were read and whose bounds are not valid values of their columns.
+        #: Manifests that have been read and contain bounds that are not valid values of their columns.
         self.faulty_bounds: set[str] = set()
 
     @property
@@ -106,14 +106,14 @@ class TableFiles:
 
     @property
     def naming_code(self) -> tuple[str, ...]:
-        """Names of dropped properties in the metadata file that name classes, none if it was not read."""
+        """Names of dropped metadata properties that name classes. Empty if the metadata file was not read."""
         return self._loaded.naming_code if "_loaded" in self.__dict__ else ()
 
     @property
     def connecting(self) -> tuple[str, ...]:
-        """Names of dropped properties in the metadata file that clients could interpret as connection settings.
+        """Names of dropped metadata properties that clients could interpret as connection settings.
 
-        Empty if the file was not read.
+        Empty if the metadata file was not read.
         """
         return self._loaded.connecting if "_loaded" in self.__dict__ else ()
 
@@ -144,14 +144,14 @@ class TableFiles:
         return {self._io.location(snapshot.manifest_list): snapshot for snapshot in listed}
 
     def check_own(self, files: Iterable[TableFile]) -> None:
-        """Check that the table may refer to files that an earlier run recorded."""
+        """Check that the table may refer to the files that an earlier run recorded."""
         for file in files:
             self._io.check_may_have(to_uri(self._io.root, file.location))
 
     def in_lists(self, locations: Sequence[str]) -> list[list[TableFile]]:
         """Return the manifests in each of several manifest lists, read in parallel."""
         if locations:
-            _ = self._snapshots  # compute it once, before threads access it
+            _ = self._snapshots  # compute this once, before threads access it
         return run_parallel(self._in_list, locations, self._io.storage.concurrency)
 
     def _in_list(self, location: str) -> list[TableFile]:
@@ -166,10 +166,10 @@ class TableFiles:
         self.in_lists([location for location in lists if location not in self._read_lists])
 
     def in_manifests(self, locations: Sequence[str]) -> list[list[TableFile]]:
-        """Return the live data and delete files in each of several manifests, whose lists were read before.
+        """Return the live data and delete files in each of several manifests, whose lists must have been read before.
 
-        A data file is returned as often as its manifest lists it. One file may contain the deletes of several data
-        files.
+        A data file is returned as often as it is listed in its manifest. One delete file may contain deletes for
+        several data files.
         """
         return run_parallel(self._in_manifest, locations, self._io.storage.concurrency)
 

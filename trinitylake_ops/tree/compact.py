@@ -67,7 +67,7 @@ class _Compaction(TreeEditor):
         return self.compact(root)
 
     def _enter(self, location: str) -> NodeFile:
-        """Read a node and record its children once: after a merge, the node is entered again from another parent."""
+        """Read a node and record its children, but only once: after a merge, another parent enters the node again."""
         stored = self.store.load(location)
         if location not in self._entered:
             self._entered.add(location)

@@ -407,7 +407,7 @@ def _exists(roots: Roots, version: int) -> bool:
 
 
 def _latest_listed(roots: Roots) -> tuple[int, bytes]:
-    """Return the largest listed version and the bytes of its root, if another program deleted version 0."""
+    """Return the highest listed version and the bytes of its root. Used if another program deleted version 0."""
     paths = _listed_roots(roots.storage)
     naming = one_naming(roots.storage.root, paths)
     if naming is None:
@@ -436,7 +436,7 @@ def _versions(paths: Iterable[str]) -> set[int]:
 
 
 def versions_beyond_gap(roots: Roots, latest: int, listed: Iterable[int]) -> list[int]:
-    """Return the listed versions above the latest in ascending order, or none if the next one was committed since."""
+    """Return the listed versions above the latest in ascending order, or none if the next one has been committed."""
     beyond = sorted(version for version in listed if version > latest)
     return beyond if beyond and not _exists(roots, latest + 1) else []
 
