@@ -360,7 +360,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
                 writer.alter_table(namespace, name, definition)
         return commit_response(staged)
 
-    # Hooks that MetastoreCatalog calls
+    # Hooks called by MetastoreCatalog
 
     @staticmethod
     def _convert_schema_if_needed(
@@ -396,7 +396,7 @@ class TrinityLakeCatalog(NamespaceCatalog):
     # Definitions and tables
 
     def definition_of(self, namespace: str, table: str) -> TableDef:
-        """Return the definition of an Iceberg table without reading its files. Raises as :meth:`load_table`."""
+        """Return an Iceberg table's definition without reading its files. Raises the errors of :meth:`load_table`."""
         try:
             definition = self.target.reader().table(namespace, table)
         except (errors.TableNotFoundError, errors.NamespaceNotFoundError) as error:

@@ -56,7 +56,7 @@ def table_id_of(location: str) -> str | None:
 
 
 def managed_table_id(location: str, root: str) -> str | None:
-    """Return the id of the MANAGED table that has this location under ``root``, or None if it is no such location."""
+    """Return the id of the MANAGED table that has this location under ``root``, or None for any other location."""
     table_id = table_id_of(location)
     try:
         is_managed = table_id is not None and location == f"{root}{table_prefix(table_id)}".rstrip("/")

@@ -210,7 +210,7 @@ def naming_code(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def invalid_properties(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of Iceberg's properties with invalid values, on which PyIceberg fails without a typed error."""
+    """Return the names of Iceberg properties with invalid values, for which PyIceberg raises no typed error."""
     return tuple(
         name for name, value in properties.items() if len(name) <= MAX_NAME_CHARS and not _is_valid(name, value)
     )

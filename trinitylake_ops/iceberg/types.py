@@ -368,7 +368,7 @@ class TypedPartitionSpec(PartitionSpec):
         return typed
 
     def partition_type(self, schema: IcebergSchema) -> StructType:
-        """Return the struct type of partition values, by ``schema`` if it has the source column."""
+        """Return the struct type of partition values. Prefers the types in ``schema`` to the stored source types."""
         fields = super().partition_type(schema).fields
         return StructType(
             *(

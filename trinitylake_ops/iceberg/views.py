@@ -85,7 +85,7 @@ class UpgradeFormat(IcebergBaseModel):
 
 
 class AddSchema(IcebergBaseModel):
-    """Adds a schema, or selects an equal existing one."""
+    """Adds a schema, or reuses an equal existing one."""
 
     action: Literal["add-schema"]
     schema_: Schema = Field(alias="schema")
@@ -113,7 +113,7 @@ class RemoveProperties(IcebergBaseModel):
 
 
 class AddVersion(IcebergBaseModel):
-    """Adds a version, or selects an equal existing one."""
+    """Adds a version, or reuses an equal existing one."""
 
     action: Literal["add-view-version"]
     view_version: ViewVersion = Field(alias="view-version")

@@ -30,26 +30,26 @@ def stage_arrow(
     partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
     replaces_columns: bool = False,
 ) -> StagedTable:
-    """Write rows as data files of a managed table, and return the table staged, without publishing it.
+    """Write rows as data files of a managed table, and return the staged table without publishing it.
 
-    A missing table is created. Columns that an existing table lacks are added as optional columns. Its columns that the
-    rows lack are null. Rows are cast to the table's types. If a column of a table does not fit, it is widened where
-    Iceberg allows it, such as int to long. Times are stored in microseconds, timestamps with a time zone in UTC, and
-    unsigned 32-bit integers as long. Rows that would lose part of a value are rejected. Memory is bounded if ``rows``
-    is a reader.
+    A missing table is created. Columns that an existing table lacks are added as optional columns. Table columns that
+    the rows lack are set to null. Rows are cast to the table's types. If values do not fit into a table column, the
+    column is widened where Iceberg allows it, for example from int to long. Times are stored in microseconds,
+    timestamps with a time zone in UTC, and unsigned 32-bit integers as long. Rows that would lose part of a value are
+    rejected. Memory is bounded if ``rows`` is a reader.
 
     Args:
         lake: The lakehouse.
         rows: The rows.
         namespace: Namespace of the table.
         table: Name of the table.
-        mode: Which files the new ones replace: all (``replace_table``), those of ``partitions``
+        mode: Which files the new files replace: all (``replace_table``), the files of ``partitions``
             (``replace_partitions``), or none (``append``).
-        partition_by: Columns for identity partitions of a new table, None for the partitions of an existing table.
+        partition_by: Columns for identity partitions of a new table; None to use the partitions of an existing table.
         partitions: Partitions to replace, each with a value for every partition column; strings are parsed as the
             column's type. By default ``replace_partitions`` replaces the partitions that occur in the rows. With
-            ``append``, these are the only partitions that the rows may have.
-        replaces_columns: With ``replace_table``, also replace the table's columns by those of the rows (see
+            ``append``, the rows may only belong to these partitions.
+        replaces_columns: With ``replace_table``, also replace the table's columns with those of the rows (see
             :func:`trinitylake_ops.iceberg.write.plan.evolve_to`).
 
     Returns:
@@ -79,20 +79,20 @@ def plan_arrow(
     partition_by: Sequence[str] | None = None,
     replaces_table: bool = False,
 ) -> TableWrite:
-    """Plan a write of rows, including the changes of the table's columns that they need. See :func:`stage_arrow`.
+    """Plan a write of rows, including the required changes to the table's columns. See :func:`stage_arrow`.
 
     Args:
         lake: The lakehouse.
         rows: The rows. A reader is not consumed.
         namespace: Namespace of the table.
         table: Name of the table.
-        partition_by: Partition columns, None for those of an existing table.
-        replaces_table: Replace the table's columns by those of the rows.
+        partition_by: Partition columns; None to use those of an existing table.
+        replaces_table: Whether to replace the table's columns with those of the rows.
 
     Raises:
         InvalidInputError: Two columns have the same name, or a new table would have no columns.
         UnsupportedTypeError: Iceberg does not have the type of a column.
-        InvalidDefinitionError: The table has other partitions.
+        InvalidDefinitionError: The table has different partitions.
     """
     check_distinct(rows.schema)
     snapshot = lake.snapshot()
@@ -116,11 +116,11 @@ def plan_arrow(
 def _types_that_do_not_fit(
     rows: pa.Table | pa.RecordBatchReader, schema: pa.Schema, table_columns: Columns, *, is_whole: bool
 ) -> dict[str, IcebergType | None]:
-    """Return the type of each column of rows that does not fit the table, and None for the others.
+    """Return the type of each row column that does not fit the table, and None for each other column.
 
-    If the rows replace the whole table (``is_whole``), types are compared. Otherwise rows that can be cast fit. pandas
-    converts integers with a missing value to floats, so such floats fit integers in any case. Rows of a reader are not
-    read, and fit.
+    If the rows replace the whole table (``is_whole``), types are compared. Otherwise, a column fits if its values can
+    be cast. pandas converts integers with a missing value to floats, so such floats fit integers in any case. The rows
+    of a reader are not read and are assumed to fit.
     """
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # importing it loads pandas
 
@@ -137,7 +137,7 @@ def _types_that_do_not_fit(
         checks_values = isinstance(rows, pa.Table) and (is_missing_integers or not is_whole)
         if (checks_values and _can_be_cast(rows.column(index), target)) or not (is_whole or isinstance(rows, pa.Table)):
             continue
-        with contextlib.suppress(UnsupportedTypeError):  # the later cast reports it
+        with contextlib.suppress(UnsupportedTypeError):  # reported by the later cast
             types[field.name] = arrow_to_iceberg_schema(pa.schema([field])).fields[0].field_type
     return types
 

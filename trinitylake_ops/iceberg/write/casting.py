@@ -1,4 +1,4 @@
-"""Cast rows to the columns of a table without changing values."""
+"""Cast rows to the column types of a table without changing values."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def cast_exactly(column: pa.Array | pa.ChunkedArray, target: pa.DataType) -> pa.
 
     Args:
         column: The column.
-        target: The type.
+        target: The type to cast to.
 
     Raises:
         pyarrow.ArrowInvalid: A value would change.
-        pyarrow.ArrowNotImplementedError: Arrow would cast the type to other values.
+        pyarrow.ArrowNotImplementedError: Arrow's cast would change values of this type.
         pyarrow.ArrowException: Arrow cannot cast the type.
     """
     if _contains(column.type, _is_list_view):
@@ -138,7 +138,7 @@ def _dropped_field(source: pa.DataType, target: pa.DataType) -> str | None:
 
 
 def check_values(rows: pa.Table) -> None:
-    """Raise InvalidInputError for values that Arrow can store but readers of Iceberg tables cannot read.
+    """Raise InvalidInputError for values that Arrow can store but that readers of Iceberg tables cannot read.
 
     These are dates and timestamps outside the years 1 to 9999, and invalid values, such as strings that are not UTF-8.
     """
@@ -206,13 +206,13 @@ def _nested_columns(values: pa.Array) -> list[tuple[str, pa.Array]]:
     if pa.types.is_struct(kind):
         return list(zip((field.name for field in kind), values.flatten(), strict=True))
     if pa.types.is_map(kind):
-        # Keys and items are those of the whole array, even if it is a slice.
+        # Keys and items belong to the whole array, even if the array is a slice.
         first, last = (values.offsets[at].as_py() for at in (0, -1)) if len(values) else (0, 0)
         return [
             (name, column.slice(first, last - first))
             for name, column in (("key", values.keys), ("value", values.items))
         ]
-    # Arrow cannot create an empty array of an extension type, which the elements of only null lists would be.
+    # Arrow cannot create an empty array of an extension type, which would be needed if all lists are null.
     return [("element", values.flatten())] if _is_list(kind) and values.null_count < len(values) else []
 
 

@@ -36,9 +36,9 @@ SMALL_SHARE = 0.75
 class RewriteRules:
     """Options that determine which files are rewritten."""
 
-    #: Target size of files, None for the table's property or else the default.
+    #: Target size of files; None to use the table property if it is set, otherwise the default.
     target_file_size_bytes: int | None = None
-    #: Minimum number of files in a group, unless two of them fill a file or one has deleted rows.
+    #: Minimum number of files in a group, unless two of its files fill a target file or one file has deleted rows.
     min_input_files: int = 5
     #: Rewrite all files of older partition specs with the current spec, regardless of their size.
     repartition: bool = False
@@ -48,7 +48,7 @@ class RewriteRules:
         if self.target_file_size_bytes is not None:
             return self.target_file_size_bytes
         property_value = metadata.properties.get(TARGET_PROPERTY, "")
-        # A longer value is not a file size, and Python rejects numbers with thousands of digits.
+        # Longer values cannot be file sizes, and Python rejects numbers with thousands of digits.
         is_size = property_value.isascii() and property_value.isdecimal() and len(property_value) <= _MAX_SIZE_DIGITS
         return (int(property_value) if is_size else 0) or TARGET_FILE_SIZE_BYTES
 
@@ -58,7 +58,7 @@ class FileGroup:
     """Data files to be rewritten as about one file."""
 
     files: tuple[DataFile, ...]
-    #: Partition of the files, None for files of an older partition spec.
+    #: Partition of the files; None for files with an older partition spec.
     partition: Record | None
     #: Delete files that apply to each data file, by path.
     deletes: Mapping[str, frozenset[DataFile]] = field(default_factory=dict)
@@ -70,12 +70,12 @@ class FileGroup:
 
     @property
     def rows(self) -> int:
-        """Number of rows in the manifests, including deleted ones."""
+        """Number of rows according to the manifests, including deleted rows."""
         return sum(file.record_count for file in self.files)
 
     @property
     def min_rows(self) -> int:
-        """Minimum number of rows that remain after deletes, as far as it is known."""
+        """Lower bound of the number of rows that remain after deletes."""
         applied = {delete for deletes in self.deletes.values() for delete in deletes}
         if any(delete.content == DataFileContent.EQUALITY_DELETES for delete in applied):
             return 0  # one row of a delete file may delete any number of rows
@@ -94,17 +94,17 @@ class CompactionCandidates:
     groups: tuple[FileGroup, ...]
     #: Number of data files.
     data_files: int
-    #: Number of files of older partition specs, without those that are rewritten for other reasons.
+    #: Number of files with older partition specs, excluding files that are rewritten for other reasons.
     older_spec_files: int
 
 
 def find_groups(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules) -> CompactionCandidates:
-    """Find the data files of a table that are worth rewriting, by its manifests.
+    """Find the data files of a table that are worth rewriting, based on its manifests.
 
     Args:
         metadata: Metadata of the table.
-        io: Reads its manifests.
-        rules: Which files to rewrite.
+        io: Reads the manifests of the table.
+        rules: Determine which files to rewrite.
 
     Raises:
         InvalidDefinitionError: The format version cannot be written, a delete file is not supported, or rows would have
@@ -146,7 +146,7 @@ class _GroupSelection:
         return CompactionCandidates(tuple(groups), len(entries), len(left))
 
     def _older(self, files: Sequence[DataFile]) -> list[DataFile]:
-        """Return the files of older partition specs to rewrite with the current spec."""
+        """Return the files with older partition specs that are rewritten with the current spec."""
         chosen = [file for file in files if self.rules.repartition or self._is_written_alone(file)]
         try:
             identity_columns(self.metadata.spec(), self.metadata.schema())
@@ -177,7 +177,7 @@ class _GroupSelection:
 def _pack(files: Iterable[DataFile], target_bytes: int) -> list[tuple[DataFile, ...]]:
     """Split files into groups of up to the target size.
 
-    Neighbors are grouped, so that files that were written together stay together.
+    Neighboring files are grouped, so that files that were written together stay together.
     """
     groups: list[list[DataFile]] = []
     group_bytes = 0
@@ -205,13 +205,13 @@ class DeleteManifestWriter(ManifestWriterV2):
 def without_deletes(
     manifests: Sequence[ManifestFile], dropped: Collection[DataFile], producer: _OverwriteFiles, io: StorageFileIO
 ) -> list[ManifestFile]:
-    """Return the manifests of a new snapshot, with those of delete files rewritten without dropped delete files.
+    """Return the manifests of a new snapshot, with delete manifests rewritten to omit dropped delete files.
 
     As Iceberg requires, a rewritten manifest records the files that the snapshot deleted.
 
     Args:
         manifests: Manifests of the new snapshot.
-        gone: Delete files to drop.
+        dropped: Delete files to drop.
         producer: The update that creates the snapshot.
         io: Reads the manifests.
 

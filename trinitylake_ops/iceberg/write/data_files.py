@@ -2,7 +2,7 @@
 
 The driver plans the write (``write.plan.plan_write``), each task writes its rows as data files with this module, and
 the driver stages all of them as one Iceberg snapshot (``write.staging.stage_data_files``). A ``DataFile`` can be
-pickled, with its partition, statistics and spec id.
+pickled together with its partition, statistics and spec id.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TARGET_FILE_SIZE_BYTES = 128 << 20
-#: Rows of all partitions are buffered in memory until they reach this size as Arrow data, which is enough for a row
-#: group.
+#: Maximum Arrow size of the rows of all partitions that are buffered in memory, which is enough for a row group.
 BUFFER_BYTES = 64 << 20
-#: Maximum number of open files. Beyond it, the largest file is finished first.
+#: Maximum number of open files. When it is reached, the largest file is finished first.
 MAX_OPEN_FILES = 64
-#: File systems allow names of 255 bytes, and object stores paths of 1,024. Longer partitions get no separate folder.
+#: File systems allow names of 255 bytes, and object stores paths of 1,024. Partitions with longer names get no separate
+#: folder.
 _MAX_FOLDER_BYTES = 255
 
 _Key = tuple[object, ...]
@@ -60,7 +60,7 @@ def write_data_files(
     """Write Arrow batches as Parquet files of a table, without publishing them.
 
     Columns are matched by name and cast to the table's types. Optional columns may be missing. Rows are split by the
-    table's identity partitions. Memory is bounded by ``buffer_bytes`` of rows, 8 MiB for each of up to MAX_OPEN_FILES
+    table's identity partitions. Memory is limited to ``buffer_bytes`` of rows, 8 MiB for each of up to MAX_OPEN_FILES
     open files, and one finished file.
 
     Args:
@@ -69,11 +69,11 @@ def write_data_files(
         batches: The rows.
         target_file_size_bytes: Size at which a file is finished.
         buffer_bytes: Maximum size of buffered rows.
-        partition: The partition of all rows, of any transform, if the caller knows it.
+        partition: The partition to which all rows belong, if the caller knows it. Any transform is supported.
         sort_order_id: Id of the sort order of the rows.
 
     Returns:
-        The files. After an exception, files written so far are deleted, best effort.
+        The files. After an exception, the files written so far are deleted, best-effort.
 
     Raises:
         InvalidInputError: The rows do not fit the schema.
@@ -94,7 +94,7 @@ def write_data_files(
 
 @dataclass(frozen=True)
 class _KnownPartition(PartitionKey):
-    """A partition of any transforms, as in a data file."""
+    """A partition with any transforms, as stored in a data file."""
 
     record: Record = field(default_factory=Record)
 
@@ -272,7 +272,7 @@ def identity_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
 
     Raises:
         InvalidDefinitionError: A field has another transform, or its column is nested, a float or a UUID. NaN and
-            signed zeros of floats do not match partitions reliably, and PyIceberg finds no files by a UUID.
+            signed zeros of floats do not match partitions reliably, and PyIceberg cannot find files by a UUID.
     """
     names = []
     for partition_field in spec.fields:
@@ -295,7 +295,7 @@ def identity_columns(spec: PartitionSpec, schema: Schema) -> list[str]:
 
 
 def delete_data_files(io: StorageFileIO, data_files: Iterable[DataFile]) -> None:
-    """Delete unreferenced files, best effort. Orphan removal deletes the files that remain."""
+    """Delete unreferenced files, best-effort. Orphan removal deletes the files that remain."""
     for data_file in data_files:
         try:
             io.delete(data_file.file_path)
@@ -307,5 +307,5 @@ def with_path(file: DataFile, uri: str) -> DataFile:
     """Return a copy of a data file with another path."""
     moved = copy.copy(file)
     moved._data = list(file._data)
-    moved[moved._data.index(file.file_path)] = uri  # the path is the first string among its fields
+    moved[moved._data.index(file.file_path)] = uri  # the path is the first string among the fields
     return moved

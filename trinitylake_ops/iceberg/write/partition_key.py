@@ -1,4 +1,4 @@
-"""Partitions by their typed values: as the key of a data file, as a row filter, and as JSON."""
+"""Represent partitions by their typed values: as the key of a data file, as a row filter, and as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PartitionKey:
 
     @classmethod
     def of(cls, metadata: TableMetadata, values: Mapping[str, PartitionValue]) -> PartitionKey:
-        """Return the partition with a value for each partition column. Raises InvalidInputError."""
+        """Return the partition with these values, one for each partition column. Raises InvalidInputError."""
         spec, schema = metadata.spec(), metadata.schema()
         names = [field.name for field in spec.fields]
         if set(values) != set(names):
@@ -57,8 +57,8 @@ def typed_value(schema: Schema, column: str, value: PartitionValue) -> Literal[A
     Args:
         schema: Columns of the table.
         column: Name of a column.
-        value: Strings are parsed as the column's type. A string for an integer has only digits and a sign. A decimal
-            may have fewer digits after the point than its type, such as ``1.5`` for 1.50.
+        value: Strings are parsed as the column's type. A string for an integer may contain only digits and a sign. A
+            decimal may have fewer digits after the point than its type, such as ``1.5`` for 1.50.
 
     Raises:
         InvalidInputError: The schema has no such column of a primitive type, or the value cannot be converted exactly.
@@ -86,7 +86,7 @@ def _invalid_value(value: PartitionValue, column: str, kind: IcebergType) -> Inv
 
 
 def _scale(value: PartitionValue, kind: DecimalType) -> PartitionValue:
-    """Return a number with the scale of a decimal type. Raises ArithmeticError if it has more digits."""
+    """Return a number with the scale of a decimal type. Raises ArithmeticError if the number has more digits."""
     if isinstance(value, str) and _DECIMAL_NUMBER.fullmatch(value):
         value = Decimal(value)
     if not isinstance(value, Decimal):
@@ -96,7 +96,7 @@ def _scale(value: PartitionValue, kind: DecimalType) -> PartitionValue:
 
 
 def _is_exact(value: PartitionValue, kind: IcebergType) -> bool:
-    """Whether PyIceberg's conversion preserves a value. It rounds fractions, and truncates times to dates."""
+    """Whether PyIceberg's conversion preserves a value. PyIceberg rounds fractions, and truncates times to dates."""
     if isinstance(kind, IntegerType | LongType):
         if isinstance(value, str):
             return _WHOLE_NUMBER.fullmatch(value) is not None
@@ -176,7 +176,7 @@ def check_partitions(
 
     Args:
         data_files: The files.
-        wanted: The expected partitions, None for any.
+        expected: The expected partitions; None if any partition is allowed.
         columns: The partition columns, for errors.
 
     Raises:

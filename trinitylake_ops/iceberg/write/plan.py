@@ -1,4 +1,4 @@
-"""Plan a write to a table: its metadata for the write, and the updates that lead to this metadata."""
+"""Plan a write to a table: determine the metadata for the write, and the updates that produce this metadata."""
 
 from __future__ import annotations
 
@@ -48,13 +48,14 @@ class TableWrite:
 
     namespace: str
     table: str
-    #: Version on which the write was planned.
+    #: Version on which the plan is based.
     base_version: int
-    #: Time of the plan by the storage's clock, in milliseconds since the epoch. Files of the write are not older.
+    #: Time at which the plan was made by the storage's clock, in milliseconds since the epoch. Files of the write are
+    #: not older.
     begun_at_ms: int
-    #: Location of the table's metadata at the plan, None for a new table.
+    #: Location of the table's metadata when the plan was made; None for a new table.
     base_metadata_location: str | None
-    #: Metadata of the table for the write, not stored yet.
+    #: Metadata of the table for the write, which is not stored yet.
     metadata: TableMetadata
     #: Writes the files.
     io: StorageFileIO
@@ -66,7 +67,7 @@ class TableWrite:
     ) -> list[DataFile]:
         """Write Arrow batches as data files; see :func:`trinitylake_ops.iceberg.write.data_files.write_data_files`.
 
-        Errors name the table.
+        Error messages contain the table name.
         """
         try:
             return write_data_files(self.io, self.metadata, batches, target_file_size_bytes=target_file_size_bytes)
@@ -86,7 +87,7 @@ def plan_write(
 ) -> TableWrite:
     """Plan a write to a table, which may not exist yet.
 
-    This only reads, except for the owner file of a new table's folder.
+    This writes nothing except the owner file in a new table's folder.
 
     Args:
         lake: The lakehouse.
@@ -95,15 +96,15 @@ def plan_write(
         schema: Schema of a new table. Columns that an existing table lacks are added to it.
         partition_by: Columns for identity partitions of a new table. An existing table must have these partitions.
         properties: Iceberg properties of a new table.
-        evolve: Changes an existing table first, with PyIceberg: its schema (``update_schema``), its partition spec
-            (``update_spec``) or its properties. These changes become part of the same commit. Its errors are not
-            caught.
+        evolve: Changes an existing table with PyIceberg before the write: its schema (``update_schema``), its partition
+            spec (``update_spec``) or its properties. These changes become part of the same commit. Errors of this
+            function are not caught.
 
     Returns:
         The plan.
 
     Raises:
-        TableNotFoundError: The table does not exist and there is no schema.
+        TableNotFoundError: The table does not exist and no schema was passed.
         UnsupportedTypeError: Iceberg does not have the type of a column.
         InvalidDefinitionError: The schema, partitions or properties are not valid.
         StorageError: A file cannot be read or written.
@@ -196,14 +197,15 @@ def _check_partitions(metadata: TableMetadata, partition_by: Sequence[str] | Non
 
 
 def evolve_to(wanted: Mapping[str, IcebergType | None], *, replaces_table: bool) -> Evolution:
-    """Return the change of a table's columns to those of rows, by Iceberg's rules, before columns are added.
+    """Return the schema evolution that makes a table's columns match rows, except for missing columns.
 
     A type is widened where Iceberg allows it: int to long, float to double, decimals to more digits. If the rows
-    replace the whole table, columns that they lack are dropped, and columns of other types are replaced by new columns
-    of the same name. Columns of partitions, keys or the sort order do not change.
+    replace the whole table, columns that the rows lack are dropped, and columns with other types are replaced with new
+    columns of the same name. Columns that are used by partitions, keys or the sort order do not change. Missing columns
+    are added later.
 
     Args:
-        wanted: Types of the rows' columns, None for a column that fits the table's.
+        wanted: Types of the row columns; None for a column that fits the table column.
         replaces_table: Whether the rows replace the whole table.
     """
 
@@ -241,7 +243,7 @@ def _is_wider(before: IcebergType, after: IcebergType) -> bool:
 
 
 def _holds(table: IcebergType, rows: IcebergType) -> bool:
-    """Whether a column can store rows of another type without a change of its type."""
+    """Whether a column can store rows of another type without changing its own type."""
     is_number = isinstance(table, DoubleType) and isinstance(rows, IntegerType | LongType)
     return is_number or _plain(table) == _plain(rows) or _is_wider(rows, table)
 
@@ -256,7 +258,7 @@ def extend_schema(change: Transaction, wanted: Schema | None) -> None:
 
     Args:
         change: The transaction that changes the table.
-        wanted: The columns, None to change nothing.
+        wanted: The wanted columns; None to change nothing.
     """
     if wanted is None:
         return

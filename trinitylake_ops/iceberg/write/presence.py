@@ -1,12 +1,12 @@
-"""Describe the changes of a staged table, determine whether a version contains it, and find later changes.
+"""Describe the changes of a staged table, determine whether a version contains the table, and find later changes.
 
 A publication that conflicts with a newer table commits a rebased snapshot (``write.rebase``). That snapshot records the
-staged metadata, which identifies it as the staged table.
+location of the staged metadata, which identifies it as the staged table.
 
-Appended files conflict with nothing. Files that replace partitions, or all files, conflict with data and delete files
-that other writers added there, and with data files that they removed there. Files that were rewritten with the same
-rows, as by a compaction, conflict with nothing. PyIceberg has such checks for its own operations, but not for
-partitions.
+Appended files never conflict. Files that replace partitions, or the whole table, conflict with data and delete files
+that other writers added there, and with data files that other writers removed there. Files that were rewritten with the
+same rows, for example by a compaction, never conflict. PyIceberg has such checks for its own operations, but not for
+the replacement of partitions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def snapshots_since(metadata: TableMetadata, base_id: int | None) -> list[Iceber
         base_id: Id of the base snapshot, None for an empty table.
 
     Returns:
-        None if the history is incomplete: the table was rolled back, or snapshots in between were trimmed.
+        The snapshots, or None if the history is incomplete because the table was rolled back or snapshots in between
+        were trimmed.
     """
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     snapshots: list[IcebergSnapshot] = []
@@ -81,7 +82,7 @@ def changed_files(
 
     Args:
         snapshots: The snapshots.
-        io: Reads their manifests.
+        io: Reads the manifests of the snapshots.
         is_replaced: Whether a file belongs to the partitions.
     """
     for snapshot in snapshots:
@@ -117,7 +118,7 @@ def live_paths(snapshot: IcebergSnapshot | None, io: StorageFileIO) -> set[str]:
     return {entry.data_file.file_path for entry in entries if entry.status != ManifestEntryStatus.DELETED}
 
 
-#: Property of a rebased snapshot: the location of the staged metadata.
+#: Property of a rebased snapshot that contains the location of the staged metadata.
 STAGED_AS = "trinitylake.staged-as"
 
 
@@ -126,13 +127,13 @@ class Presence(Enum):
 
     #: The table has exactly the staged rows.
     AS_STAGED = "as staged"
-    #: The table is the staged change on top of other writers' changes.
+    #: The table contains the staged change on top of other writers' changes.
     ON_NEWER = "on a newer table"
-    #: The table was one of these two, and was changed later.
+    #: The table was in one of the two states above, and was changed later.
     EARLIER = "earlier"
-    #: Unknown, because the snapshots that would show it were trimmed.
+    #: Unknown, because the relevant snapshots were trimmed.
     TRIMMED = "trimmed"
-    #: The table was never published, or a later version undid it.
+    #: The table was never published, or a later version undid the publication.
     ABSENT = "absent"
 
 
@@ -177,7 +178,7 @@ def presence(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> Presenc
 
 
 def is_latest_change(lake: Lakehouse, version: Snapshot, staged: StagedTable) -> bool:
-    """Whether the latest change of a table is the staged one, as it was staged or on a newer table.
+    """Whether the latest change of a table is the staged change, either as it was staged or rebased onto a newer table.
 
     Args:
         lake: The lakehouse.
@@ -191,7 +192,7 @@ def is_latest_change(lake: Lakehouse, version: Snapshot, staged: StagedTable) ->
 
 
 def is_rebase_of(snapshot: TableSnapshot, staged: StagedTable) -> bool:
-    """Whether a snapshot is the staged change on a newer table."""
+    """Whether a snapshot is the staged change rebased onto a newer table."""
     summary = snapshot.summary
     return summary is not None and summary.additional_properties.get(STAGED_AS) == staged.metadata_location
 
@@ -199,12 +200,12 @@ def is_rebase_of(snapshot: TableSnapshot, staged: StagedTable) -> bool:
 def changed_only_by(
     lake: Lakehouse, version: Snapshot, read_location: str | None, name: tuple[str, str], own: Sequence[StagedTable]
 ) -> bool:
-    """Whether all changes of a table since it was read are staged tables of the reader.
+    """Whether all changes of a table since it was read were staged by the reader.
 
     Args:
         lake: The lakehouse.
         version: The version to examine.
-        read_location: Location of the table's definition when it was read, None if the table did not exist.
+        read_location: Location of the table's definition when the table was read; None if the table did not exist.
         name: Namespace and name of the table.
         own: Tables that the reader staged, including tables with other names.
 
@@ -258,11 +259,11 @@ def is_changed_since(
         lake: The lakehouse.
         version: The version to examine.
         staged: The staged table.
-        partitions: The partitions that were read, None for all rows.
-        includes_base: Whether rows of the version on which it was staged were read as well.
+        partitions: The partitions that were read; None for all rows.
+        includes_base: Whether rows of the version on which the table was staged were also read.
 
     Returns:
-        True also if the snapshots that would show it were trimmed.
+        Whether rows were changed. Also True if the relevant snapshots were trimmed.
 
     Raises:
         StorageError: A file of the table cannot be read.
@@ -308,7 +309,7 @@ def is_changed_since(
 
 
 def undone_by(lake: Lakehouse, version: int, tables: Sequence[StagedTable]) -> int | None:
-    """Return the version that undid published tables by a rollback or drop.
+    """Return the version that undid the publication of tables by a rollback or drop.
 
     Args:
         lake: The lakehouse.
@@ -316,8 +317,8 @@ def undone_by(lake: Lakehouse, version: int, tables: Sequence[StagedTable]) -> i
         tables: The staged tables.
 
     Returns:
-        None if the history of the latest version contains all tables. If the version cannot be read any more, the next
-        readable one.
+        The version, or None if the history of the latest version contains all tables. If the version is no longer
+        readable, the next readable version.
 
     Raises:
         StorageError: A file of a table cannot be read.

@@ -1,9 +1,10 @@
-"""Publish exactly once: a publication has an id, and the history contains at most one commit of it.
+"""Publish exactly once: each publication has an id, and the history contains at most one commit with this id.
 
-The id is that of the transaction. It is among the ``members`` of the version that commits it, and stays there when the
-version is purged. Before each attempt, a worker searches for the id in the versions since the tables were staged. An
-attempt can only be committed directly on the last version that was searched (docs/internals/protocol.md, C). Workers
-that are restarted after a kill, and workers that race, therefore return the version that one of them committed.
+The publication id is used as the transaction id. It is among the ``members`` of the version that contains the
+publication, and stays there when the version is purged. Before each attempt, a worker searches for the id in the
+versions since the tables were staged. An attempt can only be committed directly on the last version that was searched
+(docs/internals/protocol.md, C). Workers that are restarted after a kill, and workers that race, therefore return the
+version that one of them committed.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ PUBLISH = "publish"
 class Publication:
     """The outcome of a publication."""
 
-    #: The version that contains it.
+    #: The version that contains the publication.
     version: int
-    #: Whether an earlier attempt committed it.
+    #: Whether an earlier attempt committed the publication.
     was_published: bool
-    #: The staged tables as this attempt committed them, possibly rebased. Empty if an earlier attempt committed them.
+    #: The staged tables as committed by this attempt, possibly rebased. Empty if an earlier attempt committed them.
     tables: tuple[StagedTable, ...] = ()
 
 
 def publication_id(*names: str) -> str:
-    """Return the id of the publication with these names, such as a run's id and the published object."""
+    """Return the id of the publication with these names, for example a run id and the published object."""
     return str(uuid.uuid5(_PUBLICATIONS, "\n".join(f"{len(name)}:{name}" for name in names)))
 
 
@@ -72,32 +73,33 @@ def publish_once(
     """Commit staged tables as one version, unless ``publication`` was committed since they were staged.
 
     If other writers changed one of the tables, the staged files are added to the newer table, with new metadata
-    (:func:`trinitylake_ops.iceberg.write.rebase.rebase`). Appends can always be rebased, replaced partitions only if
-    their data did not change. Namespaces of new tables are created. Tables that the latest version already contains as
-    staged, from another publication, are skipped. Without changes there is no commit, and the latest version is
-    returned.
+    (:func:`trinitylake_ops.iceberg.write.rebase.rebase`). Appends can always be rebased; replaced partitions can be
+    rebased only if their data did not change. Namespaces of new tables are created. Tables that the latest version
+    already contains as staged, from another publication, are skipped. Without changes there is no commit, and the
+    latest version is returned.
 
     Args:
         lake: The lakehouse.
         staged: The staged tables, at most one per table.
         publication: Id of the publication. It must identify these staged tables, or a unit of work that publishes once
             even if it stages again.
-        isolation: Isolation level, by default the lakehouse's.
+        isolation: Isolation level; by default the lakehouse's isolation level.
         run_id: Run id of the commit.
         message: Message of the commit.
         properties: Properties of the commit.
         operation: Operation of the commit.
-        require: Raises a typed error if the commit may not be created on a version.
+        require: Raises a typed error if the commit must not be based on a version.
         since: Version after which the publication may have been committed, if tables may have been staged again.
         reads: Tables that the staged tables were computed from. A serializable commit requires that they did not change
             since they were read.
-        staged_reads: Tables that were read as staged by the reader. They must be in ``staged``, or be published. A
-            serializable commit also requires that other writers have not changed them.
-        own: Tables that the reader staged. Changes of a read table by these publications do not count.
-        was_published: Whether a table of ``staged_reads`` was published, for tables whose history was trimmed.
+        staged_reads: Staged tables that were read before their publication. They must be in ``staged`` or be published.
+            A serializable commit also requires that other writers have not changed them.
+        own: Tables that the reader staged. Changes made by publishing these tables do not count.
+        was_published: Returns whether a table of ``staged_reads`` was published. Used for tables whose history was
+            trimmed.
         replaces_latest: Tables of ``staged`` that replace the rows of the latest version even if other writers changed
-            them, as if their files were staged now. Reads of these tables count at every isolation level.
-        superseded: Earlier appends of the same work, whose files those of ``staged`` replace.
+            these rows, as if the files had just been staged. Reads of these tables count at every isolation level.
+        superseded: Earlier appends of the same unit of work, whose files are replaced by the files of ``staged``.
 
     Returns:
         The version, and whether an earlier attempt committed it.
@@ -138,7 +140,8 @@ def publish_once(
             txn.require(search.must_be_unpublished)
             if require is not None:
                 txn.require(require)
-            # Tables that the run adopted from an earlier publication are already published. Only the rest can be.
+            # Tables that the run adopted from an earlier publication are already published. Only the other tables can
+            # be unpublished.
             unpublished = {
                 original.metadata_location: table
                 for table, original in zip(attempted, staged, strict=True)
@@ -156,7 +159,7 @@ def publish_once(
         return transaction.committed_version
 
     attempted = list(staged)
-    created_namespaces: list[str] = []  # by the last attempt
+    created_namespaces: list[str] = []  # namespaces that the last attempt created
     while True:
         try:
             if superseded and attempted == list(staged) and not all(table.removed_files for table in superseding):
@@ -165,7 +168,8 @@ def publish_once(
         except CommittedByOtherError as error:
             return Publication(error.committed_version, was_published=True)
         except CommitConflictError:
-            # A faster worker may have committed the same tables. The conflict was detected before its commit was found.
+            # A faster worker may have committed the same tables, and the conflict was detected before its commit was
+            # found.
             version = published_version(lake, publication, search.searched_to)
             if version is not None:
                 return Publication(version, was_published=True)
@@ -215,8 +219,8 @@ def _rebase_all(
 ) -> list[StagedTable]:
     """Rebase staged tables onto the latest version, unless the base of the last attempt has not changed.
 
-    Changes of other writers are kept, with the staged changes on top, until the staged files are too old to be
-    published. Raises CommitConflictError, StorageError.
+    Changes of other writers are kept, and the staged changes are applied on top, until the staged files are too old to
+    be published. Raises CommitConflictError, StorageError.
     """
     latest = lake.snapshot()
     earlier = {(table.namespace, table.table): table for table in superseded}
@@ -259,7 +263,7 @@ def published_version(lake: Lakehouse, publication: str, after: int) -> int | No
 def published_versions(lake: Lakehouse, publications: Collection[str], after: int) -> dict[str, int]:
     """Return the versions that contain publications, by the ids of committed publications.
 
-    The ids are in the roots, which outlive the contents of their versions and the snapshots of their tables.
+    The ids are stored in the roots, which outlive the contents of their versions and the snapshots of their tables.
 
     Args:
         lake: The lakehouse.
@@ -274,7 +278,7 @@ def published_versions(lake: Lakehouse, publications: Collection[str], after: in
 
 
 def version_before(lake: Lakehouse, moment: datetime) -> int:
-    """Return the newest version that existed at a time, even if it cannot be read any more. -1 if there is none.
+    """Return the newest version that existed at a time, even if it is no longer readable. Return -1 if there is none.
 
     Args:
         lake: The lakehouse.
@@ -304,7 +308,7 @@ def emit_lineage(
 ) -> None:
     """Emit OpenLineage events for a publication, if OpenLineage is configured. Failures are logged and not raised.
 
-    If a run is repeated, its events differ only in the end time.
+    If a run is repeated, its events differ only in their end time.
 
     Args:
         lake: The lakehouse.

@@ -1,4 +1,4 @@
-"""Rebase a staged table: add its data files to the table as other writers changed it, with new metadata.
+"""Rebase a staged table: add its data files, with new metadata, to the table that other writers have changed.
 
 A table may be staged on one version and published on a later one. If other writers changed it in between, its new files
 are added to the newer table, unless the data that they replace changed (``write.presence``). Data files are not
@@ -52,19 +52,22 @@ _PIECE_BYTES = 8 << 20
 def rebase(
     lake: Lakehouse, staged: StagedTable, *, replaces_latest: bool = False, superseded: StagedTable | None = None
 ) -> StagedTable:
-    """Return a staged table rebased onto the latest version, or unchanged if the table has not changed.
+    """Return a staged table rebased onto the latest version, or return it unchanged if the table has not changed.
 
     Args:
         lake: The lakehouse.
         staged: The staged table.
-        replaces_latest: Replace the rows of the latest version even if other writers changed them, as if the files were
-            staged now. This is not possible for upserts, which were compared with the rows of their base.
-        superseded: An earlier append to the same table, which the staged one repeats. Its files are removed.
+        replaces_latest: Whether to replace the rows of the latest version even if other writers changed these rows, as
+            if the files had just been staged. This is not possible for upserts, which were compared with the rows of
+            their base version.
+        superseded: An earlier append to the same table, which the staged append repeats. The files of the earlier
+            append are removed.
 
     Raises:
-        CommitConflictError: Other writers changed data that it replaces, or rewrote the superseded files; the error
-            names the table and the partitions. The table was dropped or recreated, or its columns or partitions
-            changed. Or its files are in the table already, or the snapshots that would show that were trimmed.
+        CommitConflictError: Other writers changed data that the staged table replaces, or rewrote the superseded files;
+            the error names the table and the partitions. Also raised if the table was dropped or recreated, if its
+            columns or partitions changed, or if its files are (or, because of trimmed snapshots, may be) already in the
+            table.
         StorageError: A file cannot be read or written.
     """
     catalog = StagingCatalog(lake)
@@ -91,7 +94,7 @@ def rebase(
         version = lake.snapshot(catalog.base_version)
         rebased = _Rebase(catalog, table, staged, replaces_latest=replaces_latest)
         if rebased.lacks_history and presence(lake, version, staged) is Presence.TRIMMED:
-            # Other writers may have rewritten its rows into new files since.
+            # Other writers may since have rewritten its rows into new files.
             raise staging_conflict(
                 name, staged.base_version, "it lost the snapshots that show whether it was published"
             )
@@ -105,7 +108,7 @@ def rebase(
 def _superseded_files(
     lake: Lakehouse, catalog: StagingCatalog, table: Table, superseded: StagedTable
 ) -> list[DataFile]:
-    """Return the files that an append added, none if a later version undid it.
+    """Return the files that an append added; empty if a later version undid the append.
 
     Raises CommitConflictError if other writers removed or rewrote some of them.
     """
@@ -124,7 +127,7 @@ def _superseded_files(
 
 
 def _path_in(table: Table, change: _StagedChange, path: str) -> str:
-    """Return the path of a staged file in a table's folder, which changes if another creation won the race."""
+    """Return the path of a staged file in a table's folder, which differs if a concurrent creation won the race."""
     folder = f"{change.metadata.location}/"
     return f"{table.location()}/{path.removeprefix(folder)}" if path.startswith(folder) else path
 
@@ -149,14 +152,14 @@ class _Rebase:
         self._change = _StagedChange.of(staged, catalog.io)
         metadata = self._change.metadata
         self._replaced = decode_partitions(staged.replaced_partitions, metadata.spec(), metadata.schema())
-        #: The staged files, with paths in the table's folder, which differ if another creation of the table won the
-        #: race.
+        #: The staged files, with paths in the table's folder, which differ if a concurrent creation of the table won
+        #: the race.
         self._added = [with_path(file, _path_in(table, self._change, file.file_path)) for file in self._change.added]
         self._since = snapshots_since(table.metadata, self._change.base_snapshot_id)
 
     @property
     def lacks_history(self) -> bool:
-        """Whether the table lacks snapshots since the base, or was rolled back to one before it."""
+        """Whether the table lacks snapshots since the base, or was rolled back to a snapshot before the base."""
         return self._since is None
 
     def restage(self) -> StagedTable:
@@ -176,9 +179,9 @@ class _Rebase:
         )
 
     def _copy_to_own_folder(self) -> None:
-        """Copy staged files into the folder of the table if another creation of it won the race.
+        """Copy staged files into the folder of the table if a concurrent creation of the table won the race.
 
-        File names contain a UUID, so existing copies of an earlier attempt are reused. Raises StorageError.
+        File names contain a UUID, so existing copies from an earlier attempt are reused. Raises StorageError.
         """
         staged_io = self._catalog.io.for_table(self._staged.table_def)
 
@@ -195,7 +198,7 @@ class _Rebase:
         run_parallel(copy, [pair for pair in pairs if pair[0] != pair[1]], _COPY_CONCURRENCY)
 
     def _removed(self) -> list[DataFile]:
-        """Return the data files of the table that it replaces."""
+        """Return the data files of the table that the staged change replaces."""
         if self._superseded:
             return list(self._superseded)
         if self._staged.replaces == Replace.PARTITIONS.value:
@@ -208,7 +211,7 @@ class _Rebase:
         return files_to_remove(self._table, [], Replace(self._staged.replaces))
 
     def _check_files(self) -> None:
-        """Raise CommitConflictError if replaced data changed, or if the files are published already."""
+        """Raise CommitConflictError if replaced data changed, or if the files are already published."""
         metadata, added = self._table.metadata, {file.file_path for file in self._added}
         since = self._since
         existing = live_paths(metadata.current_snapshot(), self._io) if since is None else added_paths(since, self._io)
@@ -227,7 +230,7 @@ class _Rebase:
             raise self._conflict(f"other writers changed the data that it replaces ({partitions})")
 
     def _is_replaced(self, entry: ManifestEntry) -> bool:
-        """Whether a file may have replaced rows. Files of other partition specs cannot be compared."""
+        """Whether a file may contain replaced rows. Files with other partition specs cannot be compared."""
         file, spec_id = entry.data_file, self._change.metadata.default_spec_id
         has_partitions = self._staged.replaces in (Replace.PARTITIONS.value, Replace.FILES.value)
         is_comparable = has_partitions and file.spec_id == spec_id
@@ -301,7 +304,7 @@ class _StagedChange:
 
     @property
     def base_snapshot_id(self) -> int | None:
-        """The snapshot on which it was staged."""
+        """Id of the snapshot on which the change was staged."""
         return None if self.base is None else self.base.current_snapshot_id
 
 
