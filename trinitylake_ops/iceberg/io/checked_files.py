@@ -1,8 +1,9 @@
-"""Verify the files of tables as a whole, list them, and relocate the metadata of copied tables.
+"""Verify complete table files, list them, and relocate the metadata of copied tables.
 
 Metadata in an export of nodes or definitions, or in a lakehouse whose files were copied or moved, contains the previous
-location, where only the owner of that root may write. The location is therefore replaced by the table's current managed
-location when the table is loaded. New files are written there, and existing files are read where they are.
+location, to which only the owner of that root may write. The location is therefore replaced by the table's current
+managed location when the table is loaded. New files are written to this location, and existing files are read at their
+current locations.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ class CheckedFileIO(StorageFileIO):
 
     @classmethod
     def like(cls, file_io: StorageFileIO, sizes_bytes: Mapping[str, int]) -> CheckedFileIO:
-        """Return a verifying FileIO with the access of another.
+        """Return a verifying FileIO with the same access as another FileIO.
 
         Args:
             file_io: The FileIO to resolve files with.
-            sizes_bytes: Sizes in the manifests, by location. A larger file is rejected before it is read whole, because
-                a client might replace a small file by one of terabytes.
+            sizes_bytes: Sizes recorded in the manifests, by location. A larger file is rejected before it is read
+                completely, because a client might replace a small file with one of terabytes.
         """
         checked = cls.__new__(cls)
         checked.__setstate__(file_io.__getstate__())
@@ -59,14 +60,14 @@ class CheckedFileIO(StorageFileIO):
 
 
 class _CheckedFile(StorageInputFile):
-    #: Size in the manifest, or None if it is not known.
+    #: Size recorded in the manifest, or None if it is not known.
     listed_bytes: int | None = None
 
     def open(self, seekable: bool = True) -> InputStream:
         """Return the verified file.
 
-        Raises CorruptFileError for a file that is larger than in its manifest or that does not match its checksums, and
-        StorageError.
+        Raises StorageError, and CorruptFileError for a file that is larger than recorded in its manifest or that does
+        not match its checksums.
         """
         limit_bytes = WHOLE_READ_BYTES if self.listed_bytes is None else min(WHOLE_READ_BYTES, self.listed_bytes + 1)
         with reading_table_file():
@@ -95,7 +96,7 @@ class _CheckedFile(StorageInputFile):
 
 
 def check_whole(data: bytes, path: str) -> bool:
-    """Verify a table file by its checksums, or a Parquet file without checksums by its pages.
+    """Verify a table file against its checksums, or the pages of a Parquet file without checksums.
 
     Args:
         data: Contents of the file.
@@ -152,7 +153,7 @@ def _reader_of(data: bytes) -> Callable[[int, int], bytes]:
 
 
 def files_below(io: StorageFileIO, folder: str) -> Iterator[FileInfo]:
-    """Yield the files below a folder, with paths in its storage.
+    """Yield the files below a folder, with their paths in the folder's storage.
 
     Args:
         io: File IO of the lakehouse.
@@ -181,7 +182,7 @@ def at_managed_location(metadata: TableMetadata, definition: TableDef, io: Stora
         return metadata
     home = io.home_of(definition.id)
     read_at = to_uri(io.root, io.location(metadata_uri(definition, io.root)))
-    if read_at.startswith(home):  # otherwise the source of this copy was moved, not this lakehouse
+    if read_at.startswith(home):  # otherwise not this lakehouse but the source of this copy was moved
         io.note_former_location(metadata.location)
     return metadata.model_copy(update={"location": own_location(definition, home)})
 

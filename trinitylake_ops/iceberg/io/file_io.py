@@ -1,11 +1,11 @@
 """A PyIceberg FileIO that reads and writes table files through the lakehouse's Storage.
 
-Requests for metadata, manifests, data and delete files use the same wrappers as the lakehouse's own files: retries,
-meters, fault injection. All of PyIceberg's readers and writers use this FileIO: ``scan().to_arrow()``,
-``to_arrow_batch_reader()``, ``to_duckdb()``, ``to_polars()``, ``append``, ``overwrite``, ``delete``.
-``Table.to_polars()`` and ``polars.scan_iceberg(table)`` do *not* use it: Polars opens the data files by their URIs,
-which works only for ``file://`` roots and is not metered. ``polars.scan_iceberg(table, reader_override="pyiceberg")``
-and ``polars.from_arrow(table.scan().to_arrow())`` use it.
+Requests for metadata, manifests, data and delete files use the same wrappers as the lakehouse's own files, for example
+for retries, metering and fault injection. All of PyIceberg's readers and writers use this FileIO:
+``scan().to_arrow()``, ``to_arrow_batch_reader()``, ``to_duckdb()``, ``to_polars()``, ``append``, ``overwrite``,
+``delete``. ``Table.to_polars()`` and ``polars.scan_iceberg(table)`` do *not* use it: Polars opens the data files by
+their URIs, which works only for ``file://`` roots and is not metered. ``polars.scan_iceberg(table,
+reader_override="pyiceberg")`` and ``polars.from_arrow(table.scan().to_arrow())`` use it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _FILE = "file://"
 class _Table:
     """The table whose files a FileIO may open."""
 
-    #: Name of its folder, empty for a table without a folder.
+    #: Name of the table's folder; empty for a table without a folder.
     id: str
     is_managed: bool
 
@@ -81,7 +81,7 @@ class StorageFileIO(FileIO):
     The constructor raises InvalidInputError if ``root`` is missing.
     """
 
-    #: Maximum size of metadata that is parsed, None for no limit. Servers set a limit.
+    #: Maximum size of metadata that is parsed; None for no limit. Servers set a limit.
     metadata_limit_bytes: int | None = None
 
     def __init__(self, properties: Properties = EMPTY_DICT):
@@ -111,7 +111,7 @@ class StorageFileIO(FileIO):
             properties: PyIceberg's properties.
             read_only: Raise InvalidInputError for writes and deletes.
             others: Storages to use for files under their roots.
-            names: Roots in the lakehouse's definitions. By default its latest definition is read when it is needed.
+            names: Roots in the lakehouse's definitions. By default, the latest definition is read when it is needed.
         """
         file_io = cls.__new__(cls)
         FileIO.__init__(file_io, properties)
@@ -154,7 +154,7 @@ class StorageFileIO(FileIO):
         return latest_definition_at(self.storage, self.storage_options)
 
     def __getstate__(self) -> dict[str, Any]:
-        self.settle()  # an unpickled copy, perhaps in another process, reads the files
+        self.settle()  # because an unpickled copy, perhaps in another process, reads the files
         return {
             "properties": self.properties,
             "storage": self.storage,
@@ -187,7 +187,7 @@ class StorageFileIO(FileIO):
 
     @property
     def has_moved(self) -> bool:
-        """Whether a file was read that content refers to at a previous location of the lakehouse."""
+        """Whether a file was read that lakehouse content refers to by a previous location of the lakehouse."""
         return self._external_storages.has_moved
 
     @property
@@ -249,7 +249,7 @@ class StorageFileIO(FileIO):
             address = self._external_storages.locate(as_uri(uri))
         except (InvalidLocationError, LocationNotAllowedError):
             if not table.is_managed:
-                return  # only other programs may read it
+                return  # only other programs may read the file
             raise
         self._check_place(address)
         self._check_links(address)
@@ -268,8 +268,8 @@ class StorageFileIO(FileIO):
     def _check_links(self, address: FileAddress) -> None:
         """Check that no symbolic link below a local root points to a file outside it.
 
-        A client with write access only to its own folder could otherwise link to a file, or to a folder for new files,
-        that only the operator may access. The owner of an allowed root could do the same. Raises
+        Otherwise, a client with write access only to its own folder could create a link to a file, or to a folder for
+        new files, that only the operator may access. The owner of an allowed root could do the same. Raises
         LocationNotAllowedError.
         """
         if not address.root.startswith(_FILE):
@@ -299,7 +299,7 @@ class StorageFileIO(FileIO):
         return any(lies_within(target, root) for root in (*(() if is_table else (home,)), *self.allowed_roots.allowed))
 
     def writes_pending(self, location: str) -> bool:
-        """Whether files of a change are written in the background. This requires a high-latency storage."""
+        """Whether files of a change are written in the background, which requires a high-latency storage."""
         return not self.read_only and location.startswith(self.root) and self.storage.is_high_latency
 
     def for_change(self) -> Self:
@@ -318,7 +318,7 @@ class StorageFileIO(FileIO):
             self._pending.settle()
 
     def abandon(self, error: TrinityLakeError) -> None:
-        """Delete the files of the change, best effort. A commit that still refers to them raises ``error``."""
+        """Delete the files of the change, best-effort. A commit that still refers to them raises ``error``."""
         if self._pending is not None:
             self._pending.abandon(error)
 
@@ -346,10 +346,10 @@ class StorageFileIO(FileIO):
         return self.storage.root
 
     def location(self, uri: str) -> str:
-        """Return the path of a file under the root, or the URI of any other file, for a URI or an absolute path.
+        """Convert a URI or an absolute path to a path if the file is under the root, otherwise to a URI.
 
-        A file of a moved lakehouse's table is identified by the location where it is read: a path here, or a URI in a
-        source of this copy. An invalid path, for example with an empty segment, stays a URI. Raises
+        A file of a moved lakehouse's table is identified by the location at which it is read: a path in this lakehouse,
+        or a URI in a source of this copy. An invalid path, for example with an empty segment, remains a URI. Raises
         InvalidLocationError for other strings, StorageError.
         """
         full_uri = as_uri(uri)
@@ -358,7 +358,7 @@ class StorageFileIO(FileIO):
         if not full_uri.startswith(self.root):
             try:
                 address = self._external_storages.find(full_uri)
-            except (InvalidLocationError, LocationNotAllowedError):  # raised when the file is read
+            except (InvalidLocationError, LocationNotAllowedError):  # raised again when the file is read
                 return full_uri
             self._external_storages.has_moved |= address.is_moved
             full_uri = address.root + address.path
@@ -399,11 +399,11 @@ class StorageFileIO(FileIO):
 
         Args:
             location: A path under the root or a URI.
-            size_bytes: The size in the table's metadata.
+            size_bytes: The size recorded in the table's metadata.
 
         Raises:
             FileMissingError: The file does not exist.
-            CorruptFileError: The file is larger than ``size_bytes`` and than the storage's limit for whole files.
+            CorruptFileError: The file is larger than both ``size_bytes`` and the storage's limit for whole files.
             StorageError: The file cannot be read.
         """
         storage, path = self.resolve(to_uri(self.root, location))
@@ -426,7 +426,7 @@ class StorageFileIO(FileIO):
 
         Args:
             location: URI of the file.
-            add_file: Receives the path and contents instead of the storage, if the file is under the root.
+            add_file: If the file is under the root, receives its path and contents instead of the storage.
 
         Raises:
             InvalidLocationError: The URI is not valid.
@@ -493,7 +493,7 @@ _warned_roots: set[str] = set()
 
 
 def _warn_once(root: str) -> None:
-    """Log a warning, once per process, that a lakehouse that is written to was moved."""
+    """Log a warning, once per process, if the lakehouse being written to was moved."""
     if root not in _warned_roots:
         _warned_roots.add(root)
         logger.warning(

@@ -43,7 +43,7 @@ class FolderOwners:
         self._checked_roots: set[str] = set()
 
     def check(self, storage: Storage, path: str) -> None:
-        """Check that the folder of a file to write or delete belongs to this lakehouse, if its root is in a definition.
+        """Check that the folder of a file to write or delete belongs to this lakehouse, if definitions name its root.
 
         Args:
             storage: Storage of the file.
@@ -64,8 +64,8 @@ class FolderOwners:
     def is_own_file(self, uri: str) -> bool:
         """Whether a file is in a table folder of this lakehouse, below its root or its table root.
 
-        Below the table root this depends on the owner file. A corrupt owner file counts as this lakehouse's. Raises
-        StorageError.
+        Below the table root, this depends on the owner file. A corrupt owner file counts as owned by this lakehouse.
+        Raises StorageError.
         """
         if to_location(self._storage.root, uri).startswith(TABLES_PREFIX):
             return True
@@ -87,15 +87,15 @@ class FolderOwners:
     def claim(self, path: str) -> None:
         """In a copy, write the owner file of a table's folder, once, because the next file may be the first one in it.
 
-        In other lakehouses the creator of a table writes it. Raises LocationNotAllowedError, StorageError.
+        In other lakehouses, the creator of a table writes the owner file. Raises LocationNotAllowedError, StorageError.
         """
         if self._external_storages.names.is_copy:
             self._claim(self._storage, path)
 
     def check_is_of_no_copy(self, table_root: Storage) -> None:
-        """Raise LocationNotAllowedError for a table root with another copy of this lakehouse. The result is cached.
+        """Raise LocationNotAllowedError if another copy of this lakehouse uses a table root. The result is cached.
 
-        Both copies have the same id, so each would treat the files of the other as its own and remove them.
+        Both copies have the same id, so each copy would treat the files of the other copy as its own and remove them.
         """
         if table_root.root in self._checked_roots:
             return
@@ -137,14 +137,14 @@ def latest_definition_at(storage: Storage, options: StorageOptions) -> Lakehouse
 
     Args:
         storage: The storage.
-        options: Its options.
+        options: The options of the storage.
 
     Raises:
         StorageError: The definition cannot be read.
     """
     try:
         return Lakehouse(storage, options, cache="off").snapshot().definition
-    except LakehouseNotFoundError:  # for example a program that only copies files
+    except LakehouseNotFoundError:  # for example in a program that only copies files
         return None
 
 

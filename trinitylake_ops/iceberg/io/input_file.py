@@ -1,4 +1,4 @@
-"""Table files to read, verified before they are decoded."""
+"""Table files to read, which are verified before they are decoded."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def as_pyiceberg_expects(location: str) -> Iterator[None]:
     except FileExistsAlreadyError as error:
         raise TableFileExistsError(f"table file {location!r} already exists", path=location) from error
     except StoragePermissionError as error:
-        # The message has the cause, with the path in its storage instead of the location.
+        # The message contains the cause and the path in the storage; replace the path with the location.
         message = error.message.replace(repr(error.path), repr(location)) if error.path else error.message
-        if isinstance(error, LocationNotAllowedError):  # it already is a PermissionError
+        if isinstance(error, LocationNotAllowedError):  # already a PermissionError
             raise LocationNotAllowedError(message, path=location) from error
         raise TableFilePermissionError(message, path=location) from error
 
 
-#: Files up to this size are read in one request. Of larger files, the first request reads this much.
+#: Files up to this size are read in one request. The first request for a larger file reads this many bytes.
 WHOLE_FILE_BYTES = 1 << 20
 #: Minimum size of a ranged read, so that small forward reads share one request.
 READ_AHEAD_BYTES = 256 << 10
@@ -81,10 +81,10 @@ class StorageInputFile(InputFile):
 
     Args:
         location: URI of the file.
-        storage: Its storage.
-        path: Its path in the storage.
-        size_bytes: Its size, if it is known.
-        shown: Its name in errors, by default the location.
+        storage: The storage that contains the file.
+        path: The path in the storage.
+        size_bytes: The size, if it is known.
+        shown: The name of the file in errors; by default the location.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class StorageInputFile(InputFile):
     def open(self, seekable: bool = True) -> InputStream:
         """Return a seekable stream. The first request is sent immediately.
 
-        A file up to WHOLE_FILE_BYTES takes one request. A larger file takes a second request for its size, then, if its
-        name is that of a Parquet or ORC file, one for its end, and one for each range. An Avro file is read whole and
-        returned decompressed, so that decoders do not inflate it without bounds.
+        A file up to WHOLE_FILE_BYTES takes one request. A larger file takes a second request for its size, another
+        request for its end if it has the name of a Parquet or ORC file, and one request for each range. An Avro file is
+        read completely and returned decompressed, so that decoders do not inflate it without bounds.
 
         Raises FileNotFoundError, PermissionError, StorageError. Raises CorruptFileError for an Avro, Parquet or ORC
         file that contains or declares too much, for a name with the suffix ``.parquet`` or ``.orc`` without such a
@@ -153,7 +153,7 @@ class StorageInputFile(InputFile):
         return head
 
     def _check_seals(self, data: bytes) -> None:
-        """Raise CorruptFileError for metadata that does not match its checksum. Data files are read only in part."""
+        """Raise CorruptFileError for metadata that does not match its checksum. Data files are only read in part."""
         if SealedKind.of(self.location) is not SealedKind.PARQUET:
             check_table_file(data, self.shown)
 
@@ -191,8 +191,8 @@ class RangeReader(io.RawIOBase):
     """A seekable stream over ranged reads that caches the file's start, its end and the last small range.
 
     Parquet readers start with the footer, so the first read near the end fetches the last READ_AHEAD_BYTES or the whole
-    footer. The sizes that the footer declares are checked then, and those of a Puffin file when it is read whole; both
-    checks raise CorruptFileError. A large read is one request of exactly its size and is not cached.
+    footer. The sizes that the footer declares are checked at this point, and those of a Puffin file when it is read
+    completely; both checks raise CorruptFileError. A large read is one request of exactly its size and is not cached.
     """
 
     def __init__(self, file: StorageInputFile, head: bytes):
@@ -242,7 +242,7 @@ class RangeReader(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         """Return the next ``size`` bytes, or fewer at the end of the file. Without a size, return the rest.
 
-        Raises CorruptFileError for a rest that is larger than any file that is read whole.
+        Raises CorruptFileError if the rest exceeds the maximum size of a file that is read completely.
         """
         self._check_open()
         rest = max(0, self._size_bytes - self._position)

@@ -1,7 +1,7 @@
 """Table files to write, and the pending files of a change.
 
-Files of a change do not depend on each other, so they are written in parallel in the background. The commit waits for
-all of them. Until then this process reads them from memory.
+The files of a change do not depend on each other, so they are written in parallel in the background. The commit waits
+for all writes. Until a file is written, this process reads it from memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trinitylake_ops.storage.interface import FileInfo, Storage, StorageWrapper
 from trinitylake_ops.storage.parallel import Started, in_one_round_trip
 from trinitylake_ops.storage.paths import check_range
 
-#: Bytes of a file being written that are kept in memory before it moves to a temporary file.
+#: Maximum size of a file being written that is kept in memory. Larger files are moved to a temporary file.
 SPOOL_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 20
 
@@ -42,7 +42,7 @@ class StorageOutputFile(SealedOutputFile):
         location: URI of the file.
         storage: Its storage.
         path: Its path in the storage.
-        publish: Receives the path and contents instead of the storage.
+        publish: Receives the path and contents of the file instead of the storage.
     """
 
     def __init__(self, location: str, storage: Storage, path: str, publish: Callable[[str, bytes], None] | None = None):
@@ -58,7 +58,7 @@ class StorageOutputFile(SealedOutputFile):
         return self._publish is not None
 
     def __len__(self) -> int:
-        """Size in bytes: that of the last closed stream, otherwise by one request. Raises FileNotFoundError."""
+        """Size in bytes, from the last closed stream or else by one request. Raises FileNotFoundError."""
         if self._stream is not None and self._stream.published:
             return self._stream.tell()
         return len(self.to_input_file())
@@ -74,7 +74,7 @@ class StorageOutputFile(SealedOutputFile):
         """Return a stream whose ``close`` writes the whole file in one request.
 
         ``close`` raises FileExistsError if the file exists, unless ``overwrite`` is set. PyIceberg writes manifests
-        with ``overwrite`` under fresh names, and metadata files are created in any case. A stream that is left by an
+        with ``overwrite`` under new names, and metadata files are never overwritten. A stream that is exited by an
         exception, discarded or never closed writes nothing.
         """
         publish = self._publish or functools.partial(create_fresh_file, self._storage)
@@ -97,7 +97,7 @@ class StorageOutputFile(SealedOutputFile):
 class StorageOutputStream(SealedStream):
     """The bytes written to a table file, which ``close`` publishes.
 
-    It is not an io.IOBase, which would call ``close`` and so publish the file when an abandoned stream is
+    This class is not an io.IOBase, which would call ``close`` and thereby publish the file when an abandoned stream is
     garbage-collected.
     """
 
@@ -196,7 +196,8 @@ class StorageOutputStream(SealedStream):
 
 logger = logging.getLogger(__name__)
 
-#: Maximum size of all pending files. Files beyond that are written synchronously, since their transfer dominates.
+#: Maximum size of all pending files. Beyond this size, files are written synchronously, because their transfer time
+#: dominates.
 MAX_PENDING_BYTES = 32 << 20
 _PENDING_FILE = re.compile(rf"{TABLES_PREFIX}[^/]+/(?:metadata|data)/.+\.(?:avro|parquet)", re.DOTALL)
 
@@ -210,8 +211,8 @@ class _PendingWrite:
 class PendingFiles(StorageWrapper):
     """A storage wrapper for the files of one change, whose ``create`` and ``write`` return before the file is written.
 
-    Call ``settle`` before anything durable refers to the files, and ``close`` or ``abandon`` afterwards. From then on
-    all requests are synchronous, as are those for large files and files of other kinds.
+    Call ``settle`` before anything durable refers to the files, and ``close`` or ``abandon`` afterwards. From then on,
+    all requests are synchronous. Requests for large files and files of other kinds are always synchronous.
     """
 
     def __init__(self, inner: Storage):
@@ -230,7 +231,7 @@ class PendingFiles(StorageWrapper):
         self._lock = threading.RLock()
 
     def settle(self) -> None:
-        """Wait until all writes have ended, and raise the first failure, also in later calls."""
+        """Wait until all writes have ended, and raise the first failure. Later calls raise the same failure."""
         with self._lock:
             for path, pending in self._pending.items():
                 try:
@@ -243,7 +244,7 @@ class PendingFiles(StorageWrapper):
                 raise self._failure
 
     def abandon(self, error: TrinityLakeError) -> None:
-        """Delete all files, best effort, after the change failed. ``settle`` raises ``error`` from now on."""
+        """Delete all files, best-effort, after the change failed. ``settle`` raises ``error`` from now on."""
         with self._lock:
             self._await_writes(list(self._pending))
             self._drop(list(self._pending))
@@ -310,7 +311,7 @@ class PendingFiles(StorageWrapper):
             return True
 
     def _await_writes(self, paths: Iterable[str]) -> None:
-        """Wait until no write of these files is in flight. Failures remain, so that ``settle`` raises them."""
+        """Wait until no write of these files is in flight. Failures are kept, so that ``settle`` raises them."""
         with self._lock:
             for path in paths:
                 pending = self._pending.get(path)

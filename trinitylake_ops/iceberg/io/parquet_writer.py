@@ -1,4 +1,4 @@
-"""The writer of all Parquet files: PyIceberg's settings, page checksums and the checksums of the file."""
+"""The writer of all Parquet files, with PyIceberg's settings, page checksums and file checksums."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SealedParquetWriter:
         self._result: DataFileStatistics | None = None
 
     def write(self, table: pa.Table) -> None:
-        """Write rows as row groups. All calls have the same schema. Raises StorageError."""
+        """Write rows as row groups. All calls must use the same schema. Raises StorageError."""
         if self._writer is None:
             self._stream = self._output_file.create(overwrite=True)
             self._writer = SealingWriter(

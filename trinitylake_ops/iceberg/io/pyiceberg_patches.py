@@ -1,8 +1,8 @@
 """Patches of PyIceberg: nested columns keep their nulls, and Parquet files of a lakehouse get checksums.
 
-PyIceberg 0.11 and 0.12 rebuild a list or map of structs from its offsets only, so that nulls become empty when rows are
-read and when they are written (apache/iceberg-python issue 3833). They also cast the outer of two nested lists or maps
-without the projected values of the inner one, so that a renamed nested field loses its values.
+PyIceberg 0.11 and 0.12 rebuild a list or map of structs only from its offsets, so that nulls become empty lists or maps
+when rows are read or written (apache/iceberg-python issue 3833). They also cast the outer of two nested lists or maps
+without the projected values of the inner list or map, so that a renamed nested field loses its values.
 
 The fix replaces two methods of PyIceberg's projection if a probe detects the fault. It is applied when
 ``pyiceberg.io.pyarrow`` is imported, which is an expensive module. Remove this module when every supported PyIceberg
@@ -11,7 +11,7 @@ passes the probe.
 ``Table.append``, ``overwrite`` and ``delete`` write data through the writer in PyIceberg's registry of file formats,
 the only place where page checksums and key-value pairs of the footer can be configured. PyIceberg 0.11 has no registry
 and creates Arrow's writer directly, so its reference to ``pyarrow.parquet`` is replaced instead. Files of other FileIOs
-are written as before.
+are written unchanged.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _MODULE = "pyiceberg.io.pyarrow"
 def keep_nested_nulls() -> None:
     """Fix PyIceberg's projection, now or when its module is imported. Later calls do nothing."""
     if _MODULE in sys.modules:
-        _fix(importlib.import_module(_MODULE))  # waits for another thread that imports it
+        _fix(importlib.import_module(_MODULE))  # waits for another thread that is importing the module
     elif not any(isinstance(finder, _PatchOnImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _PatchOnImport())
 
 
 class _PatchOnImport(MetaPathFinder):
-    """Finds the module with the other finders, and fixes it after it was loaded."""
+    """Finds the module with the other finders, and fixes it after it is loaded."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -153,7 +153,7 @@ class SealedOutputFile(OutputFile):
 
 
 class SealedStream:
-    """The stream of such a file. PyIceberg writes to it immediately after it was created."""
+    """The stream of such a file, to which PyIceberg writes immediately after creating it."""
 
     def __init__(self, location: str):
         self.location = location
@@ -187,7 +187,7 @@ class _SealingRegistry(dict[FileFormat, "FileFormatModel"]):
 
 
 class _SealingModel:
-    """PyIceberg's Parquet format, with another writer for files with checksums."""
+    """PyIceberg's Parquet format, with a different writer for files with checksums."""
 
     def __init__(self, model: FileFormatModel):
         self._model = model

@@ -78,7 +78,7 @@ def snapshots_since(metadata: TableMetadata, base_id: int | None) -> list[Iceber
 def changed_files(
     snapshots: list[IcebergSnapshot], io: StorageFileIO, is_replaced: IsReplaced
 ) -> Iterator[ManifestEntry]:
-    """Yield the files of some partitions that snapshots added or removed, without snapshots that only rewrote files.
+    """Yield the files of some partitions that snapshots added or removed. Skips snapshots that only rewrote files.
 
     Args:
         snapshots: The snapshots.

@@ -194,7 +194,7 @@ def _check_distinct(staged: Sequence[StagedTable]) -> None:
 
 @dataclass
 class _Search:
-    """The search for a publication in the history, before each attempt and each rebase of its transaction."""
+    """Searches the history for a publication before each attempt and each rebase of its transaction."""
 
     publication: str
     searched_to: int

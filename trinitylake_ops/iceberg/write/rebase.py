@@ -270,7 +270,7 @@ class _Rebase:
 
 @dataclass(frozen=True)
 class _StagedChange:
-    """A staged change: the metadata before and after it, and the data files that its snapshot added and removed."""
+    """A staged change: the metadata before and after it, and the data files that the snapshot added and removed."""
 
     base: TableMetadata | None
     metadata: TableMetadata

@@ -22,11 +22,11 @@ from trinitylake_ops.iceberg.write.staged_table import EncodedPartition, StagedT
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.snapshot import Snapshot
 
-#: Whether PyIceberg searches manifests for files to remove by a filter, and raises if it finds fewer. PyIceberg 0.11
-#: searches all manifests and ignores missing files, so callers must check that the files exist.
+#: Whether PyIceberg uses a filter to find the manifests of files to remove, and raises an error if files are missing.
+#: PyIceberg 0.11 searches all manifests and ignores missing files, so callers must check that the files exist.
 FILTERS_MANIFESTS = hasattr(_OverwriteFiles, "_build_manifest_evaluator")
 
-# Beyond this many partitions all manifests are read instead of filtered, because deep expressions overflow the stack.
+# For more partitions, all manifests are read instead of filtered, because deep expressions overflow the stack.
 _MAX_FILTERED_PARTITIONS = 100
 
 
@@ -52,7 +52,8 @@ def files_in_partitions(table: Table, partitions: Collection[Record]) -> list[Da
 
     Raises:
         InvalidInputError: The table is unpartitioned.
-        InvalidDefinitionError: Files of an older partition spec overlap the partitions, or files have delete files.
+        InvalidDefinitionError: Files with an older partition spec overlap the partitions, or delete files apply to
+            files.
     """
     spec = table.spec()
     if spec.is_unpartitioned():
@@ -80,7 +81,7 @@ def files_matching(table: Table, row_filter: str | BooleanExpression) -> list[Da
 
     Raises:
         InvalidInputError: Only some rows of a file match.
-        InvalidDefinitionError: Files have delete files.
+        InvalidDefinitionError: Delete files apply to files.
     """
     replaced = []
     for task in _planned(table, row_filter):
@@ -123,7 +124,7 @@ def add_snapshot(
     with _with_separate_filters(snapshot.overwrite()) as overwrite:
         specs = change.table_metadata.specs()
         if FILTERS_MANIFESTS and any(specs[data_file.spec_id].is_unpartitioned() for data_file in removed):
-            # Otherwise PyIceberg searches no manifest of an unpartitioned table for the files to delete.
+            # Otherwise PyIceberg would search no manifest of an unpartitioned table for the files to delete.
             overwrite.delete_by_predicate(AlwaysTrue())
         for data_file in removed:
             overwrite.delete_data_file(data_file)
@@ -134,8 +135,9 @@ def add_snapshot(
 def _with_separate_filters(overwrite: _OverwriteFiles) -> _OverwriteFiles:
     """Use a separate filter object for each manifest.
 
-    PyIceberg searches for files to delete in several threads that share one filter object, which stores the manifest of
-    one search. Because of this race it sometimes skips the manifest that it needs and rejects the commit.
+    PyIceberg searches for files to delete in several threads that share one filter object, which stores the manifest
+    that is being searched. Because of this race condition, PyIceberg sometimes skips a required manifest and rejects
+    the commit.
     """
     if not FILTERS_MANIFESTS:
         return overwrite
@@ -197,7 +199,7 @@ class TableRead:
     table: str
     #: The version that was read.
     version: int
-    #: Location of the table's definition, None if the version had no such table, on which the reader depends as well.
+    #: Location of the table's definition. None if the table did not exist, which the reader also depends on.
     location: str | None
 
     @classmethod
@@ -239,18 +241,18 @@ class TableRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedRead:
-    """A table that was read as it was staged, before it was published."""
+    """A staged table that was read before it was published."""
 
     #: Root of the lakehouse.
     root: str
     staged: StagedTable
-    #: Whether rows of the version on which it was staged may have been read. False if the staged files replace all rows
-    #: that were read.
+    #: Whether rows of the version on which the table was staged may have been read. False if the staged files replace
+    #: all rows that were read.
     includes_base: bool
-    #: Whether another unit of work staged the table. It must then be published, and partitions that were not read may
-    #: have changed since.
+    #: Whether another unit of work staged the table. In this case, the table must be published, and partitions that
+    #: were not read may have changed since.
     by_another: bool = False
-    #: Partitions that were read of such a table, encoded as in ``StagedTable.replaced_partitions``, None for all rows.
+    #: Partitions of such a table that were read, encoded as in ``StagedTable.replaced_partitions``; None for all rows.
     partitions: tuple[EncodedPartition, ...] | None = None
 
     def to_json(self) -> str:
@@ -283,13 +285,13 @@ class ReadsCheck:
     lake: Lakehouse
     #: Tables that were read.
     reads: Sequence[TableRead]
-    #: Tables that were read as staged.
+    #: Staged tables that were read before their publication.
     staged_reads: Sequence[StagedRead]
-    #: Tables that the reader staged. Changes by their publications do not count.
+    #: Tables that the reader staged. Changes made by publishing these tables do not count.
     own: Sequence[StagedTable]
-    #: Whether the table of a staged read must be unchanged since the read. Otherwise it only must have been published.
+    #: Returns whether the table of a staged read must be unchanged since the read. Otherwise it must only be published.
     strict: Callable[[StagedTable], bool]
-    #: Whether a table was published, for tables whose snapshots were trimmed.
+    #: Returns whether a table was published. Used for tables whose snapshots were trimmed.
     was_published: Callable[[StagedTable], bool]
 
     def __call__(self, latest: Snapshot, publishing: Mapping[str, str]) -> None:
@@ -300,7 +302,7 @@ class ReadsCheck:
             publishing: Locations of the metadata to commit, by the location of the staged metadata.
 
         Raises:
-            CommitConflictError: Other writers changed a table, or a table was read as staged and is not published.
+            CommitConflictError: Other writers changed a table, or a staged table that was read is not published.
             StorageError: A file of a table cannot be read.
         """
         root = latest.files.storage.root
@@ -321,7 +323,7 @@ class ReadsCheck:
             raise _conflict(latest, changed)
 
     def _change_of(self, latest: Snapshot, read: StagedRead, publishing: Mapping[str, str]) -> str | None:
-        """Return how a table differs from the staged one that was read, or None if it is the same."""
+        """Describe how a table differs from the staged table that was read. Return None if they are the same."""
         staged, is_strict = read.staged, self.strict(read.staged)
         committed = publishing.get(staged.metadata_location)
         if committed is not None:

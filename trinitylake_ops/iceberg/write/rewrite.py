@@ -1,8 +1,8 @@
-"""Rewrite data files of a table as fewer files without deleted rows: write groups, and stage the snapshot.
+"""Rewrite data files of a table as fewer files without deleted rows: write groups, and stage a snapshot.
 
-The rows do not change, so the snapshot is a ``replace`` to Iceberg, which readers of appended rows skip. A group
-consists of files of one partition that together fill about one file. Writing it needs only its ``FileGroup`` and the
-table's ``Rewriting``, in this process or another.
+The rows do not change, so the snapshot has Iceberg's operation ``replace``, which readers of appended rows skip. A
+group consists of files of one partition that together fill about one file. Writing it needs only its ``FileGroup`` and
+the table's ``Rewriting``, in this process or another.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from trinitylake_ops.transaction.lakehouse import Lakehouse
 if TYPE_CHECKING:
     from pyiceberg.io.pyarrow import ArrowScan  # importing it loads pandas
 
-#: A written file may exceed the target size by this factor, so that no tiny file is left over.
+#: Factor by which a written file may exceed the target size, so that no tiny file is left over.
 _MAX_SHARE = 1.4
 
 
@@ -73,8 +73,8 @@ class Rewriting:
         group at a time. After an error no new files remain.
 
         Raises CorruptFileError if a file does not match its checksums, if the number of rows differs from the
-        manifests, or if the rows cannot be sorted or written. Raises ContentChangedError if the new files do not have
-        the same rows, and StorageError.
+        manifests, or if the rows cannot be sorted or written. Raises ContentChangedError if the new files do not
+        contain the same rows, and StorageError.
         """
         with _as_corrupt_file(group):
             return self._rewrite(group)
@@ -111,7 +111,7 @@ class Rewriting:
         return written
 
     def _check_content(self, before: DigestedRows, written: Sequence[DataFile]) -> None:
-        """Raise ContentChangedError unless the stored new files have the rows that were read."""
+        """Raise ContentChangedError unless the stored new files contain the rows that were read."""
         after = DigestedRows(self._scan(self.io))
         for file in written:
             after.add(file)
@@ -123,13 +123,13 @@ class Rewriting:
         return ArrowScan(self.metadata, io, self.metadata.schema(), AlwaysTrue())
 
     def _batches(self, group: FileGroup, rows: DigestedRows) -> Iterator[pa.RecordBatch]:
-        for file in group.files:  # one at a time, because PyIceberg keeps all batches of its files in memory
+        for file in group.files:  # one file at a time, because PyIceberg keeps all batches of a scan in memory
             yield from file_batches(rows, FileScanTask(file, set(group.deletes_of(file))), self.io)
 
 
 @contextlib.contextmanager
 def _as_corrupt_file(group: FileGroup) -> Iterator[None]:
-    """Convert errors for rows that cannot be sorted or written, as written by any program, to CorruptFileError.
+    """Convert errors for rows that cannot be sorted or written, whichever program wrote them, to CorruptFileError.
 
     Compaction skips a table with such rows and continues with the other tables.
     """
@@ -157,7 +157,7 @@ GroupWriter: TypeAlias = Callable[[Sequence[tuple[Rewriting, FileGroup]]], Seque
 
 
 def rewrite_in_process(groups: Sequence[tuple[Rewriting, FileGroup]]) -> list[list[DataFile]]:
-    """Write groups sequentially in this process. Raises as :meth:`Rewriting.rewrite`, and leaves no files then."""
+    """Write groups sequentially in this process. After an error of :meth:`Rewriting.rewrite`, no files remain."""
     written: list[list[DataFile]] = []
     try:
         for rewriting, group in groups:
@@ -174,9 +174,9 @@ def rewriting_of(metadata: TableMetadata, io: StorageFileIO, rules: RewriteRules
 
     Args:
         metadata: Metadata of the table.
-        io: Reads and writes its files.
+        io: Reads and writes the files of the table.
         rules: Determine the size of new files.
-        table: Name in errors, by default the location of the table.
+        table: Name of the table in errors; by default the table location.
     """
     return Rewriting(io, metadata, int(_MAX_SHARE * rules.target_bytes(metadata)), table)
 
@@ -192,7 +192,7 @@ def stage_rewritten(
 ) -> StagedTable:
     """Stage the replacement of files of groups by new files with the same rows, as one Iceberg snapshot.
 
-    Delete files that apply to no remaining data file are dropped. Files that other writers added since are kept.
+    Delete files that apply to no remaining data file are dropped. Files that other writers have added since are kept.
 
     Args:
         lake: The lakehouse.
@@ -246,9 +246,10 @@ _LOST_FILES = "some of its files were removed"
 def _unused_deletes(
     table: Table, groups: Sequence[FileGroup], catalog: StagingCatalog, name: tuple[str, str]
 ) -> set[DataFile]:
-    """Return the delete files that apply to no data file of a table except those of groups.
+    """Return the delete files that apply only to data files of groups.
 
-    Raises CommitConflictError if the table lost one of these files, or if other delete files apply to them now.
+    Raises CommitConflictError if the table no longer contains one of the files in the groups, or if other delete files
+    now apply to them.
     """
     current, io = table.current_snapshot(), table.io
     assert isinstance(io, StorageFileIO)
@@ -282,7 +283,7 @@ class _RewriteFiles(_OverwriteFiles):
 
     def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
         data_files = self._deleted_data_files
-        self._deleted_data_files = data_files | self._dropped  # so that they are counted
+        self._deleted_data_files = data_files | self._dropped  # so that dropped delete files are counted
         try:
             summary = super()._summary(snapshot_properties)
         finally:
@@ -319,7 +320,7 @@ class _CountedBatches:
 
 
 def _arrow_sort_order(metadata: TableMetadata) -> list[tuple[str, SortField]] | None:
-    """Return the columns of a table's sort order, or None without an order or for an order by other than columns."""
+    """Return the columns of a table's sort order. None if there is no order, or if it is not by plain columns."""
     order = metadata.sort_order_by_id(metadata.default_sort_order_id)
     if order is None or not order.fields:
         return None

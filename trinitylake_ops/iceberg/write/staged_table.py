@@ -1,4 +1,4 @@
-"""A table that was written and not published, in a form that can be sent between processes.
+"""A table that has been written but not published, in a form that can be sent between processes.
 
 Dagster definitions import this class, so this module imports nothing that reads or writes tables.
 """
@@ -19,9 +19,9 @@ EncodedPartition: TypeAlias = tuple[str | None, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedTable:
-    """The data to publish or audit a staged table.
+    """The data needed to publish or audit a staged table.
 
-    Rewritten files count as removed and as added.
+    Rewritten files count as both removed and added.
     """
 
     namespace: str
@@ -32,28 +32,29 @@ class StagedTable:
     base_version: int
     #: Start of staging by the storage's clock, in milliseconds since the epoch. No staged file is older.
     begun_at_ms: int
-    #: Location of the table's metadata in the base version, None for a new table.
+    #: Location of the table's metadata in the base version; None for a new table.
     base_metadata_location: str | None
-    #: The staged snapshot.
+    #: Id of the staged snapshot.
     snapshot_id: int | None
-    #: Rows of the table with the staged change.
+    #: Number of rows in the table, including the staged change.
     row_count: int
-    #: Bytes of the table with the staged change.
+    #: Size of the table in bytes, including the staged change.
     total_bytes: int
-    #: Number of added data files, their rows and bytes.
+    #: Number of added data files, with the number of their rows and their size in bytes.
     added_files: int
     added_rows: int
     added_bytes: int
-    #: Number of removed data files, their rows and bytes.
+    #: Number of removed data files, with the number of their rows and their size in bytes.
     removed_files: int
     removed_rows: int
     removed_bytes: int
     #: Partitions with added or removed files, such as ``year=2013/month=1``. Empty for an unpartitioned table.
     partitions: tuple[str, ...]
-    #: What the new files replace: ``nothing``, ``partitions``, ``all``, or ``files``, which are the removed files, in
-    #: partitions that must not change. None for a change of another kind, which conflicts with any other change.
+    #: What the new files replace: ``nothing``, ``partitions``, ``all``, or ``files`` (only the removed files, whose
+    #: partitions must not change). None for a change of another kind, which conflicts with any other change.
     replaces: str | None = None
-    #: Values of the replaced partitions, with or without files (see ``write.partition_key.encode_partitions``).
+    #: Values of the replaced partitions, whether or not they contain files (see
+    #: ``write.partition_key.encode_partitions``).
     replaced_partitions: tuple[EncodedPartition, ...] = ()
 
     @property

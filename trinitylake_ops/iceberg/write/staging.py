@@ -11,7 +11,7 @@
         publish(txn, [StagedTable.from_json(text)])
 
 Staging writes data files and Iceberg metadata below the table's location. No version of the lakehouse refers to them.
-Files that are never published are orphans. ``StagingCatalog`` does the same for writers that use PyIceberg's
+Files that are never published are orphans. ``StagingCatalog`` provides the same for writers that use PyIceberg's
 ``append``, ``overwrite`` and ``delete``.
 """
 
@@ -57,11 +57,11 @@ from trinitylake_ops.versions.snapshot import CatalogReader
 
 
 class Replace(Enum):
-    """Which data files the new ones replace."""
+    """Which data files the new files replace."""
 
     NOTHING = "nothing"
     PARTITIONS = "partitions"
-    #: Only files that the staged snapshot removed. The rest of their partitions must not change.
+    #: Only the files that the staged snapshot removed. The rest of their partitions must not change.
     FILES = "files"
     ALL = "all"
 
@@ -69,8 +69,8 @@ class Replace(Enum):
 class StagingCatalog(TrinityLakeCatalog):
     """A catalog whose changes are written but not published. :meth:`staged` returns a changed table.
 
-    Reads see the catalog's base version, by default the latest, and its own changes. Tables can be created, also in
-    namespaces that do not exist yet, and changed. They cannot be dropped or renamed.
+    Reads see the catalog's base version (by default the latest version) and the catalog's own changes. Tables can be
+    created, even in namespaces that do not exist yet, and changed. They cannot be dropped or renamed.
     """
 
     def __init__(self, lake: Lakehouse, name: str = "staging", *, version: int | None = None):
@@ -137,14 +137,14 @@ def stage_data_files(
         lake: The lakehouse.
         write: The plan.
         data_files: The files.
-        replacing: Which files they replace: none, all files of their partitions, all files, the listed ones, or the
-            files selected by a filter over partition columns, an expression or a string such as ``"year = 2013 and
-            month = 2"``.
+        replacing: Which files the new files replace: none, all files of their partitions, all files, the listed files,
+            or the files selected by a filter over partition columns, an expression or a string such as ``"year = 2013
+            and month = 2"``.
         snapshot_properties: Properties of the snapshot.
-        partitions: The partitions of a filter or of listed files, if the files have no rows of others. Other writers
-            may then change the rest of the table until it is published.
-        on_plan: Stage it on the version of the plan even if the table changed since. ``publish_once`` detects
-            conflicts.
+        partitions: The partitions of a filter or of listed files, if the new files contain no rows of other partitions.
+            Other writers may then change the rest of the table until the staged table is published.
+        on_plan: Whether to stage the table on the version of the plan even if the table has changed since.
+            ``publish_once`` detects conflicts.
 
     Returns:
         The staged table.
@@ -190,7 +190,7 @@ def stage_appended(
 ) -> StagedTable:
     """Append data files that were written for a plan to the current table, without publishing them.
 
-    Changes by other writers since the plan do not conflict as long as the files fit.
+    Changes made by other writers since the plan do not conflict as long as the files still fit the table.
 
     Args:
         lake: The lakehouse.
@@ -233,7 +233,7 @@ def load_staged(lake: Lakehouse, staged: StagedTable) -> Table:
         staged: The staged table.
 
     Raises:
-        FileMissingError: Its files were deleted. Files of tables that are never published are orphans.
+        FileMissingError: Files of the table were deleted. Files of tables that are never published are orphans.
     """
     catalog = TrinityLakeCatalog.on(SnapshotTarget(lake.snapshot(), lake.storage_options))
     uri = metadata_uri(staged.table_def, lake.root)
@@ -249,11 +249,10 @@ def publish(
     Args:
         transaction: The transaction. Its age counts from the start of staging.
         staged_tables: The tables.
-        create_namespaces: Create missing namespaces of new tables.
+        create_namespaces: Whether to create missing namespaces of new tables.
 
     Raises:
-        CommitConflictError: A table changed since it was staged. The transaction's commit checks later versions as
-            well.
+        CommitConflictError: A table changed since it was staged. The transaction's commit also checks later versions.
         TransactionExpiredError: Staging began longer ago than the lakehouse's ``txn_ttl_millis``, so its files may have
             been removed as orphans.
         NamespaceNotFoundError: The namespace of a new table does not exist.
@@ -286,7 +285,7 @@ def publish(
 def files_to_remove(
     table: Table, added: Sequence[DataFile], replacing: Replace | str | BooleanExpression | tuple[DataFile, ...]
 ) -> list[DataFile]:
-    """Return the data files of a table that new files replace. Parameters are those of :func:`stage_data_files`."""
+    """Return the data files of a table that new files replace. Parameters are as for :func:`stage_data_files`."""
     if isinstance(replacing, tuple):
         return list(replacing)
     if not isinstance(replacing, Replace):
@@ -301,7 +300,7 @@ def files_to_remove(
 def _check_unchanged(
     reader: CatalogReader, identifier: tuple[str, str], base_metadata_location: str | None, base_version: int
 ) -> TableDef | None:
-    """Return the current definition of a table, None for a new table. Raises CommitConflictError if it changed."""
+    """Return a table's current definition, None for a new table. Raises CommitConflictError if the table changed."""
     exists = reader.has_namespace(identifier[0]) and reader.has_table(*identifier)
     current = reader.table(*identifier) if exists else None
     if current is None and base_metadata_location is not None:
@@ -362,18 +361,18 @@ def replaced_by(
     partitions: Sequence[Mapping[str, PartitionValue]] | None,
     columns: Collection[str],
 ) -> tuple[frozenset[Record] | None, Replace | BooleanExpression]:
-    """Return the allowed partitions of rows, None for any, and the files that they replace.
+    """Return the allowed partitions of rows (None for any), and the files that the rows replace.
 
-    Appended rows may be limited to some partitions as well, whose rows are kept.
+    Appended rows may also be limited to some partitions, whose existing rows are kept.
 
     Args:
         plan: The write.
         mode: What the rows replace.
-        partitions: Values of the partitions that rows may have, None for any.
+        partitions: Values of the partitions to which rows may belong; None for any partition.
         columns: Columns of the rows.
 
     Raises:
-        InvalidInputError: The mode does not fit the table or the partitions, or the rows lack required columns.
+        InvalidInputError: The mode is not valid for the table or the partitions, or the rows lack required columns.
     """
     replacing, name = _REPLACING[mode], f"{plan.namespace}.{plan.table}"
     if replacing is Replace.ALL and not columns:
@@ -406,7 +405,7 @@ def stage_replacing(
     wanted: frozenset[Record] | None,
     replacing: Replace | BooleanExpression,
 ) -> StagedTable:
-    """Stage data files that were written for a plan. After an error the files are deleted.
+    """Stage data files that were written for a plan. If an error occurs, the files are deleted.
 
     Args:
         lake: The lakehouse.

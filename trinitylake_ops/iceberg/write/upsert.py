@@ -1,7 +1,7 @@
 """Stage rows that update those with the same keys and add the others.
 
-Data files with rows of the same keys are rewritten without these rows. Files without such rows are kept, and so are
-files in which all of them equal the new ones.
+Data files with rows of the same keys are rewritten without these rows. Files without such rows are kept, as are files
+in which all such rows are equal to the new rows.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 # Types whose bounds in manifests select the files that may contain a key.
 _SELECTIVE_TYPES = (IntegerType, LongType, StringType, DateType, TimestampType, TimestamptzType)
-# PyIceberg compares bounds with at most this many values of IN.
+# Maximum number of values in an IN expression that PyIceberg compares with bounds.
 _MAX_IN_VALUES = 200
 _OLD, _NEW = "old", "new"
 
@@ -78,9 +78,10 @@ def stage_upsert(
 ) -> StagedTable:
     """Stage rows that update those with the same keys and add the others. A missing table is created.
 
-    Columns are matched by name, added and widened as in :func:`trinitylake_ops.iceberg.write.arrow.stage_arrow`.
-    Publishing the staged table conflicts with other changes of ``partitions`` since, or without ``partitions`` with any
-    change of the table. The new rows and one data file at a time are in memory.
+    Columns are matched by name, added and widened as described in
+    :func:`trinitylake_ops.iceberg.write.arrow.stage_arrow`. Publishing the staged table conflicts with other changes to
+    ``partitions`` since then or, without ``partitions``, with any change to the table. The new rows and one data file
+    at a time are in memory.
 
     Args:
         lake: The lakehouse.
@@ -88,9 +89,9 @@ def stage_upsert(
         namespace: Namespace of the table.
         table: Name of the table.
         keys: Columns that identify a row.
-        partition_by: Partition columns of the table, None for those of an existing table.
-        partitions: The only partitions that the rows may have. Keys are then compared within each partition, and rows
-            of other partitions are kept.
+        partition_by: Partition columns of the table; None to use those of an existing table.
+        partitions: The only partitions to which the rows may belong. Keys are then compared within each partition, and
+            rows of other partitions are kept.
 
     Returns:
         The staged table.
@@ -99,10 +100,10 @@ def stage_upsert(
         InvalidInputError: The rows lack a key column, have a key twice or a null key, do not fit the table, belong to
             other partitions, or lack a column or nested field in which a row that they update has a value.
         UnsupportedTypeError: Iceberg does not have the type of a column.
-        InvalidDefinitionError: The table has other partitions, or delete files.
+        InvalidDefinitionError: The table has different partitions, or has delete files.
         CommitConflictError: The table changed during the write.
         CorruptFileError: A data file to rewrite does not match its checksums.
-        ContentChangedError: The written files do not have the new rows and those that are kept.
+        ContentChangedError: The written files do not contain exactly the new rows and the rows that are kept.
     """
     name = f"{namespace}.{table}"
     check_distinct(rows.schema)
@@ -197,7 +198,7 @@ def _plain_columns(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 @dataclass(frozen=True)
 class _Matches:
-    """Rows of a data file with the keys of new rows: the positions of both, and whether all are equal."""
+    """Rows of a data file whose keys occur in new rows: the positions of both, and whether all of them are equal."""
 
     old: pa.ChunkedArray
     new: pa.ChunkedArray
@@ -218,7 +219,7 @@ class _Upsert:
 
     @property
     def replaced(self) -> tuple[DataFile, ...]:
-        """The data files that are rewritten without the rows that are updated."""
+        """The data files that are rewritten without the updated rows."""
         return tuple(task.file for task in self._changed)
 
     def compare(self, table: Table) -> None:
@@ -254,7 +255,7 @@ class _Upsert:
             self._written = positions.filter(pc.invert(pc.is_in(positions, same)))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows to write: those of changed files that are kept, and the new ones."""
+        """Yield the rows to write: the kept rows of changed files, and the new rows."""
         kept = (batch for task in self._changed for batch in self._unchanged_rows(task).to_batches())
         new = self._new if self._written is None else self._new.take(self._written)
         for batch in chain(kept, new.to_batches()):
@@ -262,7 +263,7 @@ class _Upsert:
             yield batch
 
     def check_written(self, written: Sequence[DataFile]) -> None:
-        """Raise ContentChangedError unless the stored files have the rows of :meth:`batches`."""
+        """Raise ContentChangedError unless the stored files contain the rows of :meth:`batches`."""
         stored = DigestedRows(self._scan(self._plan.io))
         for file in written:
             stored.add(file)
