@@ -200,7 +200,7 @@ class StorageFileIO(FileIO):
         return self._external_storages.storage_of(FileAddress(root, ""))
 
     def strict(self) -> Self:
-        """Return a FileIO for tables of other owners. It does not map external locations to files of this lakehouse."""
+        """Return a FileIO for tables of other owners, without mapping external locations to files of this lakehouse."""
         if not self.allowed_roots.follows_moves:
             return self
         if self._strict is None:
@@ -289,7 +289,7 @@ class StorageFileIO(FileIO):
         )
 
     def _may_be_linked(self, target: str, home: str, *, is_table: bool) -> bool:
-        """Whether a link may point to a target, a URI without links: within its home, or below an allowed root."""
+        """Whether a link may point to a target URI without links, which is within its home or below an allowed root."""
         if is_table and target.startswith(home):
             return True
         names = self.allowed_roots.names
@@ -493,7 +493,7 @@ _warned_roots: set[str] = set()
 
 
 def _warn_once(root: str) -> None:
-    """Log a warning, once per process, if the lakehouse being written to was moved."""
+    """Log a warning, once per process, that the lakehouse being written to was moved."""
     if root not in _warned_roots:
         _warned_roots.add(root)
         logger.warning(

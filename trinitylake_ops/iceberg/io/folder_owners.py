@@ -85,7 +85,7 @@ class FolderOwners:
         return False
 
     def claim(self, path: str) -> None:
-        """In a copy, write the owner file of a table's folder, once, because the next file may be the first one in it.
+        """In a copy, write the owner file of a table's folder once, because the next file may be the first one there.
 
         In other lakehouses, the creator of a table writes the owner file. Raises LocationNotAllowedError, StorageError.
         """

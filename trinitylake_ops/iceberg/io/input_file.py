@@ -205,7 +205,7 @@ class RangeReader(io.RawIOBase):
         self._window = (0, b"")
         if self._size_bytes <= len(head):
             self._check_end(head)
-        # Check it immediately, because Arrow's ORC reader wraps the errors of a stream.
+        # Check the end immediately, because Arrow's ORC reader wraps the errors of a stream.
         elif named_format(file.location) is not None:
             self._read_tail()
 

@@ -1,1 +1,1 @@
-"""Check files of tables before a decoder trusts the sizes that they declare."""
+"""Check table files before a decoder trusts their declared sizes."""

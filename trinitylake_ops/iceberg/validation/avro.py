@@ -1,12 +1,12 @@
-"""Verify and decompress Avro files of tables before a decoder reads them.
+"""Verify and decompress the Avro files of tables before a decoder reads them.
 
-Decoders such as those of PyIceberg and fastavro trust the file: they inflate each block whole, and follow any declared
-length or count. They therefore get a decompressed copy of the file whose blocks are within the file, whose total size
-is bounded, and whose schema has no items of zero bytes.
+Decoders such as those of PyIceberg and fastavro trust the file: they inflate each block completely, and follow any
+declared length or count. They therefore get a decompressed copy of the file, in which no block extends beyond the file,
+the total size is bounded, and the schema has no items of zero bytes.
 
-The compiled decoder follows lengths and counts beyond its memory. A manifest of a kilobyte could end the process, or
-return bytes behind the buffer, including credentials, as a path. :func:`read_bounded_avro` replaces that decoder in
-PyIceberg's module, for all Avro files that this process reads with PyIceberg (decision 11).
+The compiled decoder follows lengths and counts beyond its buffer. A manifest of a kilobyte could crash the process, or
+make the decoder return bytes behind the buffer, such as credentials, as a path. :func:`read_bounded_avro` replaces that
+decoder in PyIceberg's module, for all Avro files that this process reads with PyIceberg (decision 11).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from trinitylake_ops.iceberg.validation.inflate import AVRO_CODECS, MAX_INFLATED
 from trinitylake_ops.iceberg.validation.thrift import MAX_NAME_CHARS, full_name_chars
 
 MAGIC = b"Obj\x01"
-#: Maximum size of a file's header. It contains schemas as JSON, which are parsed whole while all other threads wait.
-#: The schema of a table with 20,000 columns takes 1.3 MB.
+#: Maximum size of a file's header. The header contains schemas as JSON, which is parsed in one step while all other
+#: threads wait. The schema of a table with 20,000 columns takes 1.3 MB.
 MAX_HEADER_BYTES = 8 << 20
 _SYNC_BYTES = 16
 _MAX_VARINT_BYTES = 10
@@ -36,11 +36,11 @@ _MAX_VARINT_BYTES = 10
 class AvroHeader:
     """The header of a file."""
 
-    #: Its metadata, in order.
+    #: The metadata, in file order.
     metadata: dict[str, bytes]
     #: The marker between blocks.
     sync: bytes
-    #: Size in bytes, and the offset of the first block.
+    #: Size in bytes, which is also the offset of the first block.
     size_bytes: int
 
     @classmethod
@@ -79,7 +79,7 @@ class AvroHeader:
             return None
 
     def with_metadata(self, added: Mapping[str, bytes]) -> bytes:
-        """Return this header's bytes with more metadata in front, which replaces entries with the same names."""
+        """Return the bytes of this header with more metadata in front, which replaces entries with the same names."""
         kept = {name: value for name, value in self.metadata.items() if name not in added}
         return header_bytes({**added, **kept}, self.sync)
 
@@ -126,7 +126,7 @@ class AvroReader:
 
 
 def header_bytes(metadata: Mapping[str, bytes], sync: bytes) -> bytes:
-    """Return the bytes of a header with metadata in this order and a sync marker."""
+    """Return the bytes of a header with the given metadata, in this order, and a sync marker."""
     entries = [
         piece
         for name, value in metadata.items()
@@ -150,15 +150,15 @@ def number_bytes(number: int) -> bytes:
 SNAPSHOT_ID = "snapshot-id"
 _CODEC, _SCHEMA = "avro.codec", "avro.schema"
 _SUFFIX = ".avro"
-#: Each record takes a decoder about a kilobyte. In a file it takes at least this many bytes, since it has a unique
-#: name.
+#: Each record takes about a kilobyte in a decoder. In a file, it takes at least this many bytes, because it contains a
+#: unique name.
 _FILE_BYTES_PER_RECORD = 8
 _ALWAYS_ALLOWED_RECORDS = 16_384
-#: Size that every file may inflate to. A number or map entry takes two to four bytes in it, and up to thirty times as
-#: much in a decoder. Large manifests contain mostly metrics, numbers that compress to a half or a third.
+#: Size to which every file may inflate. A number or map entry takes two to four inflated bytes, and up to thirty times
+#: as much in a decoder. Large manifests mostly contain metrics: numbers that compress to a half or a third.
 ALWAYS_ALLOWED_BYTES = 8 << 20
 _SMALL_FILE_BYTES = 1 << 20
-#: Bytes that a file may inflate to per byte of its size beyond a small file.
+#: Number of additional bytes to which a file may inflate, for each byte beyond ``_SMALL_FILE_BYTES``.
 _MAX_RATIO = 16
 
 
@@ -193,14 +193,14 @@ def avro_limit_bytes(file_bytes: int) -> int:
 
 
 def is_avro(location: str, head: bytes) -> bool:
-    """Whether a file with this start is an Avro file, or has an Avro file's name."""
+    """Whether a file with this start is an Avro file, or has the name of an Avro file."""
     return head.startswith(MAGIC) or location.endswith(_SUFFIX)
 
 
 def check_no_avro(location: str, data: bytes) -> None:
-    """Raise CorruptFileError for a file without the Avro magic that would be decoded as Avro.
+    """Raise CorruptFileError if a file that would be decoded as Avro lacks the Avro magic number.
 
-    PyIceberg's decoder skips the first bytes and searches for the schema.
+    PyIceberg's decoder skips the magic number and searches for the schema.
     """
     if _SCHEMA.encode() in data:
         raise CorruptFileError(f"{location!r} has an Avro schema but no Avro magic; restore it", path=location)
@@ -235,7 +235,7 @@ def decompress(data: bytes, location: str, window: range | None = None) -> AvroC
         window: Indices of the needed records. Blocks without any of them are omitted. None for all records.
 
     Raises:
-        CorruptFileError: The file is not Avro, inflates to more than a file of its size may, or declares more than it
+        CorruptFileError: The file is not Avro, inflates beyond the limit for its size, or declares more than it
             contains.
     """
     try:
@@ -291,9 +291,9 @@ def _blocks(reader: AvroReader, sync: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_schema(text: bytes) -> None:
-    """Raise ValueError for a schema with items of zero bytes, of which a list could declare any number.
+    """Raise ValueError for a schema with items of zero bytes, because a list could declare any number of them.
 
-    Also raise it for a schema whose full names are too long in total.
+    Also raises ValueError for a schema whose full names are too long in total.
     """
     schema = json.loads(text)
     if full_name_chars(schema) > MAX_NAME_CHARS:
@@ -301,13 +301,13 @@ def _check_schema(text: bytes) -> None:
     _min_bytes(schema)
 
 
-#: Schemas up to this size, those of manifests and manifest lists, are checked once and cached.
+#: Maximum size of schemas whose check is cached, such as the schemas of manifests and manifest lists.
 _COMMON_SCHEMA_BYTES = 64 << 10
 _check_common_schema = lru_cache(maxsize=64)(_check_schema)
 
 
 def _min_bytes(schema: Any) -> int:
-    """Return 1 if all values of a schema take bytes, or 0 if some may take none. Raises ValueError."""
+    """Return 1 if every value of a schema takes at least a byte, or 0 if some may take none. Raises ValueError."""
     if isinstance(schema, list):
         for branch in schema:
             _min_bytes(branch)

@@ -1,12 +1,12 @@
-"""Repair bounds in manifests that are not valid values of their columns, as some engines write them.
+"""Repair bounds in manifests that are not valid values of their columns. Some engines write such bounds.
 
-DuckDB truncates the lower bound of a string at 16 bytes, which can be within a character. No reader can decode such a
-bound, so filters on the column fail in every engine. :func:`read_valid_bounds` repairs bounds when PyIceberg decodes a
-manifest in this process (decision 13):
+DuckDB truncates the lower bound of a string at 16 bytes, possibly in the middle of a character. No reader can decode
+such a bound, so filters on the column fail in every engine. :func:`read_valid_bounds` repairs bounds when PyIceberg
+decodes a manifest in this process (decision 13):
 
 - A lower bound of a string is truncated to its last whole character. A prefix of a lower bound is a lower bound.
-- Any other bound that is not a value of its type is dropped. Readers then expect any value.
-- Both bounds of a string are dropped if the lower one is greater than the upper one.
+- Any other bound that is not a value of its type is dropped. Readers then assume that any value is possible. - Both
+bounds of a string are dropped if the lower bound is greater than the upper bound.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ D = TypeVar("D", bound=StructProtocol)
 
 _SCHEMA = "schema"
 _MAX_DECIMAL_BYTES = 16
-#: Sizes in bytes of the values of a type. Further sizes are those of types that can be promoted to it.
+#: Sizes in bytes of the values of a type, followed by the sizes of types that can be promoted to it.
 _SIZES = {
     **dict.fromkeys(("int", "date", "float"), (4,)),
     **dict.fromkeys(("time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), (8,)),
@@ -48,7 +48,7 @@ _LOWER, _UPPER = _FIELDS.index(_LOWER_FIELD), _FIELDS.index(_UPPER_FIELD)
 
 
 class FaultyBounds(DataFile):
-    """A data file whose bounds in its manifest, or those of its partition in the manifest list, are invalid."""
+    """A data file with invalid bounds in its manifest, or with invalid partition bounds in the manifest list."""
 
 
 def mark_faulty(file: DataFile) -> None:
@@ -57,7 +57,7 @@ def mark_faulty(file: DataFile) -> None:
 
 
 def has_faulty_bounds(entries: Iterable[ManifestEntry]) -> bool:
-    """Whether entries of a manifest had bounds that are not values of their columns."""
+    """Whether entries of a manifest had bounds that are not valid values of their columns."""
     return any(isinstance(entry.data_file, FaultyBounds) for entry in entries)
 
 
@@ -214,7 +214,7 @@ def _is_value(value: bytes, kind: str | None) -> bool:
 
 
 def _whole_characters(value: bytes) -> bytes:
-    """Return the longest prefix of some bytes that is valid UTF-8."""
+    """Return the longest prefix of a byte string that is valid UTF-8."""
     try:
         value.decode()
     except UnicodeDecodeError as error:

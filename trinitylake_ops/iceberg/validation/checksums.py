@@ -2,7 +2,7 @@
 
 Each file contains its checksum twice, where its format leaves room: a metadata file as its first and last JSON member,
 a gzipped one in the extra field of gzip's header, a manifest or manifest list in the metadata of Avro's header, and a
-Parquet file in the key-value pairs of its footer. Other readers ignore them.
+Parquet file in the key-value pairs of its footer. Other readers ignore these checksums.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trinitylake_ops.iceberg.validation.avro import AvroHeader
 from trinitylake_ops.iceberg.validation.files import end_with_claims, footer_bytes, read_footer
 
 _Seals = tuple[str | None, str | None]
-#: Bytes kept of the end of a file that is checked piece by piece. It is more than any footer.
+#: Number of bytes kept from the end of a file that is checked piece by piece. Nearly all footers are smaller.
 _KEPT_END_BYTES = 16 << 20
 
 _JSON_FIRST = re.compile(rb'\{"trinitylake\.seal":"([^"\\]*)",')
@@ -46,7 +46,7 @@ class SealedKind(Enum):
 
     @classmethod
     def of(cls, path: str) -> SealedKind | None:
-        """Return the kind of a file by its suffix, or None for a file without room for checksums."""
+        """Return the kind of a file by its suffix, or None for a file that has no room for checksums."""
         return next((kind for ending, kind in _SUFFIXES.items() if path.endswith(ending)), None)
 
 
@@ -65,14 +65,14 @@ def seal_pairs(path: str) -> dict[str, str]:
 
 
 def sealed_table_file(data: bytes, path: str) -> bytes:
-    """Return a metadata file, manifest or manifest list with its checksums, which replace existing ones.
+    """Return a metadata file, manifest or manifest list with new checksums, which replace existing checksums.
 
     Contents of another kind, or with a name that the file cannot contain, are returned unchanged. A Parquet file keeps
     its size, because its writer puts placeholders into the footer.
 
     Args:
         data: Contents of the file.
-        path: Its path, whose name is part of the checksums.
+        path: Path of the file, whose name is part of the checksums.
     """
     seal = open_seal(path)
     match SealedKind.of(path):
@@ -155,7 +155,7 @@ class PieceCheck:
         """Verify the file, and return whether it has a checksum.
 
         Args:
-            read_end: Returns a number of the file's last bytes. It is called for large footers.
+            read_end: Returns a given number of the file's last bytes. Called for large footers.
 
         Raises:
             CorruptFileError: The file was damaged, or replaced by another file.
@@ -173,9 +173,9 @@ class PieceCheck:
 
 
 def _check_unsealed(data: bytes, path: str) -> None:
-    """Raise CorruptFileError if no checksum is at its offset, but the file's own checksum is somewhere in it."""
+    """Raise CorruptFileError if the file's checksum is in the file, but not at the expected offset."""
     name = b" " + path.rpartition("/")[2].encode(errors="surrogatepass")
-    at = data.find(name)  # a regular expression would block the interpreter for a second
+    at = data.find(name)  # a regular expression could block the interpreter for a second
     while at >= 0 and not _DIGITS.fullmatch(data, max(0, at - 8), at):
         at = data.find(name, at + 1)
     if at >= 0:
@@ -199,7 +199,7 @@ def _without_seals(data: bytes) -> bytes:
 
 
 def _decoded(value: bytes | None) -> str | None:
-    # A checksum that is not UTF-8 differs from the other one, as in a damaged file.
+    # A checksum that is not UTF-8 will differ from the other one, so the file counts as damaged.
     return None if value is None else value.decode(errors="surrogateescape")
 
 

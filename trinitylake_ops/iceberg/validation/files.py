@@ -1,14 +1,15 @@
 """Verify data files, delete files, Parquet pages and deletion vectors before a decoder reads them.
 
-PyArrow and PyIceberg allocate as much as a file declares. A column of zeros, a stripe of runs or a bitmap of whole
-ranges takes a few bytes and decodes to gigabytes. The declared sizes are at the end of a file, which every reader
-fetches first.
+PyArrow and PyIceberg allocate as much memory as a file declares. A column of zeros, a stripe of runs or a bitmap of
+complete ranges takes only a few bytes and decodes to gigabytes. The declared sizes are at the end of a file, which
+every reader fetches first.
 
-PyIceberg trusts the sizes of compressed blobs, and the keys of bitmaps, up to which it fills a list. It creates one
-object per position, and a run of 65,536 positions takes four bytes in the file.
+PyIceberg trusts the sizes of compressed blobs and the keys of bitmaps (it fills a list up to the largest key). It
+creates one object per position, while a run of 65,536 positions takes only four bytes in the file.
 
-Pages are checked as they are stored. Nothing is decompressed or decoded, so a check reads no more than the file's size.
-Their offsets are parsed from the footer here, because PyArrow ends the process on contradictory statistics.
+Pages are checked in their stored form. Nothing is decompressed or decoded, so a check reads no more than the file's
+size. The offsets of pages are parsed from the footer here, because PyArrow aborts the process on contradictory
+statistics.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ if TYPE_CHECKING:
 PARQUET_MAGIC = b"PAR1"
 #: Suffixes of columnar files.
 _FORMATS = {".parquet": "Parquet", ".orc": "ORC"}
-#: A Parquet file ends with the length of its footer and the magic.
+#: A Parquet file ends with the footer length and the magic number, which take this many bytes.
 PARQUET_END_BYTES = 8
-#: Maximum size of a footer. A decoder takes a hundred times as much memory.
+#: Maximum size of a footer. A decoded footer takes a hundred times as much memory.
 MAX_FOOTER_BYTES = 32 << 20
-#: Names in a smaller footer cannot become large.
+#: Footer size below which the total length of names cannot become large.
 _SMALL_FOOTER_BYTES = 32 << 10
 _SCHEMA = 2  # a field of Thrift's FileMetaData
 #: Maximum number of entries of any list in a footer, such as columns or row groups.
 _MAX_LISTED = 200_000
-#: Size that a row group, or the pages of a column, may always decode to. Beyond that, MAX_RATIO times the stored size
-#: is allowed.
+#: Size to which a row group, or the pages of a column, may always decode. Beyond this size, MAX_RATIO times the stored
+#: size is allowed.
 ALWAYS_ALLOWED_BYTES = 256 << 20
 _ALWAYS_ALLOWED_ROWS = 32 << 20
 MAX_RATIO = 1000
 
 
 def footer_bytes(end: bytes) -> int:
-    """Return the size of a Parquet file's footer, including its length and magic, by the file's last eight bytes.
+    """Return the size of a Parquet file's footer, including length and magic number, from the last eight bytes.
 
     Return 0 for other files.
     """
@@ -61,7 +62,7 @@ def footer_bytes(end: bytes) -> int:
 
 
 def claims_bytes(end: bytes, size_bytes: int, path: str) -> int:
-    """Return how many of a file's last bytes contain its footer, from some of these bytes.
+    """Return the size of a file's footer, from some of the file's last bytes.
 
     Args:
         end: The last bytes of the file.
@@ -72,7 +73,7 @@ def claims_bytes(end: bytes, size_bytes: int, path: str) -> int:
         The size of the footer in bytes, 0 for a file of another format.
 
     Raises:
-        CorruptFileError: The footer would be larger than the file, or than the maximum.
+        CorruptFileError: The footer would be larger than the file or than the maximum size.
     """
     needed_bytes = footer_bytes(end) or OrcTail.bytes_of(end)
     if needed_bytes > min(size_bytes, MAX_FOOTER_BYTES):
@@ -88,9 +89,9 @@ def end_with_claims(end: bytes, size_bytes: int, read_end: Callable[[int], bytes
     """Return the last bytes of a file, including its whole footer.
 
     Args:
-        end: The last bytes that were read already.
+        end: The last bytes of the file that have already been read.
         size_bytes: Size of the file.
-        read_end: Returns a number of its last bytes. Called if ``end`` does not contain the footer.
+        read_end: Returns a given number of the file's last bytes. Called if ``end`` does not contain the whole footer.
         path: Its path, for errors.
 
     Raises:
@@ -108,8 +109,8 @@ def named_format(path: str) -> str | None:
 def check_claims(end: bytes, size_bytes: int, path: str) -> None:
     """Check the declared sizes of a Parquet or ORC file.
 
-    A file without a footer is accepted unless its suffix is that of a columnar file, for which PyArrow's errors would
-    not name the file.
+    A file without a footer is accepted unless it has the suffix of a columnar file, because PyArrow's errors for such a
+    file would not contain its name.
 
     Args:
         end: The last bytes of the file, with its footer.
@@ -138,7 +139,7 @@ def check_claims(end: bytes, size_bytes: int, path: str) -> None:
 
 
 def footer_of(end: bytes) -> bytes:
-    """Return the footer in a Parquet file's last bytes, without its length and the magic."""
+    """Return the footer in a Parquet file's last bytes, without the length and the magic number."""
     return end[len(end) - footer_bytes(end) : len(end) - PARQUET_END_BYTES]
 
 
@@ -166,7 +167,7 @@ def read_footer(end: bytes, path: str) -> pq.FileMetaData:
     Raises:
         CorruptFileError: The footer is not valid.
     """
-    import pyarrow.parquet as pq  # readers and writers of metadata need not load it
+    import pyarrow.parquet as pq  # imported here, because readers and writers of metadata do not need it
 
     claims_bytes(end, len(end), path)
     _check_names(end, path)
@@ -180,7 +181,7 @@ def read_footer(end: bytes, path: str) -> pq.FileMetaData:
 def check_parquet_claims(metadata: pq.FileMetaData, size_bytes: int, path: str) -> None:
     """Check that the row groups in a footer do not declare far more than the file's size.
 
-    Columns are not read individually, because PyArrow ends the process on contradictory statistics.
+    Columns are not read individually, because PyArrow aborts the process on contradictory statistics.
 
     Args:
         metadata: The footer.
@@ -228,14 +229,15 @@ def _reason(error: Exception) -> str:
 
 
 MAGIC = b"PFA1"
-_END_BYTES = 12  # the length of the footer, flags and the magic
+_END_BYTES = 12  # footer length, flags and magic number
 _MAX_FOOTER_BYTES = 8 << 20
-#: Positions that any file may delete. Each takes 40 bytes in PyIceberg. A file with one bit per position may have more.
+#: Number of positions that any file may delete. Each takes 40 bytes in PyIceberg. Files with at least one bit per
+#: position may delete more.
 _ALWAYS_ALLOWED_POSITIONS = 6 << 20
 _POSITIONS_PER_BYTE = 8
-#: Each key covers four billion rows of one data file.
+#: Maximum key of a bitmap. Each key covers four billion rows of a data file.
 _MAX_KEY = 1023
-_FRAME_BYTES = 8  # length and magic before the bitmaps of a vector
+_FRAME_BYTES = 8  # length and magic number before the bitmaps of a vector
 
 _WITH_RUNS, _WITHOUT_RUNS = 12347, 12346
 _MAX_ARRAY_POSITIONS = 4096
@@ -268,7 +270,7 @@ def check_puffin(data: bytes, path: str) -> None:
 
 
 def _blobs(data: bytes) -> list[bytes]:
-    """Return the blobs of a file as PyIceberg decodes them. Raises ValueError and the errors for a wrong type."""
+    """Return the blobs of a file as PyIceberg decodes them. Raises ValueError, and other errors for wrong types."""
     if len(data) < len(MAGIC) + _END_BYTES or not data.startswith(MAGIC) or not data.endswith(MAGIC):
         raise ValueError("it does not start and end with the Puffin magic")
     footer_bytes = int.from_bytes(data[-_END_BYTES:-8], "little")
@@ -351,18 +353,18 @@ _PLAIN_BYTES, _COMPRESSED_BYTES, _CRC = 2, 3, 4
 _ROW_GROUPS, _COLUMNS, _COLUMN = 4, 1, 3
 _CHUNK_BYTES, _DATA_PAGES, _DICTIONARY_PAGE = 7, 9, 11
 _CHUNK_AT_ONCE_BYTES = 256 << 20
-#: Decoders read a page's size as a 32-bit number, even if it is larger.
+#: Decoders read a page size as a 32-bit number, even if the number is larger.
 _MAX_PAGE_BYTES = (1 << 31) - 1
 
 
 def check_pages(end: bytes, read: Callable[[int, int], bytes], path: str) -> None:
-    """Check the pages of a Parquet file: their checksums, if any, and the declared size of each column's pages.
+    """Check the pages of a Parquet file: the checksums, if any, and the declared size of each column's pages.
 
     One column of a row group is in memory at a time. Columns of more than 256 MiB are skipped.
 
     Args:
         end: The last bytes of the file, with its footer.
-        read: Returns the bytes at an offset, of a length.
+        read: Returns the bytes at a given offset with a given length.
         path: Path of the file, for errors.
 
     Raises:
@@ -376,12 +378,12 @@ def check_pages(end: bytes, read: Callable[[int, int], bytes], path: str) -> Non
 class CheckedPages(io.RawIOBase):
     """A stream of a Parquet file that checks pages as a decoder reads them, one column of a row group at a time.
 
-    Any other read within a column raises ValueError, and so does a read of more than 256 MiB. An invalid column raises
+    Any other read within a column and any read of more than 256 MiB raise ValueError. An invalid column raises
     CorruptFileError.
 
     Args:
         stream: The file.
-        end: Its last bytes, with its footer.
+        end: The last bytes of the file, with its footer.
         path: Its path, for errors.
     """
 
@@ -426,7 +428,7 @@ def _chunks(end: bytes, path: str) -> list[tuple[str, int, int]]:
 
 
 def _column_chunks(end: bytes) -> Iterator[tuple[str, int, int]]:
-    """Yield the name for errors, start offset and size in bytes of each column of a row group."""
+    """Yield the name (for errors), start offset and size in bytes of each column of each row group."""
     footer = Thrift(footer_of(end)).struct()
     for number, group in enumerate(structs(footer.get(_ROW_GROUPS, []))):
         for index, chunk in enumerate(structs(group.get(_COLUMNS, []))):
@@ -435,7 +437,7 @@ def _column_chunks(end: bytes) -> Iterator[tuple[str, int, int]]:
             first = column.get(_DICTIONARY_PAGE) or start
             if not (isinstance(size_bytes, int) and isinstance(start, int) and isinstance(first, int)):
                 raise ValueError("a column without an offset")
-            # Arrow writes 0 for the data pages of a column without rows, whose dictionary page exists.
+            # For a column without rows, Arrow writes 0 as the offset of data pages, but writes a dictionary page.
             start = min(start, first) or first
             if min(start, size_bytes) < 0:
                 raise ValueError("a column with a negative offset")

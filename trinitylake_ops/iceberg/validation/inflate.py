@@ -1,6 +1,7 @@
 """Decompress parts of table files within bounds, so that a small file never becomes a large one in memory.
 
-A file inflates to at most :func:`inflated_limit_bytes`. Decompression stops there, whatever size the file declares.
+A file inflates to at most :func:`inflated_limit_bytes`. Decompression stops at this limit, regardless of the declared
+size.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import zstandard
 
 from trinitylake_ops.errors import CorruptFileError
 
-#: Maximum size that any file inflates to.
+#: Maximum size to which any file may inflate.
 MAX_INFLATED_BYTES = 256 << 20
-#: Size that every file may inflate to. It takes memory three times: in pieces, joined, and in the decoder.
+#: Size to which every file may inflate. The data is in memory three times: in pieces, joined, and in the decoder.
 ALWAYS_ALLOWED_BYTES = 64 << 20
-#: Ratio to its size that a larger file may inflate to.
+#: Maximum ratio of inflated size to file size for larger files.
 MAX_RATIO = 32
 
 _STEP_BYTES = 1 << 20
@@ -29,7 +30,7 @@ _RAW_WINDOW = -zlib.MAX_WBITS
 
 
 class InflatedTooLargeError(ValueError):
-    """Compressed data inflates to more than a file of its size may."""
+    """Compressed data inflates beyond the limit for the size of its file."""
 
 
 def inflated_limit_bytes(file_bytes: int) -> int:
@@ -38,12 +39,12 @@ def inflated_limit_bytes(file_bytes: int) -> int:
 
 
 def too_large(location: str, file_bytes: int, limit_bytes: int | None = None) -> CorruptFileError:
-    """Return the error for a file that inflates to too much.
+    """Return the error for a file that inflates beyond its limit.
 
     Args:
         location: Location of the file.
         file_bytes: Size of the file.
-        limit_bytes: The limit, by default that of :func:`inflated_limit_bytes`.
+        limit_bytes: The limit; by default the result of :func:`inflated_limit_bytes`.
     """
     limit_bytes = inflated_limit_bytes(file_bytes) if limit_bytes is None else limit_bytes
     return CorruptFileError(
@@ -69,7 +70,7 @@ def inflate_gzip(data: bytes, limit_bytes: int) -> bytes:
 
 def _inflate_zlib(stream: zlib._Decompress, data: bytes, limit_bytes: int) -> tuple[bytes, bytes]:
     """Return the contents of a stream, and the bytes after it."""
-    # Decompress one byte more than allowed to detect that there is more.
+    # Decompress one byte more than allowed to detect whether there is more data.
     content = stream.decompress(data, limit_bytes + 1)
     if len(content) > limit_bytes:
         raise InflatedTooLargeError("it inflates to more than a file of its size may")
@@ -80,7 +81,7 @@ def _inflate_zlib(stream: zlib._Decompress, data: bytes, limit_bytes: int) -> tu
 
 def inflate_deflate(data: bytes, limit_bytes: int) -> bytes:
     """Return the contents of a raw deflate stream. Raises InflatedTooLargeError, zlib.error, EOFError."""
-    # PyIceberg's writer leaves bytes of a checksum after the stream.
+    # PyIceberg's writer leaves checksum bytes after the stream.
     content, _ = _inflate_zlib(zlib.decompressobj(_RAW_WINDOW), data, limit_bytes)
     return content
 
@@ -116,7 +117,7 @@ def _inflate_zstandard(data: bytes, limit_bytes: int) -> bytes:
 
 
 def _inflate_snappy(data: bytes, limit_bytes: int) -> bytes:
-    """Return the contents of a snappy block of an Avro file, which has its length in front and a CRC-32 at the end."""
+    """Return the contents of a snappy block of an Avro file, which starts with its length and ends with a CRC-32."""
     block, checksum = data[:-4], data[-4:]
     claimed_bytes = shift = 0
     for byte in block[:5]:

@@ -1,6 +1,6 @@
 """Limit the size of a table's Iceberg metadata, and how much of it the threads of a process parse at a time.
 
-Parsing holds the interpreter lock, so that all requests of a server wait. Maintenance reads larger files.
+Parsing holds the interpreter lock, so that all requests to a server have to wait. Maintenance reads larger files.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from trinitylake_ops.storage.background import at_fork
 #: Maximum size of metadata that a server reads, as JSON. 10,000 snapshots take up to 10 MB, a schema of 5,000 columns
 #: 0.5 MB.
 MAX_METADATA_BYTES = 32 << 20
-#: Maximum number of JSON objects in metadata. A snapshot is two, a column is one. Each takes about 10 microseconds to
-#: parse.
+#: Maximum number of JSON objects in metadata. A snapshot consists of two objects, a column of one. Parsing an object
+#: takes about 10 microseconds.
 MAX_METADATA_OBJECTS = 250_000
 _OBJECT = b"{"
-#: Bytes that checksums and later changes of the format may add to the JSON of a commit.
+#: Number of bytes that checksums and later format changes may add to the JSON of a commit.
 _RESERVED_BYTES = 4_096
 
 
@@ -29,7 +29,7 @@ def metadata_too_large(uri: str, n_bytes: int, limit_bytes: int) -> MetadataTooL
 
     Args:
         uri: The metadata file.
-        n_bytes: Its size, or that of the JSON in it.
+        n_bytes: The size of the file, or of the JSON in it.
         limit_bytes: Maximum size that is read.
     """
     return MetadataTooLargeError(
@@ -63,7 +63,7 @@ def check_served_size(text: bytes, uri: str, limit_bytes: int) -> None:
 
 
 def excess_of(text: bytes) -> str | None:
-    """Describe how metadata JSON exceeds the maximum that a commit may write. Return None if it does not."""
+    """Describe how metadata JSON exceeds the limits for commits. Return None if it is within the limits."""
     if len(text) > MAX_METADATA_BYTES - _RESERVED_BYTES:
         return f"{len(text)} bytes, more than {MAX_METADATA_BYTES - _RESERVED_BYTES}"
     n_objects = text.count(_OBJECT)
@@ -80,17 +80,17 @@ def is_smaller(text: bytes, before: bytes) -> bool:
     return len(text) < len(before) and text.count(_OBJECT) <= before.count(_OBJECT)
 
 
-#: At most two threads parse metadata of more bytes, because they compete for the interpreter lock.
+#: At most two threads at a time parse metadata larger than this, because they compete for the interpreter lock.
 _LARGE_BYTES, _MAX_LARGE_PARSES = 64 << 10, 2
-#: Only one thread at a time parses metadata of more bytes, because it takes some ten times as much memory.
+#: Only one thread at a time parses metadata larger than this, because it takes about ten times as much memory.
 _HUGE_BYTES = 1 << 20
 
 
 class ParseGate:
     """Limits the threads that parse metadata, by its size.
 
-    While a thread parses huge metadata, garbage collection is paused: it would repeatedly traverse all new objects, and
-    stop all other threads for up to a second each time.
+    While a thread parses huge metadata, garbage collection is paused, because it would repeatedly traverse all new
+    objects and stop all other threads for up to a second each time.
     """
 
     def __init__(self) -> None:

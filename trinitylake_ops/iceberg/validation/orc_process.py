@@ -1,7 +1,7 @@
-"""Read a column of an ORC file in a separate process, which damaged or hostile streams may crash.
+"""Read a column of an ORC file in a separate process, because damaged or hostile streams may crash the process.
 
-Apache ORC trusts the streams of a stripe: their lengths, runs and dictionaries can lead it beyond its memory. ``python
--m trinitylake_ops.iceberg.validation.orc_process PATH COLUMN`` is that process. It imports only Arrow.
+Apache ORC trusts the streams of a stripe: their lengths, runs and dictionaries can make it access memory out of bounds.
+``python -m trinitylake_ops.iceberg.validation.orc_process PATH COLUMN`` runs in this process, which imports only Arrow.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _inflate_zstandard(data: bytes, limit_bytes: int) -> bytes:
 
 
 def _inflate_lz4(data: bytes, limit_bytes: int) -> bytes:
-    # Its length is not stored. The rest of the buffer is zeros, which do not start a field.
+    # The length is not stored. The rest of the buffer contains zeros, which do not start a field.
     return bytes(pa.Codec("lz4_raw").decompress(data, limit_bytes, asbytes=True))
 
 

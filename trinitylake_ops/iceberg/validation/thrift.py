@@ -1,6 +1,6 @@
-"""Decode the parts of Thrift in Parquet footers, and limit the total length of nested names.
+"""Decode the Thrift parts of Parquet footers, and limit the total length of nested names.
 
-Readers of schemas build the full name of every column, so a long name around many columns takes gigabytes.
+Schema readers build the full name of every column, so a struct with a long name and many columns takes gigabytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Value: TypeAlias = "int | bytes | list[Value] | dict[int, Value] | None"
 
 @dataclass
 class Thrift:
-    """Decodes the Thrift types in page headers and footers. Raises ValueError for other bytes."""
+    """Decodes the Thrift types in page headers and footers. Raises ValueError for any other bytes."""
 
     data: bytes
     #: Offset of the next value.
@@ -28,7 +28,7 @@ class Thrift:
 
         Args:
             depth: Depth of nesting.
-            last: Number of the last field to decode, None for all.
+            last: Number of the last field to decode; None for all fields.
 
         Raises:
             ValueError: The struct is not valid.
@@ -86,19 +86,19 @@ class Thrift:
         return [self._value(head & 0x0F, depth) for _ in range(n_items)]
 
 
-#: In lists, booleans take a byte each.
+#: Size of values with a fixed size in lists, where booleans take a byte each.
 _FIXED_BYTES = {_TRUE: 1, _FALSE: 1, _BYTE: 1, _DOUBLE: 8}
 _LONG_LIST = 15
 
 
 def structs(values: object) -> list[dict[int, Value]]:
-    """Return values that must be structs. Raises ValueError for others."""
+    """Return values after checking that they are structs. Raises ValueError for other values."""
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
         raise ValueError("a value is not a struct")
     return values
 
 
-#: Maximum total length of the full names of all columns. Names of outer columns count for each nested column.
+#: Maximum total length of the full names of all columns. The names of outer columns are counted for each nested column.
 MAX_NAME_CHARS = 32 << 20
 _UNNAMED_PART_CHARS = 8  # such as ".element"
 _NAME, _CHILDREN = 4, 5  # fields of Parquet's SchemaElement

@@ -342,7 +342,7 @@ def _arrow_sort_order(metadata: TableMetadata) -> list[tuple[str, SortField]] | 
 def _in_order(
     batches: Iterable[pa.RecordBatch], order: Sequence[tuple[str, SortField]], schema: Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all rows in sort order, with nulls as it defines. NaN is the greatest number, as in Iceberg."""
+    """Yield all rows in sort order. The order determines where nulls are; NaN is the greatest number, as in Iceberg."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow  # importing it loads pandas
 
     arrow_schema = schema_to_pyarrow(schema)

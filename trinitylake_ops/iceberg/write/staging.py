@@ -95,7 +95,7 @@ class StagingCatalog(TrinityLakeCatalog):
         sort_order: SortOrder = UNSORTED_SORT_ORDER,
         properties: Properties = EMPTY_DICT,
     ) -> Table:
-        """Create a table, and its namespace if it does not exist. Parameters and errors are those of the base class."""
+        """Create a table, and its namespace if it is missing. Parameters and errors are as in the base class."""
         namespace, _ = self.identifier_to_database_and_table(identifier)
         self.create_namespace_if_not_exists((namespace,))
         return super().create_table(identifier, schema, location, partition_spec, sort_order, properties)
