@@ -210,7 +210,7 @@ class AllowedRoots:
 
         Args:
             address: The address of the file, as returned by :meth:`find`.
-            table_id: The id that names the folder of the table, empty for a table without a folder.
+            table_id: The id that names the folder of the table; empty for a table without a folder.
             is_managed: Whether the table is MANAGED.
         """
         uri = address.root + address.path

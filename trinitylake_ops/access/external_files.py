@@ -109,7 +109,7 @@ class ExternalStorages:
     def locate(self, uri: str) -> FileAddress:
         """Resolve a URI to an address without checking that the file exists.
 
-        The errors are those of :meth:`find`.
+        Raises the errors of :meth:`find`.
         """
         address = self.allowed_roots.known(uri)
         if address is None:

@@ -98,7 +98,7 @@ def users_of(storage: Storage, lakehouse_id: str) -> list[TableUser]:
 
 
 def add_user(storage: Storage, lakehouse_id: str, root: str) -> None:
-    """Register a lakehouse as a user of a table root, unless it is registered already.
+    """Register a lakehouse as a user of a table root, unless it is already registered.
 
     Args:
         storage: The storage of the table root.

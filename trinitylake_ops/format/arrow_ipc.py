@@ -228,7 +228,7 @@ def write_file(batch: pa.RecordBatch, compression: str, path: str) -> bytes:
 
     Args:
         batch: The rows.
-        compression: The codec of the body, empty for none.
+        compression: The codec of the body; empty for none.
         path: The path where the file will be written. The seals contain the file name. If empty, the file is not
             sealed.
     """

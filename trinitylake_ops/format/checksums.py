@@ -57,7 +57,7 @@ def check_seals(
 
     Args:
         data: The content of the file, or only the end of the file if the end contains both seals and ``crc`` is passed.
-        seals: The values of both ``SEAL_KEYS`` in the file, None for a missing one.
+        seals: The values of both ``SEAL_KEYS`` in the file; None for a missing one.
         path: The path of the file.
         crc: The CRC-32C of the whole file, if ``data`` is its end.
         may_be_copy: Whether a copy of another file is valid at this path.

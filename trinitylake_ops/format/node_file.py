@@ -45,7 +45,7 @@ class NodeFile:
     keys: Sequence[str] = field(default_factory=list)
     #: The location of each key's value.
     values: Sequence[str] = field(default_factory=list)
-    #: The locations of the ``len(keys) + 1`` children, empty for a leaf. ``children[i]`` contains the keys between
+    #: The locations of the ``len(keys) + 1`` children; empty for a leaf. ``children[i]`` contains the keys between
     #: ``keys[i - 1]`` and ``keys[i]``.
     children: Sequence[str] = field(default_factory=list)
     #: The newest message for each key, in order of arrival: a location, or None for a deletion.
@@ -244,7 +244,7 @@ def encode_sealed_root(system: Mapping[str, str], sealed_at_ms: int, path: str =
 
 
 def decode_node(data: bytes, path: str) -> NodeFile:
-    """Decode a node file, including those of older writers (FORMAT.md, "What is read beyond what is written").
+    """Decode a node file, which an older writer may have written (FORMAT.md, "What is read beyond what is written").
 
     If the stamp of a root was written for a version other than that of ``path``, the stamp is removed from ``system``.
 
@@ -302,5 +302,5 @@ def _decoded(data: bytes, path: str) -> tuple[NodeFile, TextColumn]:
 
 
 def decode_system_rows(data: bytes, path: str) -> dict[str, str]:
-    """Decode only the system rows of a node file. Arguments and errors are those of :func:`decode_node`."""
+    """Decode only the system rows of a node file. Arguments and errors are the same as for :func:`decode_node`."""
     return own_rows(Rows.read(data, path).system, path)

@@ -156,7 +156,7 @@ def planned_tasks(
         metadata: Metadata of the table.
         io: Reads the manifests of the table.
         row_filter: The filter.
-        snapshot_id: The snapshot to read, by default the current one.
+        snapshot_id: The snapshot to read; by default the current one.
 
     Raises:
         InvalidDefinitionError: A delete file has an unsupported format.

@@ -124,7 +124,7 @@ def metadata_json(data: bytes, location: str, served_bytes: int | None = None) -
     Args:
         data: Contents of the file.
         location: URI of the file.
-        served_bytes: Maximum size of the text that the caller accepts, None for any.
+        served_bytes: Maximum size of the text that the caller accepts; None for any.
 
     Raises:
         CorruptFileError: The file is corrupt or has too many values.
@@ -347,7 +347,7 @@ def walked_metadata(definition: TableDef, io: StorageFileIO) -> TableMetadata:
     """Read metadata to find the files that a definition refers to. It may be another table's metadata file.
 
     In a table's own folder it must be metadata of that table, because swapped files would not name all files that the
-    table needs. Errors are those of :func:`table_metadata`.
+    table needs. Raises the errors of :func:`table_metadata`.
     """
     uri = metadata_uri(definition, io.root)
     if definition.is_managed and f"/{table_prefix(definition.id)}" in uri:

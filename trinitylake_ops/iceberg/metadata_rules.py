@@ -105,7 +105,7 @@ def check_new_layouts(metadata: TableMetadata, current: TableMetadata | None = N
 
     Args:
         metadata: The metadata of the table with its new specs and orders.
-        current: The metadata before the change, None for a new table. The specs and orders in it are accepted.
+        current: The metadata before the change; None for a new table. The specs and orders in it are accepted.
 
     Raises:
         InvalidDefinitionError: A transform is unknown, has a width that is not between 1 and 2^31 - 1, or cannot be
@@ -274,7 +274,7 @@ def check_new_snapshots(name: str, metadata: TableMetadata, current: TableMetada
     Args:
         name: Name of the table, for errors.
         metadata: The metadata of the table with its new snapshots.
-        current: The metadata before the change, None for a new table. The snapshots in it are accepted.
+        current: The metadata before the change; None for a new table. The snapshots in it are accepted.
 
     Raises:
         InvalidDefinitionError: The id of a snapshot is not positive (PyIceberg interprets -1 as no snapshot), the table

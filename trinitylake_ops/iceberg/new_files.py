@@ -90,7 +90,7 @@ def oldest_of(written: Callable[[], Iterable[str]], io: StorageFileIO) -> int:
 class NewFiles:
     """The files of snapshots that are added to a table, by the URIs in the table's metadata."""
 
-    #: All files that the snapshots refer to, except through manifests that their parents list as well.
+    #: All files that the snapshots refer to, except files in manifests that their parents also list.
     named: frozenset[str]
     #: The named files that the snapshots declare as added.
     added: frozenset[str]
@@ -147,7 +147,7 @@ def new_files(
 
     Args:
         added: The new snapshots.
-        base: The metadata with the parents of the new snapshots, None for a new table.
+        base: The metadata with the parents of the new snapshots; None for a new table.
         io: Reads the files of the table, and rejects files that it may not refer to.
         budget: Limits the new manifests; None for a commit that this process itself creates.
 

@@ -296,7 +296,7 @@ def settable_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def location_provider(metadata: TableMetadata) -> LocationProvider:
-    """Return the location provider for a table's new files: always one of PyIceberg's two built-in ones."""
+    """Return the location provider for a table's new files, always one of PyIceberg's two built-in providers."""
     properties = settable_properties(metadata.properties)
     is_hashed = properties.get(_OBJECT_STORE, "").lower() == "true"
     provider = ObjectStoreLocationProvider if is_hashed else SimpleLocationProvider

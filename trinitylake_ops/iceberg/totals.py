@@ -108,12 +108,12 @@ def with_totals(
 ) -> tuple[TableUpdate, ...]:
     """Return the updates of a commit with all totals in the summaries of added snapshots.
 
-    Existing totals are kept. Missing totals are computed from those of the parent and the files that the snapshot adds
+    Existing totals are kept. Missing totals are computed from the parent's totals and the files that the snapshot adds
     and deletes. If the parent lacks totals, all manifests of the snapshot are read.
 
     Args:
         updates: The updates of a commit.
-        current: The metadata of the table, None for a new table.
+        current: The metadata of the table; None for a new table.
         io: Reads the files of the table.
         read: The entries of all manifests that the snapshots add, if they have already been read.
         empty_ids: Ids of snapshots with an empty manifest list. Their totals are 0.

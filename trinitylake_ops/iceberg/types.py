@@ -275,7 +275,7 @@ def _typed_column(field_id: int, name: str, kind: IcebergType, *, nullable: bool
 
 
 # Replacements for Arrow types, in order of precedence. Types that PyIceberg would accept and silently change, such as
-# unsigned integers that do not fit, are rejected as well.
+# unsigned integers that do not fit, are also rejected.
 _ARROW_REPLACEMENTS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
     (pa.types.is_uint32, "int64"),
     (pa.types.is_uint64, "int64, or decimal128(20, 0)"),

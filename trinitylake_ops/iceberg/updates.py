@@ -66,7 +66,7 @@ def adapt_updates(updates: Sequence[TableUpdate], current: TableMetadata | None)
 
     Args:
         updates: The updates of a client.
-        current: The metadata of the table, None for a new table.
+        current: The metadata of the table; None for a new table.
 
     Raises:
         InvalidDefinitionError: An update is not supported by a lakehouse.
@@ -100,7 +100,7 @@ def spec_ids_after(updates: Sequence[TableUpdate], current: TableMetadata | None
 
     Args:
         updates: The updates of the commit, from :func:`adapt_updates`.
-        current: The metadata of the table, None for a new table.
+        current: The metadata of the table; None for a new table.
     """
     added = {update.spec.spec_id for update in updates if isinstance(update, AddPartitionSpecUpdate)}
     return added if current is None else added | current.specs().keys()
@@ -114,7 +114,7 @@ def check_snapshot_dependencies(updates: Sequence[TableUpdate], current: TableMe
 
     Args:
         updates: The updates of a commit.
-        current: The metadata of the table, None for a new table.
+        current: The metadata of the table; None for a new table.
 
     Raises:
         InvalidDefinitionError: A snapshot may need a removed schema or spec.

@@ -56,7 +56,7 @@ def apply_messages(
     Args:
         store: Reads the nodes.
         root: The root of the tree.
-        messages: The new location of each key, None to delete the key.
+        messages: The new location of each key; None to delete the key.
         limits: The limits of the tree.
         created_at_ms: The creation time of new nodes, in milliseconds since the epoch.
         root_system: The system rows of the new root, whose size counts against ``limits.node_file_max_size_bytes``.
@@ -109,8 +109,8 @@ def carried_tree(
 ) -> EditedTree:
     """Return an unchanged tree for a new root with other system rows.
 
-    Usually all nodes are reused. The tree is rewritten if another program left too many keys in the root or messages
-    in a leaf, or if the buffer and the new system rows do not fit into one file. Arguments and errors are those of
+    Usually all nodes are reused. The tree is rewritten if another program left too many keys in the root or messages in
+    a leaf, or if the buffer and the new system rows do not fit into one file. Arguments and errors are the same as for
     :func:`apply_messages`.
     """
     is_ours = len(root.keys) <= limits.max_keys and not (root.is_leaf and root.buffer)

@@ -18,7 +18,7 @@ _NODE_PATH_BYTES = len(new_node_path())
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """Limits of all nodes of one tree. All sizes are those of uncompressed files."""
+    """Limits of all nodes of one tree. All sizes refer to uncompressed files."""
 
     #: Maximum number of children of a node (a lakehouse setting).
     order: int

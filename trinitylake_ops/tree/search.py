@@ -112,13 +112,13 @@ def find_keys(node: NodeFile, keys: Sequence[str]) -> Iterator[tuple[str, Lookup
 def scan(store: NodeStore, root: NodeFile, lower: str | None = None, upper: str | None = None) -> list[tuple[str, str]]:
     """Return all (key, location) entries of a key range, in ascending order of keys.
 
-    Nodes are read level by level, the nodes of a level in parallel. Errors are those of :func:`get`.
+    Nodes are read level by level, the nodes of a level in parallel. Raises the errors of :func:`get`.
 
     Args:
         store: Reads the nodes.
         root: The root of the tree.
-        lower: The inclusive lower bound, None for no bound.
-        upper: The exclusive upper bound, None for no bound.
+        lower: The inclusive lower bound; None for no bound.
+        upper: The exclusive upper bound; None for no bound.
     """
     keys, locations = scan_columns(store, root, lower, upper)
     return list(zip(keys.to_pylist(), locations.to_pylist(), strict=True))
@@ -201,7 +201,7 @@ def with_messages(
     Args:
         keys: The keys, in ascending order.
         locations: The locations of the keys.
-        messages: The new location of each key, None to delete the key.
+        messages: The new location of each key; None to delete the key.
 
     Returns:
         The resulting keys, in ascending order, and their locations.
@@ -313,7 +313,7 @@ def split(nodes: NodeStore, root: NodeFile, order: int, within: KeyRange, object
     """Split a key range into ranges with about the same number of objects.
 
     The bounds are keys of upper levels, and only the nodes needed to determine them are read. Only one leaf is read, to
-    determine the height of the tree. Errors are those of :func:`get`.
+    determine the height of the tree. Raises the errors of :func:`get`.
 
     Args:
         nodes: Reads the nodes.

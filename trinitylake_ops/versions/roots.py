@@ -34,7 +34,7 @@ class Roots:
 
     Args:
         storage: The storage of the lakehouse.
-        known_naming: The naming of the roots, None if it is not known yet.
+        known_naming: The naming of the roots; None if it is not known yet.
         keeps_newest: Whether to remember the newest known root, from which the latest root can be found in one round
             trip.
     """
@@ -131,7 +131,7 @@ def find_latest_from(roots: Roots, hinted: int | None, probed: ProbedRoots | Non
 
     Args:
         roots: The roots of the lakehouse.
-        hinted: The version in the hint, None if there is none.
+        hinted: The version in the hint; None if there is none.
         probed: Collects the roots that are read. Its wanted versions are read together with the hinted root.
 
     Raises:
@@ -154,7 +154,7 @@ class RootProbe:
     version: int
     #: The roots that were read.
     probed: ProbedRoots
-    #: The version in the hint, None if there is none or it was not read.
+    #: The version in the hint; None if there is none or it was not read.
     hinted: int | None
     #: The storage's time before the reads.
     read_at_ms: int

@@ -156,7 +156,7 @@ class VersionTime:
 
     #: The time in milliseconds since the epoch.
     created_at_ms: int
-    #: The last version up to this one with a clock reset, None if there is none.
+    #: The last version up to this one with a clock reset; None if there is none.
     clock_reset: int | None
 
 

@@ -130,7 +130,7 @@ class StorageInputFile(InputFile):
         """Return the stored contents of the file, in at most one request more than ``open``.
 
         Args:
-            limit_bytes: Maximum size of metadata that the caller parses, None for no limit.
+            limit_bytes: Maximum size of metadata that the caller parses; None for no limit.
 
         Raises:
             FileNotFoundError: The file does not exist.

@@ -110,7 +110,7 @@ class AvroReader:
         """Return the next length-prefixed bytes.
 
         Args:
-            end: Maximum end offset, None for the end of ``data``.
+            end: Maximum end offset; None for the end of ``data``.
 
         Raises:
             HeaderTooLargeError: The bytes exceed ``end``.

@@ -1,6 +1,6 @@
 """Parse the end of an ORC file with the declared sizes of its stripes.
 
-It decodes only the required parts of protobuf and of ORC's compression.
+Only the required parts of protobuf and of ORC's compression are implemented.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zstandard
 from trinitylake_ops.iceberg.validation.inflate import InflatedTooLargeError, inflate_deflate
 
 _MAGIC = b"ORC"
-#: ORC's chunks have lengths of 23 bits.
+#: Maximum block size, because the lengths of ORC's chunks have 23 bits.
 _MAX_BLOCK_BYTES = 8 << 20
 _MAX_INFLATED_BYTES = 64 << 20
 # Fields of PostScript, Footer and StripeInformation.
@@ -29,7 +29,7 @@ class OrcStripe:
     """The declared size of a stripe."""
 
     rows: int
-    #: Bytes in the file.
+    #: Size in the file.
     stored_bytes: int
 
 
@@ -53,9 +53,9 @@ class OrcTail:
 
     @classmethod
     def parse(cls, end: bytes) -> Self:
-        """Parse the last bytes of a file, at least as many as ``bytes_of`` returns.
+        """Parse the last bytes of a file, which must include at least the bytes that ``bytes_of`` counts.
 
-        Raises ValueError and the errors of decompressors, also for more than 64 MiB of footer.
+        Raises ValueError and the errors of decompressors, including for a footer of more than 64 MiB.
         """
         script_bytes = end[-1]
         script = _numbers(end[-1 - script_bytes : -1])

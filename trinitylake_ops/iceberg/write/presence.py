@@ -57,7 +57,7 @@ def snapshots_since(metadata: TableMetadata, base_id: int | None) -> list[Iceber
 
     Args:
         metadata: Metadata of the table.
-        base_id: Id of the base snapshot, None for an empty table.
+        base_id: Id of the base snapshot; None for an empty table.
 
     Returns:
         The snapshots, or None if the history is incomplete because the table was rolled back or snapshots in between
@@ -375,7 +375,7 @@ def describe_change(
         namespace: Namespace of the table.
         table: Name of the table.
         base: The latest version, as it was read before staging.
-        before: Definition in ``base``, None for a new table.
+        before: Definition in ``base``; None for a new table.
         after: The staged definition.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Stage rows that update those with the same keys and add the others.
+"""Stage an upsert: rows replace existing rows with the same keys, and other rows are added.
 
 Data files with rows of the same keys are rewritten without these rows. Files without such rows are kept, as are files
 in which all such rows are equal to the new rows.
@@ -76,7 +76,7 @@ def stage_upsert(
     partition_by: Sequence[str] | None = None,
     partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
 ) -> StagedTable:
-    """Stage rows that update those with the same keys and add the others. A missing table is created.
+    """Stage an upsert: rows replace existing rows with the same keys, and other rows are added. A missing table is created.
 
     Columns are matched by name, added and widened as described in
     :func:`trinitylake_ops.iceberg.write.arrow.stage_arrow`. Publishing the staged table conflicts with other changes to
