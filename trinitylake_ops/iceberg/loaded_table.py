@@ -213,7 +213,7 @@ def resolve_new_location(identifier: str | Identifier, location: str | None, roo
         identifier: The name of the table.
         location: The location that the caller requested; must be None.
         root: The root of the lakehouse.
-        lakehouse: Its definition.
+        lakehouse: Definition of the lakehouse.
 
     Raises:
         InvalidDefinitionError: The caller requested a location.

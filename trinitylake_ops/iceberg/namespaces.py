@@ -58,8 +58,8 @@ class NamespaceCatalog(MetastoreCatalog):
         """Create a namespace.
 
         Args:
-            namespace: Its name.
-            properties: Its properties.
+            namespace: Name of the namespace.
+            properties: Properties of the namespace.
 
         Raises:
             NamespaceAlreadyExistsError: The namespace exists.
@@ -109,7 +109,7 @@ class NamespaceCatalog(MetastoreCatalog):
         """Change the properties of a namespace.
 
         Args:
-            namespace: Its name.
+            namespace: Name of the namespace.
             removals: Names of properties to remove.
             updates: Properties to set.
 
@@ -166,9 +166,9 @@ class NamespaceCatalog(MetastoreCatalog):
         Args:
             identifier: Namespace and name.
             schema: Iceberg schema or Arrow schema.
-            view_version: Its SQL and default namespace.
+            view_version: SQL and default namespace of the view.
             location: Must be omitted, because a view has no files.
-            properties: Its properties.
+            properties: Properties of the view.
 
         Raises:
             TableAlreadyExistsError: A table or view with that name exists.

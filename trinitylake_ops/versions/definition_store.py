@@ -86,7 +86,7 @@ class DefinitionStore:
 
         Args:
             location: The location of the definition.
-            path: Its path.
+            path: The path of the definition.
             data: Its bytes, or the error of the read.
         """
         if isinstance(data, bytes):

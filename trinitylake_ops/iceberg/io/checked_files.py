@@ -100,7 +100,7 @@ def check_whole(data: bytes, path: str) -> bool:
 
     Args:
         data: Contents of the file.
-        path: Its path.
+        path: Path of the file.
 
     Returns:
         Whether it has checksums.
@@ -120,7 +120,7 @@ def check_parquet_pages(size_bytes: int, read: Callable[[int, int], bytes], path
     Args:
         size_bytes: Size of the file.
         read: Returns the bytes at an offset, of a length.
-        path: Its path, for errors.
+        path: Path of the file, for errors.
 
     Raises:
         CorruptFileError: The file is damaged.
@@ -138,7 +138,7 @@ def parquet_end(size_bytes: int, read: Callable[[int, int], bytes], path: str) -
     Args:
         size_bytes: Size of the file.
         read: Returns the bytes at an offset, of a length.
-        path: Its path, for errors.
+        path: Path of the file, for errors.
 
     Raises:
         CorruptFileError: The declared size of the footer is not valid.

@@ -1,1 +1,1 @@
-"""Check table files before a decoder trusts their declared sizes."""
+"""Check files of tables before a decoder trusts the sizes that they declare."""

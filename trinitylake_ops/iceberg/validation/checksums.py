@@ -116,7 +116,7 @@ def check_table_file(data: bytes, path: str) -> bool:
 
     Args:
         data: Contents of the file.
-        path: Its path.
+        path: Path of the file.
 
     Returns:
         Whether it has a checksum.

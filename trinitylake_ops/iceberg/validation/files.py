@@ -67,7 +67,7 @@ def claims_bytes(end: bytes, size_bytes: int, path: str) -> int:
     Args:
         end: The last bytes of the file.
         size_bytes: Size of the file.
-        path: Its path, for errors.
+        path: Path of the file, for errors.
 
     Returns:
         The size of the footer in bytes, 0 for a file of another format.
@@ -92,7 +92,7 @@ def end_with_claims(end: bytes, size_bytes: int, read_end: Callable[[int], bytes
         end: The last bytes of the file that have already been read.
         size_bytes: Size of the file.
         read_end: Returns a given number of the file's last bytes. Called if ``end`` does not contain the whole footer.
-        path: Its path, for errors.
+        path: Path of the file, for errors.
 
     Raises:
         CorruptFileError: The declared size of the footer is not valid.
@@ -115,7 +115,7 @@ def check_claims(end: bytes, size_bytes: int, path: str) -> None:
     Args:
         end: The last bytes of the file, with its footer.
         size_bytes: Size of the file.
-        path: Its path.
+        path: Path of the file.
 
     Raises:
         CorruptFileError: The file is damaged or declares too much.
@@ -162,7 +162,7 @@ def read_footer(end: bytes, path: str) -> pq.FileMetaData:
 
     Args:
         end: The last bytes of the file, with its footer.
-        path: Its path, for errors.
+        path: Path of the file, for errors.
 
     Raises:
         CorruptFileError: The footer is not valid.
@@ -186,7 +186,7 @@ def check_parquet_claims(metadata: pq.FileMetaData, size_bytes: int, path: str) 
     Args:
         metadata: The footer.
         size_bytes: Size of the file.
-        path: Its path, for errors.
+        path: Path of the file, for errors.
 
     Raises:
         CorruptFileError: A row group declares too much.
@@ -250,7 +250,7 @@ def check_puffin(data: bytes, path: str) -> None:
 
     Args:
         data: Contents of the file.
-        path: Its path, for errors.
+        path: Path of the file, for errors.
 
     Raises:
         CorruptFileError: The file is damaged or deletes too many rows.
@@ -384,7 +384,7 @@ class CheckedPages(io.RawIOBase):
     Args:
         stream: The file.
         end: The last bytes of the file, with its footer.
-        path: Its path, for errors.
+        path: Path of the file, for errors.
     """
 
     def __init__(self, stream: Any, end: bytes, path: str):

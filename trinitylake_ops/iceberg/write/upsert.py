@@ -76,7 +76,7 @@ def stage_upsert(
     partition_by: Sequence[str] | None = None,
     partitions: Sequence[Mapping[str, PartitionValue]] | None = None,
 ) -> StagedTable:
-    """Stage an upsert: rows replace existing rows with the same keys, and other rows are added. A missing table is created.
+    """Stage an upsert: rows replace existing rows with the same keys, and other rows are added. Creates missing tables.
 
     Columns are matched by name, added and widened as described in
     :func:`trinitylake_ops.iceberg.write.arrow.stage_arrow`. Publishing the staged table conflicts with other changes to
