@@ -100,7 +100,7 @@ def test_command_names() -> None:
     assert set(COMMANDS) == {
         "clone", "clones", "compact", "compact-tables", "compare", "completion", "count", "create-namespace", "diff",
         "drop-clone", "drop-export", "drop-namespace", "expire", "export", "exports", "head", "init", "log", "ls",
-        "orphans", "policy", "promote", "prune-exports", "purge", "reconcile", "refresh", "register-table", "relocate",
+        "maintain", "orphans", "policy", "promote", "prune-exports", "purge", "reconcile", "refresh", "register-table", "relocate",
         "repair", "repair-hint", "resolve-commit", "restore", "rollback", "serve", "show", "status", "tree", "trim",
         "undelete", "verify", "verify-export",
     }  # fmt: skip

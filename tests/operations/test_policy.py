@@ -83,7 +83,7 @@ documents = _optional(
     ),
     windows=st.lists(_windows, max_size=3),
     blackouts=st.lists(_windows, max_size=3),
-    approval=st.lists(st.sampled_from(["trim", "expire", "purge", "orphans", "drop_overdue_clones", "export"])),
+    approval=st.lists(st.sampled_from(["trim", "expire", "purge", "orphans", "drop_overdue_clones", "compact"])),
     skip=st.lists(st.sampled_from(list(Step)).map(str)),
 )
 

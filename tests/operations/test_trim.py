@@ -293,7 +293,7 @@ def test_trim_executes_only_the_approved_plan(lake: Lakehouse) -> None:
     document = json.loads(plan.to_json())
     assert document["digest"] == plan.digest == operations.plan_trim_tables(lake, keeping(1)).digest
     (table,) = document["tables"]
-    assert set(table) == {"namespace", "table", "table_id", "metadata_location", "dropped", "kept"}
+    assert set(table) == {"namespace", "table", "table_id", "metadata_location", "dropped", "kept", "dropped_refs"}
     assert len(table["dropped"]) == 14
     assert "14 snapshots of 1 tables" in str(plan)
     assert "and 9 more" in str(plan)

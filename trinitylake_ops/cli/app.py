@@ -78,7 +78,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
         *("init", "create-namespace", "drop-namespace", "register-table", "relocate", "rollback", "resolve-commit"),
         *("compact", "compact-tables"),
     ),
-    "Maintain": ("policy",),
+    "Maintain": ("maintain", "policy"),
     "Reclaim space": ("trim", "expire", "undelete", "purge", "orphans"),
     "Exports": ("export", "exports", "verify-export", "restore", "prune-exports", "drop-export"),
     "Branches": ("clone", "clones", "compare", "promote", "refresh", "drop-clone"),
@@ -137,7 +137,7 @@ Examples:
 Exit codes:
   0  done
   1  verify found errors or did not finish, the hint is wrong, a repair, purge or orphan removal left something,
-     a commit was not made, or the result cannot be written to standard output
+     a step of maintain failed, a commit was not made, or the result cannot be written to standard output
   2  invalid command or arguments
   3  conflict: an object exists already, or another writer won the race
   4  not found: no such lakehouse, version, namespace, table or export

@@ -39,6 +39,23 @@ nothing is deleted before a reconcile."""
 
 #: The operations by name.
 INDEX: Mapping[str, Entry] = {
+    "maintain": Entry(
+        module="maintenance",
+        command="maintain",
+        summary="Run all due operations by the maintenance policy.",
+        help="""Run all operations that are due, by the maintenance policy of the lakehouse.
+
+    In order: repair the hint, reconcile, resume interrupted exports, prune exports, trim and compact tables, compact
+    the tree, expire, purge, remove orphans, drop overdue clones, verify, export. Each decision is reported with its
+    reason. With --dry-run nothing is changed.
+
+    What the policy does not allow without approval is reported with the command that approves it. Steps that meet a
+    limit, and tables that other writers keep changing, are left for the next run, which begins with them. Run the
+    command regularly: the next run continues an interrupted one, and two runs at once do no harm. The exit code is 1 if
+    a step failed, or verify found errors.
+
+    Example: trinitylake maintain --dry-run""",
+    ),
     "rollback": Entry(
         module="rollback",
         command="rollback",

@@ -15,7 +15,7 @@ def _loaded(*jobs: str) -> tuple[Operation[Any], ...]:
 
 
 #: The operations that every code location has.
-COMMON = _loaded("rollback", "export", "restore", "expire", "undelete", "purge", "verify", "repair")
+COMMON = _loaded("maintain", "rollback", "export", "restore", "expire", "undelete", "purge", "verify", "repair")
 
 #: The other operations by group.
 GROUPS: Mapping[str, tuple[Operation[Any], ...]] = {

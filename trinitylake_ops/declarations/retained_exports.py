@@ -20,7 +20,7 @@ from trinitylake_ops.declarations.operation import (
     direct,
     report_entries,
 )
-from trinitylake_ops.declarations.options import ARGUMENT, DurationText
+from trinitylake_ops.declarations.options import ARGUMENT, CommandLine, DurationText
 from trinitylake_ops.declarations.planned import KEEP, PlanDeclaration, PlannedOptions, rules_of
 from trinitylake_ops.declarations.rendering import Json, listing
 from trinitylake_ops.declarations.texts import duration_of
@@ -113,6 +113,9 @@ class PruneExportsOptions(PlannedOptions):
     """Options of pruning: the name pattern of the exports, and the retention rules."""
 
     pattern: Annotated[str, ARGUMENT] = Field(description="The name pattern of the exports, such as nightly-*.")
+    exclude: Annotated[list[str], CommandLine(metavar="PATTERN", flag="--exclude")] = Field(
+        default=[], description="Leave out exports whose names match this pattern."
+    )
     max_age: DurationText | None = _RULES["max_age"]
     min_versions: int | None = _RULES["min_versions"]
     keep_last: int | None = _RULES["keep_last"]
@@ -159,7 +162,9 @@ PRUNE_EXPORTS: PlanDeclaration[PruneExportsOptions, PrunePlan, CommitReport] = P
     name="prune_exports",
     description="Drops old exports by retention rules. The newest export is always kept.",
     options=PruneExportsOptions,
-    plan=lambda run: operations.plan_prune_exports(run.lake, run.options.pattern, run.options.policy()),
+    plan=lambda run: operations.plan_prune_exports(
+        run.lake, run.options.pattern, run.options.policy(), excluded=run.options.exclude
+    ),
     plan_metadata=_prune_metadata,
     execute=lambda _run, plan, digest: plan.execute(digest),
     report=_report_prune,

@@ -19,6 +19,8 @@ SLOT_REQUEST_PREFIX = f"{OPERATIONS_PREFIX}turn-"
 LEASE_PREFIX = f"{OPERATIONS_PREFIX}lease-"
 VERIFIED_PREFIX = f"{OPERATIONS_PREFIX}verified-"
 ORPHAN_BARRIER_PATH = f"{OPERATIONS_PREFIX}orphan-barrier.json"
+#: What maintenance remembers between runs. It may be lost at any time.
+MAINTENANCE_STATE_PATH = f"{OPERATIONS_PREFIX}maintenance.json"
 LAKEHOUSE_DEF_PREFIX = "_lakehouse_def_"
 TABLES_PREFIX = "tables/"
 #: The name of the file in a table's folder that identifies the lakehouse that owns the folder.
@@ -52,7 +54,8 @@ _OPERATION_NAME = re.compile(
 )
 #: Names of roots, names with a UUID, and names of operation files that occur at most once per folder.
 _NAME_OF_ONE_FILE = re.compile(
-    rf"{_ROOT_NAME.pattern}|.*{_UUID}.*|(?:lease-[1-9][0-9]*|orphan-barrier|_owner)\.json", re.DOTALL | re.IGNORECASE
+    rf"{_ROOT_NAME.pattern}|.*{_UUID}.*|(?:lease-[1-9][0-9]*|orphan-barrier|maintenance|_owner)\.json",
+    re.DOTALL | re.IGNORECASE,
 )
 _HASH_PREFIX_BYTES = len("0000/0000/0000/00000000-")
 _ASCII_NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~=-")

@@ -15,6 +15,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     RemovePartitionStatisticsUpdate,
+    RemoveSnapshotRefUpdate,
     RemoveSnapshotsUpdate,
     TableUpdate,
     update_table_metadata,
@@ -28,10 +29,19 @@ from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.managed import LATEST_WRITTEN_VERSION, metadata_uri
 from trinitylake_ops.iceberg.metadata import table_metadata, write_metadata
 from trinitylake_ops.iceberg.properties import location_provider
+from trinitylake_ops.iceberg.snapshot_retention import (
+    HEADS_ONLY,
+    MAX_AGE_PROPERTY,
+    SnapshotRule,
+    expired_refs,
+    property_number,
+    retained_snapshots,
+)
 
 #: Summary keys that Spark's write-audit-publish sets in a staged snapshot and in the snapshot that publishes it.
 _AUDIT, _PUBLISHED_AUDIT = "wap.id", "published-wap-id"
-_MAX_AGE_PROPERTY, _MAX_AGE_MS = "history.expire.max-snapshot-age-ms", 5 * 24 * 3_600_000
+#: Iceberg's default of ``history.expire.max-snapshot-age-ms``.
+_MAX_AGE_MS = 5 * 24 * 3_600_000
 
 
 def is_first(snapshot: Snapshot) -> bool:
@@ -52,15 +62,19 @@ class ListedSnapshots:
     #: The current snapshot, the snapshots of branches and tags, and recently staged snapshots that have not been
     #: published.
     referred: frozenset[int]
-    #: Whether the table's location is the managed location for its id.
+    #: Snapshots of branches that properties of the table or the policy keep.
+    retained: frozenset[int]
+    #: Branches and tags that are older than their maximum age.
+    expired_refs: tuple[str, ...]
+    #: Whether the table's location is the managed location of its id.
     is_in_place: bool
     #: Whether the format version of the table can be written.
     is_writable: bool
 
     @property
     def others(self) -> frozenset[int]:
-        """The ids of listed snapshots that are not in ``referred``."""
-        return frozenset(self.ids) - self.referred
+        """The ids that the metadata neither refers to nor has to keep."""
+        return frozenset(self.ids) - self.referred - self.retained
 
 
 def is_trimmable(definition: TableDef, io: StorageFileIO) -> bool:
@@ -83,12 +97,13 @@ def is_trimmable(definition: TableDef, io: StorageFileIO) -> bool:
     return any(location.startswith(f"{root}{folder}") for root in ("", *io.table_roots))
 
 
-def listed_snapshots(definition: TableDef, io: StorageFileIO) -> ListedSnapshots:
+def listed_snapshots(definition: TableDef, io: StorageFileIO, rule: SnapshotRule = HEADS_ONLY) -> ListedSnapshots:
     """Return the snapshots in a table's metadata.
 
     Args:
         definition: Definition of the table.
         io: File IO of the lakehouse.
+        rule: Which snapshots of branches are retained, unless the table's properties decide.
 
     Raises:
         CorruptFileError: The metadata file is corrupt.
@@ -97,9 +112,16 @@ def listed_snapshots(definition: TableDef, io: StorageFileIO) -> ListedSnapshots
     metadata = table_metadata(definition, io)
     ordered = sorted(metadata.snapshots, key=lambda snapshot: (snapshot.sequence_number or 0, snapshot.timestamp_ms))
     ids = tuple(snapshot.snapshot_id for snapshot in ordered)
-    is_in_place = is_managed_location(metadata.location, definition, io)
-    referred = _referred_snapshots(metadata) | _staged(metadata, io.storage.now_ms())
-    return ListedSnapshots(ids, referred, is_in_place, metadata.format_version <= LATEST_WRITTEN_VERSION)
+    now_ms = io.storage.now_ms()
+    expired = expired_refs(metadata, now_ms)
+    return ListedSnapshots(
+        ids=ids,
+        referred=_referred_snapshots(metadata, expired) | _staged(metadata, now_ms),
+        retained=retained_snapshots(_without_refs(metadata, expired), rule, now_ms),
+        expired_refs=expired,
+        is_in_place=is_managed_location(metadata.location, definition, io),
+        is_writable=metadata.format_version <= LATEST_WRITTEN_VERSION,
+    )
 
 
 def referred_snapshots(definition: TableDef, io: StorageFileIO) -> frozenset[int]:
@@ -114,13 +136,18 @@ def referred_snapshots(definition: TableDef, io: StorageFileIO) -> frozenset[int
         StorageError: The metadata file cannot be read.
     """
     try:
-        return listed_snapshots(definition, io).referred
+        metadata = table_metadata(definition, io)
     except FileMissingError:
         return frozenset()
+    return _referred_snapshots(metadata) | _staged(metadata, io.storage.now_ms())
 
 
 def write_without_snapshots(
-    definition: TableDef, io: StorageFileIO, dropped: Collection[int], announce: Callable[[str], None]
+    definition: TableDef,
+    io: StorageFileIO,
+    dropped: Collection[int],
+    announce: Callable[[str], None],
+    dropped_refs: Collection[str] = (),
 ) -> TableDef:
     """Write a new metadata file of a table without some of its snapshots.
 
@@ -128,6 +155,7 @@ def write_without_snapshots(
         definition: Definition of the table.
         io: File IO of the lakehouse.
         dropped: Ids of the snapshots to omit.
+        dropped_refs: Names of branches and tags to omit.
         announce: Called with the location of the new file before it is written.
 
     Returns:
@@ -140,11 +168,15 @@ def write_without_snapshots(
     uri = metadata_uri(definition, io.root)
     metadata = table_metadata(definition, io)
     updates: list[TableUpdate] = [
+        RemoveSnapshotRefUpdate.model_validate({"ref-name": name}) for name in sorted(dropped_refs)
+    ]
+    updates += [
         RemovePartitionStatisticsUpdate.model_validate({"snapshot-id": snapshot_id})
         for snapshot_id in dict.fromkeys(file.snapshot_id for file in metadata.partition_statistics)
         if snapshot_id in dropped
     ]
-    updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(dropped)}))
+    if dropped:
+        updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(dropped)}))
     trimmed = update_table_metadata(metadata, tuple(updates), metadata_location=uri)
     locations = location_provider(trimmed)
     version = MetastoreCatalog._parse_metadata_version(uri) + 1
@@ -155,8 +187,14 @@ def write_without_snapshots(
     return replace(definition, format_properties=properties)
 
 
-def _referred_snapshots(metadata: TableMetadata) -> frozenset[int]:
-    referred = {ref.snapshot_id for ref in metadata.refs.values()}
+def _without_refs(metadata: TableMetadata, names: Collection[str]) -> TableMetadata:
+    if not names:
+        return metadata
+    return metadata.model_copy(update={"refs": {name: ref for name, ref in metadata.refs.items() if name not in names}})
+
+
+def _referred_snapshots(metadata: TableMetadata, without: Collection[str] = ()) -> frozenset[int]:
+    referred = {ref.snapshot_id for name, ref in metadata.refs.items() if name not in without}
     if metadata.current_snapshot_id is not None:
         referred.add(metadata.current_snapshot_id)
     return frozenset(referred)
@@ -168,7 +206,8 @@ def _staged(metadata: TableMetadata, now_ms: int) -> frozenset[int]:
     Such a snapshot has an audit id, is not referred to, and was never current. It is kept for the maximum snapshot age
     of the table, or Iceberg's default.
     """
-    max_age_ms = int(metadata.properties.get(_MAX_AGE_PROPERTY, _MAX_AGE_MS))
+    own_age_ms = property_number(metadata.properties, MAX_AGE_PROPERTY)
+    max_age_ms = _MAX_AGE_MS if own_age_ms is None else own_age_ms
     was_current = {entry.snapshot_id for entry in metadata.snapshot_log}
     staged_by_snapshot = {
         shot.snapshot_id: shot.summary.additional_properties for shot in metadata.snapshots if shot.summary

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from trinitylake_ops.operations.gc.reconcile import ReconcilePlan, ReconcileReport, plan_reconcile, reconcile
     from trinitylake_ops.operations.gc.trim import TrimPlan, TrimReport, plan_trim_tables
     from trinitylake_ops.operations.hint import HintReport, HintState, inspect_hint, repair_hint
+    from trinitylake_ops.operations.maintenance.decisions import MaintenanceReport
+    from trinitylake_ops.operations.maintenance.maintain import maintain
     from trinitylake_ops.operations.policy.document import MaintenancePolicy
     from trinitylake_ops.operations.policy.stored import StoredPolicy, read_policy, set_policy
     from trinitylake_ops.operations.register import RegistrationReport, register_catalog, register_table
@@ -93,6 +95,7 @@ __all__ = [
     "HintReport",
     "HintState",
     "MaintenancePolicy",
+    "MaintenanceReport",
     "OrphanPlan",
     "OrphanReport",
     "PromotionPlan",
@@ -132,6 +135,7 @@ __all__ = [
     "lakehouse_status",
     "list_clones",
     "list_exports",
+    "maintain",
     "plan_clone",
     "plan_compact",
     "plan_compact_tables",
@@ -196,6 +200,8 @@ __getattr__, __dir__ = lazy_face(
         "gc.reconcile": ("ReconcilePlan", "ReconcileReport", "plan_reconcile", "reconcile"),
         "gc.trim": ("TrimPlan", "TrimReport", "plan_trim_tables"),
         "hint": ("HintReport", "HintState", "inspect_hint", "repair_hint"),
+        "maintenance.decisions": ("MaintenanceReport",),
+        "maintenance.maintain": ("maintain",),
         "policy.document": ("MaintenancePolicy",),
         "policy.stored": ("StoredPolicy", "read_policy", "set_policy"),
         "register": ("RegistrationReport", "register_catalog", "register_table"),

@@ -23,11 +23,11 @@ from trinitylake_ops.iceberg.delete_files import DeleteFiles, live_entries
 from trinitylake_ops.iceberg.io.file_io import StorageFileIO
 from trinitylake_ops.iceberg.managed import check_format_version
 from trinitylake_ops.iceberg.reach import entries_in, manifests_in
+from trinitylake_ops.iceberg.snapshot_retention import property_number
 from trinitylake_ops.iceberg.validation.bounds import FaultyBounds
 from trinitylake_ops.iceberg.write.data_files import TARGET_FILE_SIZE_BYTES, identity_columns
 
 TARGET_PROPERTY = "write.target-file-size-bytes"
-_MAX_SIZE_DIGITS = 18
 #: A file below this fraction of the target size is small.
 SMALL_SHARE = 0.75
 
@@ -42,15 +42,14 @@ class RewriteRules:
     min_input_files: int = 5
     #: Rewrite all files of older partition specs with the current spec, regardless of their size.
     repartition: bool = False
+    #: Target size of files of tables without the property.
+    default_file_size_bytes: int = TARGET_FILE_SIZE_BYTES
 
     def target_bytes(self, metadata: TableMetadata) -> int:
         """Return the target size of a table's files."""
         if self.target_file_size_bytes is not None:
             return self.target_file_size_bytes
-        property_value = metadata.properties.get(TARGET_PROPERTY, "")
-        # Longer values cannot be file sizes, and Python rejects numbers with thousands of digits.
-        is_size = property_value.isascii() and property_value.isdecimal() and len(property_value) <= _MAX_SIZE_DIGITS
-        return (int(property_value) if is_size else 0) or TARGET_FILE_SIZE_BYTES
+        return property_number(metadata.properties, TARGET_PROPERTY) or self.default_file_size_bytes
 
 
 @dataclass(frozen=True, slots=True)

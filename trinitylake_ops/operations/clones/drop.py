@@ -18,6 +18,7 @@ from trinitylake_ops.format.definitions import ExportRecord
 from trinitylake_ops.format.file_names import (
     HINT_PATH,
     LAKEHOUSE_DEF_PREFIX,
+    MAINTENANCE_STATE_PATH,
     ORPHAN_BARRIER_PATH,
     ROOT_NAMING,
     is_immutable_path,
@@ -352,7 +353,7 @@ def _is_own(path: str, owned: set[str]) -> bool:
     if table_id is not None:
         return table_id in owned
     return (
-        path in (HINT_PATH, ORPHAN_BARRIER_PATH)
+        path in (HINT_PATH, MAINTENANCE_STATE_PATH, ORPHAN_BARRIER_PATH)
         or path.startswith(TEMPORARY_PREFIX)  # left by a killed writer
         or is_immutable_path(path)
         or is_operation_path(path)

@@ -169,6 +169,8 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
     rules: RewriteRules
     #: The tables, as ``namespace.table``; None for all tables.
     only: tuple[str, ...] | None
+    #: Whether to skip named tables that cannot be compacted.
+    skips_unsuitable: bool = False
     write: GroupWriter = rewrite_in_process
     run_id: str | None = None
     message: str | None = None
@@ -182,7 +184,11 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
 
         def inspect_item(item: tuple[ObjectName, TableDef]) -> tuple[TableCompaction, int] | str | None:
             if not _is_candidate(item[1]):
-                return None if self.only is None else "only MANAGED Iceberg tables can be compacted"
+                return (
+                    None
+                    if self.only is None or self.skips_unsuitable
+                    else "only MANAGED Iceberg tables can be compacted"
+                )
             try:
                 return _inspect_table(item[0], item[1], io, self.rules)
             except _OF_ONE_TABLE as error:
@@ -201,7 +207,7 @@ class CompactTables(PlannedOperation[CompactTablesPlan, CompactTablesReport]):
                     compactions.append(compaction)
                 if older_files and not self.rules.repartition:
                     older[str(table)] = older_files
-        if self.only is not None and left:
+        if self.only is not None and left and not self.skips_unsuitable:
             name, reason = next(iter(left.items()))
             raise InvalidInputError(f"table {name} cannot be compacted: {reason}")
         return CompactTablesPlan(

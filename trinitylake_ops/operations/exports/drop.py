@@ -114,6 +114,8 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
 
     pattern: str
     policy: RetentionPolicy
+    #: Patterns of the names of exports to leave out, although they match ``pattern``.
+    excluded: tuple[str, ...] = ()
 
     def plan(self) -> PrunePlan:
         """Make a plan based on the latest version. See :func:`plan_prune_exports` for the errors."""
@@ -128,7 +130,7 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
         records = [
             record
             for record in latest.definition.exports
-            if record.state == ExportState.COMPLETE and not record.clone_id and fnmatchcase(record.name, self.pattern)
+            if record.state == ExportState.COMPLETE and not record.clone_id and self._matches(record.name)
         ]
         ordered = sorted(records, key=lambda record: (record.created_at_millis, record.name))
         verdicts = judge(_ages(ordered), replace(self.policy, protected_ms=0), self.lake.storage.now_ms())
@@ -147,6 +149,9 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
             ),
             operation=self,
         )
+
+    def _matches(self, name: str) -> bool:
+        return fnmatchcase(name, self.pattern) and not any(fnmatchcase(name, other) for other in self.excluded)
 
     def _decision(self, reason: str, *, is_dropped: bool) -> str:
         """Reword the reason of a verdict, which refers to versions, for an export."""
@@ -168,7 +173,9 @@ class PruneExports(PlannedOperation[PrunePlan, CommitReport]):
         )
 
 
-def plan_prune_exports(lake: Lakehouse, pattern: str, policy: RetentionPolicy) -> PrunePlan:
+def plan_prune_exports(
+    lake: Lakehouse, pattern: str, policy: RetentionPolicy, *, excluded: Sequence[str] = ()
+) -> PrunePlan:
     """Plan to drop complete exports whose names match a pattern, without writing anything.
 
     Only complete exports recorded by this library are considered, and the newest of them is always kept.
@@ -177,12 +184,13 @@ def plan_prune_exports(lake: Lakehouse, pattern: str, policy: RetentionPolicy) -
         lake: The lakehouse that records the exports.
         pattern: A shell-style pattern, for example ``nightly-*``.
         policy: The rules, applied to the creation times of the exports.
+        excluded: Patterns of the names of exports to leave out.
 
     Raises:
         InvalidInputError: The policy has no rule, or has rules for individual versions.
         StorageError: A storage request failed.
     """
-    return PruneExports(lake=lake, pattern=pattern, policy=policy).plan()
+    return PruneExports(lake=lake, pattern=pattern, policy=policy, excluded=tuple(excluded)).plan()
 
 
 def _ages(ordered: Sequence[ExportRecord]) -> list[VersionAge]:

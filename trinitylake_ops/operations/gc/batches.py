@@ -47,7 +47,7 @@ def unpurged_batches(
             continue
         expired_at_ms = _expired_at_ms(lake, batch)
         is_due = batch.state == ExpirationState.PURGING or expired_at_ms + grace_ms <= now_ms
-        sizes_bytes = _planned_files(lake, batch)
+        sizes_bytes = planned_files(lake, batch)
         if is_due:
             planned |= sizes_bytes or {}
             versions |= batch.ranges()
@@ -73,8 +73,16 @@ def _expired_at_ms(lake: Lakehouse, batch: ExpirationBatch) -> int:
     return max(batch.expired_at_millis, written_ms)
 
 
-def _planned_files(lake: Lakehouse, batch: ExpirationBatch) -> dict[str, int] | None:
-    """Return the files in a batch's plan, or None if the plan cannot be read."""
+def planned_files(lake: Lakehouse, batch: ExpirationBatch) -> dict[str, int] | None:
+    """Return the files in a batch's plan with their sizes, or None if the plan cannot be read.
+
+    Args:
+        lake: The lakehouse.
+        batch: The batch.
+
+    Raises:
+        StorageError: The storage failed.
+    """
     try:
         return dict(read_plan_file(lake.storage, batch).sizes_bytes)
     except (FileMissingError, CorruptFileError):

@@ -7,192 +7,26 @@ Files that only older versions reach are reclaimed when these versions are expir
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from trinitylake_ops.errors import CommitConflictError, InvalidInputError
-from trinitylake_ops.format.definitions import METADATA_LOCATION, ExpirationState, TableDef
-from trinitylake_ops.format.keys import ObjectName
-from trinitylake_ops.iceberg.io.file_io import reading_io, writing_io
-from trinitylake_ops.iceberg.managed import LATEST_WRITTEN_VERSION
-from trinitylake_ops.iceberg.reach import DAMAGE
-from trinitylake_ops.iceberg.trim import (
-    ListedSnapshots,
-    is_trimmable,
-    listed_snapshots,
-    referred_snapshots,
-    write_without_snapshots,
-)
+from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
+
+from trinitylake_ops.errors import CommitConflictError
+from trinitylake_ops.format.definitions import TableDef
+from trinitylake_ops.iceberg.io.file_io import writing_io
+from trinitylake_ops.iceberg.trim import write_without_snapshots
 from trinitylake_ops.operations.base import Cost, MeteredLakehouse, Plan, PlannedOperation, base_id_of, digest_of
-from trinitylake_ops.operations.definition_commits import commit_on_latest
-from trinitylake_ops.operations.gc.mark import CatalogReach, retained_roots
-from trinitylake_ops.operations.gc.survey import on_latest, survey_versions
-from trinitylake_ops.operations.gc.tables import in_batches, tables_of, with_definitions
+from trinitylake_ops.operations.definition_commits import MAX_ATTEMPTS
+from trinitylake_ops.operations.gc.survey import on_latest
+from trinitylake_ops.operations.gc.trim_candidates import RetainedDefinitions, TableTrim, candidates_of, trims_of
 from trinitylake_ops.operations.metadata_rewrites import alter_tables, check_tables, discarded_on_failure
 from trinitylake_ops.operations.rendering import Document, Table, new_table
 from trinitylake_ops.operations.retention import RetentionPolicy
-from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
+from trinitylake_ops.storage import process_clock
 from trinitylake_ops.transaction.lakehouse import Lakehouse
 from trinitylake_ops.versions.roots import check_no_gap
 from trinitylake_ops.versions.snapshot import Snapshot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableTrim:
-    """The planned trim of one table, with the ids of its Iceberg snapshots, oldest first."""
-
-    namespace: str
-    table: str
-    table_id: str
-    metadata_location: str
-    dropped: tuple[int, ...]
-    kept: tuple[int, ...]
-    definition_location: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A managed table whose metadata lists snapshots that are neither current nor referenced by a branch or tag."""
-
-    name: ObjectName
-    definition_location: str
-    table_id: str
-    metadata_location: str
-    snapshots: ListedSnapshots
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """The candidates, and the names of managed tables that cannot be trimmed."""
-
-    tables: tuple[Candidate, ...]
-    #: Tables whose metadata is missing or corrupt.
-    unreadable: tuple[str, ...]
-    #: Tables whose Iceberg format version cannot be written.
-    unwritable: tuple[str, ...]
-
-
-def candidates_of(lake: Lakehouse, base: Snapshot, only: Sequence[str] | None) -> Candidates:
-    """Return the candidates of a version.
-
-    Args:
-        lake: The lakehouse.
-        base: The version.
-        only: The tables, as ``namespace.table``; by default, all tables.
-
-    Raises:
-        TableNotFoundError: A table does not exist.
-        InvalidInputError: A named table cannot be trimmed.
-        StorageError: A storage request failed.
-    """
-    io = reading_io(lake)
-
-    def listed(definition: TableDef) -> ListedSnapshots | None:
-        try:
-            return listed_snapshots(definition, io)
-        except DAMAGE:
-            return None
-
-    candidates: list[Candidate] = []
-    unreadable: list[str] = []
-    unwritable: list[str] = []
-    rejected: list[str] = []
-    for entries in with_definitions(base, tables_of(base, only)):
-        rejected += [str(name) for name, _, definition in entries if not is_trimmable(definition, io)]
-        trimmable = [entry for entry in entries if is_trimmable(entry[2], io)]
-        listings = run_parallel(
-            in_one_round_trip(listed), [definition for _, _, definition in trimmable], lake.storage.concurrency
-        )
-        for (name, location, definition), snapshots in zip(trimmable, listings, strict=True):
-            if snapshots is None:
-                unreadable.append(str(name))
-            elif not snapshots.is_in_place:
-                rejected.append(str(name))
-            elif not snapshots.is_writable:
-                unwritable.append(str(name))
-            elif snapshots.others:
-                metadata_location = definition.format_properties[METADATA_LOCATION]
-                candidates.append(Candidate(name, location, definition.id, metadata_location, snapshots))
-    if only is not None and rejected:
-        raise InvalidInputError(
-            f"table {rejected[0]} cannot be trimmed: only MANAGED Iceberg tables in their own folders can"
-        )
-    if only is not None and unwritable:
-        raise InvalidInputError(
-            f"table {unwritable[0]} cannot be trimmed: its Iceberg format version is newer than"
-            f" {LATEST_WRITTEN_VERSION}, the newest that can be written; expire its snapshots with another engine"
-        )
-    return Candidates(tuple(candidates), tuple(unreadable), tuple(unwritable))
-
-
-def trims_of(
-    lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: Collection[str]
-) -> tuple[TableTrim, ...]:
-    """Return the snapshots that each table may drop.
-
-    Args:
-        lake: The lakehouse.
-        candidates: The candidates.
-        kept_definitions: The locations of the table definitions that kept versions need.
-    """
-    needed = _needed_snapshots(lake, candidates, kept_definitions)
-    trims = []
-    for candidate in candidates:
-        ids, kept = candidate.snapshots.ids, candidate.snapshots.referred | needed[candidate.table_id]
-        dropped = tuple(snapshot_id for snapshot_id in ids if snapshot_id not in kept)
-        if dropped:
-            trims.append(
-                TableTrim(
-                    namespace=candidate.name.namespace,
-                    table=candidate.name.table or "",
-                    table_id=candidate.table_id,
-                    metadata_location=candidate.metadata_location,
-                    dropped=dropped,
-                    kept=tuple(snapshot_id for snapshot_id in ids if snapshot_id in kept),
-                    definition_location=candidate.definition_location,
-                )
-            )
-    return tuple(trims)
-
-
-def _needed_snapshots(
-    lake: Lakehouse, candidates: Sequence[Candidate], kept_definitions: Collection[str]
-) -> dict[str, set[int]]:
-    """Return, by table id, the snapshots of candidates that other definitions of the same table refer to."""
-    needed: dict[str, set[int]] = {candidate.table_id: set() for candidate in candidates}
-    undecided: dict[str, set[int]] = {table_id: set() for table_id in needed}
-    for candidate in candidates:
-        undecided[candidate.table_id] |= candidate.snapshots.others
-    seen_locations = {candidate.metadata_location for candidate in candidates}
-    current = {candidate.definition_location for candidate in candidates}
-    io = reading_io(lake)
-
-    def referred(definition: TableDef) -> Collection[int]:
-        try:
-            return referred_snapshots(definition, io)
-        except DAMAGE:  # the snapshots that this version needs are unknown
-            return undecided[definition.id].copy()
-
-    # Two tables can have the same id. A snapshot that one of the tables needs is kept in both.
-    for candidate in candidates:
-        needed[candidate.table_id] |= candidate.snapshots.referred
-    for batch in in_batches([location for location in kept_definitions if location not in current]):
-        fresh: dict[str, TableDef] = {}
-        for definition in lake.files.definitions.tables(batch):
-            metadata_location = definition.format_properties.get(METADATA_LOCATION, "")
-            if (
-                undecided.get(definition.id)
-                and is_trimmable(definition, io)
-                and metadata_location not in seen_locations
-            ):
-                fresh[metadata_location] = definition
-        seen_locations.update(fresh)
-        references = run_parallel(in_one_round_trip(referred), list(fresh.values()), lake.storage.concurrency)
-        for definition, ids in zip(fresh.values(), references, strict=True):
-            needed[definition.id] |= undecided[definition.id].intersection(ids)
-            undecided[definition.id].difference_update(ids)
-    return needed
-
 
 _OPERATION = "trim"
 _SHOWN_IDS = 5
@@ -220,7 +54,7 @@ class TrimPlan(Plan):
     def digest(self) -> str:
         """Return ``<base version>-<sha256>`` over all tables and the snapshots to drop."""
         content = [
-            [trim.namespace, trim.table, trim.table_id, trim.metadata_location, list(trim.dropped)]
+            [trim.namespace, trim.table, trim.table_id, trim.metadata_location, list(trim.dropped), *trim.dropped_refs]
             for trim in self.tables
         ]
         return digest_of(self.base_version, self.base_id, _OPERATION, content)
@@ -233,7 +67,7 @@ class TrimPlan(Plan):
     def table(self) -> Table:
         """Return one row for each table."""
         rows: list[tuple[object, ...]] = [
-            (f"{trim.namespace}.{trim.table}", len(trim.dropped), _shown(trim.dropped), len(trim.kept))
+            (trim.name, len(trim.dropped), _shown((*trim.dropped_refs, *trim.dropped)), len(trim.kept))
             for trim in self.tables
         ]
         rows += [(name, "metadata unreadable", "", "") for name in self.unreadable]
@@ -246,15 +80,17 @@ class TrimPlan(Plan):
     def execute(self, approved_digest: str | None = None) -> TrimReport:
         """Write new metadata files, and point all tables to these files in one commit.
 
-        A new plan is made first and after each conflict, and at most the snapshots in this plan are dropped. Files of a
-        failed attempt are deleted on a best-effort basis.
+        The plan is made again first, and after a conflict, and at most the snapshots of this plan are dropped. After
+        two conflicts, the tables that did not change are committed without the others, and each other table is
+        committed by itself. Tables that change too often are left out. Files of a failed attempt are deleted, best
+        effort.
 
         Args:
             approved_digest: The digest of the approved plan, if any.
 
         Raises:
             PlanChangedError: The new plan is not the approved one.
-            CommitConflictError: All attempts conflicted with other commits.
+            CommitConflictError: All tables of the plan change too often.
             TrinityLakeError: Planning or committing failed.
         """
         return self.operation.execute(self, approved_digest)
@@ -270,6 +106,10 @@ class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
     policy: RetentionPolicy | None
     #: The tables, as ``namespace.table``; None for all tables.
     only: tuple[str, ...] | None
+    #: Whether to skip named tables that cannot be trimmed.
+    skips_unsuitable: bool = False
+    #: The definitions that kept versions need, if several plans share them.
+    retained: RetainedDefinitions | None = None
 
     def plan(self) -> TrimPlan:
         """Make a plan based on the latest version. Raises the errors of :func:`plan_trim_tables`."""
@@ -277,8 +117,9 @@ class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
 
     def _plan_on(self, base: Snapshot) -> TrimPlan:
         check_no_gap(self.lake.files.roots, base.version)
-        candidates = candidates_of(self.lake, base, self.only)
-        kept = _retained_definitions(self.lake, base, self.policy) if candidates.tables else frozenset()
+        candidates = candidates_of(self.lake, base, self.only, skips_unsuitable=self.skips_unsuitable)
+        retained = self.retained or RetainedDefinitions(self.policy)
+        kept = retained.at(self.lake, base) if candidates.tables else frozenset()
         return TrimPlan(
             base_version=base.version,
             base_id=base_id_of(base),
@@ -292,19 +133,11 @@ class Trim(PlannedOperation[TrimPlan, "TrimReport"]):
     def run(self, plan: TrimPlan, approved_digest: str | None) -> TrimReport:
         """Make a new plan, and trim at most the snapshots in the original plan."""
         metered = MeteredLakehouse(self.lake)
-        operation = replace(self, lake=metered.lake)
-        approved = {(trim.namespace, trim.table, trim.table_id): frozenset(trim.dropped) for trim in plan.tables}
-        first = operation.plan()
+        here = replace(self, lake=metered.lake)
+        first = here.plan()
         if approved_digest is not None:
             first.check_approved(approved_digest)
-
-        def attempt(number: int) -> TrimReport:
-            now = first if number == 1 else operation.plan()
-            trims = _within(now.tables, approved)
-            version = _commit(metered.lake, now, trims) if trims else now.base_version
-            return _report(plan, trims, version, number, metered.cost())
-
-        return commit_on_latest(attempt)
+        return _TrimRun(here, plan, metered).run(first)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,36 +186,131 @@ def plan_trim_tables(
     return Trim(lake=lake, policy=policy, only=None if tables is None else tuple(tables)).plan()
 
 
-def _retained_definitions(lake: Lakehouse, base: Snapshot, policy: RetentionPolicy | None) -> frozenset[str]:
-    """Return the locations of all table definitions that kept versions and exports reach."""
-    survey = survey_versions(lake, base)
-    survey.check_reconciled()
-    verdicts = survey.verdicts(policy or RetentionPolicy.of(base.definition), lake.storage.now_ms())
-    leaving = [verdict.version for verdict in verdicts if verdict.expires]
-    # Versions that can be undeleted have their own metadata, and need nothing from the latest version.
-    kept = retained_roots(survey, without=[*leaving, *survey.expired(ExpirationState.EXPIRED)])
-    reach = CatalogReach(lake.files)
-    reach.add(kept.roots)
-    return frozenset(reach.tables)
+#: The number of attempts that plan all tables again, before tables that change are committed by themselves.
+_WHOLE_ATTEMPTS = 2
+_PAUSE = wait_random_exponential(multiplier=0.05, max=1.0)
 
 
-def _within(
-    trims: Sequence[TableTrim], approved: Mapping[tuple[str, str, str], frozenset[int]]
-) -> list[tuple[TableTrim, frozenset[int]]]:
-    """Return the tables with approved snapshots to drop."""
-    approved_trims = []
-    for trim in trims:
-        dropped = approved.get((trim.namespace, trim.table, trim.table_id), frozenset()).intersection(trim.dropped)
-        if dropped:
-            approved_trims.append((trim, dropped))
-    return approved_trims
+class _TrimRun:
+    """One execution of a plan, which may take several commits while other writers change its tables."""
+
+    def __init__(self, operation: Trim, plan: TrimPlan, metered: MeteredLakehouse):
+        self._operation = operation
+        self._lake = metered.lake
+        self._plan = plan
+        self._metered = metered
+        self._approved = {(trim.namespace, trim.table, trim.table_id): trim for trim in plan.tables}
+        self._attempts = 0
+        self._version = plan.base_version
+        self._done: dict[str, int] = {}
+        self._conflict: CommitConflictError | None = None
+        #: Whether a table turned out to have nothing left to drop.
+        self._has_settled = False
+
+    def run(self, first: TrimPlan) -> TrimReport:
+        now = first
+        while True:
+            trims = [limited for trim in now.tables if (limited := self._within(trim)) is not None]
+            self._version = max(self._version, now.base_version)
+            if not trims or self._try(now, trims):
+                return self._report()
+            if self._attempts == _WHOLE_ATTEMPTS:
+                break
+            now = self._operation.plan()
+        self._commit_separately(now, trims)
+        if self._conflict is not None and not self._done and not self._has_settled:
+            raise self._conflict
+        return self._report()
+
+    def _within(self, trim: TableTrim) -> TableTrim | None:
+        """Return a trim with only what the plan drops, too; None if nothing is left."""
+        approved = self._approved.get((trim.namespace, trim.table, trim.table_id))
+        if approved is None:
+            return None
+        dropped = tuple(snapshot_id for snapshot_id in trim.dropped if snapshot_id in set(approved.dropped))
+        refs = tuple(name for name in trim.dropped_refs if name in approved.dropped_refs)
+        return replace(trim, dropped=dropped, dropped_refs=refs) if dropped or refs else None
+
+    def _try(self, now: TrimPlan, trims: Sequence[TableTrim]) -> bool:
+        """Commit, and return whether that did not conflict with another commit."""
+        self._attempts += 1
+        try:
+            self._version = _commit(self._lake, now, trims)
+        except CommitConflictError as conflict:
+            self._conflict = conflict
+            return False
+        self._done |= {trim.name: len(trim.dropped) for trim in trims}
+        return True
+
+    def _commit_separately(self, now: TrimPlan, trims: Sequence[TableTrim]) -> None:
+        """Commit the tables that do not change, and then each table that does."""
+        base = self._lake.snapshot()
+        unchanged = [trim for trim in trims if self._entry(base, trim) == trim.definition_location]
+        for _ in range(MAX_ATTEMPTS - _WHOLE_ATTEMPTS):
+            if not unchanged or self._try(now, unchanged):
+                break
+            base = self._lake.snapshot()
+            unchanged = [trim for trim in unchanged if self._entry(base, trim) == trim.definition_location]
+        for trim in trims:
+            if trim.name not in self._done:
+                self._commit_alone(now, trim)
+
+    def _commit_alone(self, now: TrimPlan, trim: TableTrim) -> None:
+        """Commit one table. Its metadata is read right before each attempt, so that an attempt takes little time."""
+
+        def attempt() -> bool:
+            current = self._current(trim)
+            self._has_settled |= current is None
+            return current is None or self._try(now, [current])
+
+        repeat_attempts = Retrying(
+            stop=stop_after_attempt(MAX_ATTEMPTS - _WHOLE_ATTEMPTS),
+            wait=_PAUSE,
+            sleep=process_clock.sleep,
+            retry=retry_if_result(lambda is_settled: not is_settled),
+            retry_error_callback=lambda _: None,
+        )
+        repeat_attempts(attempt)
+
+    def _current(self, trim: TableTrim) -> TableTrim | None:
+        """Return the trim of the latest metadata of a table; None if it has nothing left to drop.
+
+        Versions since the plan have their own metadata, so what they need is not read again.
+        """
+        base = self._lake.snapshot()
+        location = self._entry(base, trim)
+        if location == trim.definition_location:
+            return trim
+        if location is None:
+            return None
+        candidates = candidates_of(self._lake, base, [trim.name], skips_unsuitable=True).tables
+        if not candidates or candidates[0].table_id != trim.table_id:
+            return None
+        listed = candidates[0].snapshots
+        dropped = tuple(snapshot_id for snapshot_id in trim.dropped if snapshot_id in listed.others)
+        refs = tuple(name for name in trim.dropped_refs if name in listed.expired_refs)
+        fresh = replace(trim, dropped=dropped, dropped_refs=refs, definition_location=location)
+        return fresh if dropped or refs else None
+
+    @staticmethod
+    def _entry(base: Snapshot, trim: TableTrim) -> str | None:
+        return base.entry(base.keys.table_key(trim.namespace, trim.table))
+
+    def _report(self) -> TrimReport:
+        done = {trim.name: self._done[trim.name] for trim in self._plan.tables if trim.name in self._done}
+        return TrimReport(
+            version=self._version,
+            tables=tuple(done),
+            left=tuple(trim.name for trim in self._plan.tables if trim.name not in done),
+            snapshots_dropped=sum(done.values()),
+            attempts=self._attempts,
+            cost=self._metered.cost(),
+        )
 
 
-def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, frozenset[int]]]) -> int:
+def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[TableTrim]) -> int:
     """Write the new metadata files, and commit. Raises CommitConflictError if the plan is out of date."""
-    message = f"{sum(len(dropped) for _, dropped in trims)} snapshots of {len(trims)} tables"
-    tables = [trim for trim, _ in trims]
-    dropped_of = {(trim.namespace, trim.table): dropped for trim, dropped in trims}
+    message = f"{sum(len(trim.dropped) for trim in trims)} snapshots of {len(trims)} tables"
     io = writing_io(lake)
     with (
         discarded_on_failure(io) as written,
@@ -390,13 +318,13 @@ def _commit(lake: Lakehouse, plan: TrimPlan, trims: Sequence[tuple[TableTrim, fr
     ):
         base = txn.base
         txn.require(lambda latest: _check_settings(latest, plan))
-        check_tables(txn, tables, _OPERATION, remedy="; make a new plan")
+        check_tables(txn, trims, _OPERATION, remedy="; make a new plan")
 
         def write(trim: TableTrim) -> TableDef:
-            dropped = dropped_of[trim.namespace, trim.table]
-            return write_without_snapshots(base.table_at(trim.definition_location), io, dropped, written.append)
+            definition = base.table_at(trim.definition_location)
+            return write_without_snapshots(definition, io, trim.dropped, written.append, trim.dropped_refs)
 
-        alter_tables(txn, lake.storage, tables, write)
+        alter_tables(txn, lake.storage, trims, write)
     assert txn.committed_version is not None
     return txn.committed_version
 
@@ -412,21 +340,6 @@ def _check_settings(base: Snapshot, plan: TrimPlan) -> None:
         )
 
 
-def _report(
-    plan: TrimPlan, trims: Sequence[tuple[TableTrim, frozenset[int]]], version: int, attempts: int, cost: Cost
-) -> TrimReport:
-    done = {f"{trim.namespace}.{trim.table}": len(dropped) for trim, dropped in trims}
-    planned = [f"{trim.namespace}.{trim.table}" for trim in plan.tables]
-    return TrimReport(
-        version=version,
-        tables=tuple(done),
-        left=tuple(name for name in planned if name not in done),
-        snapshots_dropped=sum(done.values()),
-        attempts=attempts,
-        cost=cost,
-    )
-
-
-def _shown(ids: Sequence[int]) -> str:
+def _shown(ids: Sequence[int | str]) -> str:
     text = ", ".join(map(str, ids[:_SHOWN_IDS]))
     return f"{text} and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else text

@@ -10,11 +10,12 @@ from itertools import accumulate
 from typing import TypeVar
 
 from trinitylake_ops.access.allowed_roots import cut
-from trinitylake_ops.format.definitions import ExpirationState
+from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.format.file_names import is_operation_path
 from trinitylake_ops.format.locations import is_uri
 from trinitylake_ops.operations.budget import NO_LIMITS, Budget, Spending
 from trinitylake_ops.operations.executor import DeletionFence
+from trinitylake_ops.operations.gc.batches import planned_files
 from trinitylake_ops.operations.gc.delete import Deletion, delete_files
 from trinitylake_ops.operations.gc.mark import CatalogReach, Mark, exported_roots, is_deletable, owned_tables
 from trinitylake_ops.operations.gc.survey import Progress, Survey, no_progress
@@ -22,6 +23,8 @@ from trinitylake_ops.operations.gc.table_files import table_id_in
 from trinitylake_ops.operations.gc.tables import TableRoot, existing_named_files, reclaimed_table_files
 from trinitylake_ops.operations.lease import Lease
 from trinitylake_ops.storage import Storage
+from trinitylake_ops.storage.parallel import run_parallel
+from trinitylake_ops.transaction.lakehouse import Lakehouse
 
 
 def delete_unreached(
@@ -226,7 +229,9 @@ def reclaimed_files(
         **{path: str(file.kind) for path, file in files.items()},
         **dict.fromkeys(export_paths, "export"),
     }
-    candidates = unreached(mark, dict.fromkeys(kind_of, 0)).keys()
+    former = {path for path, file in files.items() if not file.live}
+    planned = _planned_earlier(lake, survey.definition) if former else set()
+    candidates = unreached(mark, dict.fromkeys(kind_of.keys() - (former & planned), 0)).keys()
     table_ids = {table_id for path in files if (table_id := table_id_in(path)) is not None}
     owned = owned_tables(lake.storage, table_ids, survey.definition.id, table_ids)
     writers = _Writers(survey)
@@ -242,6 +247,17 @@ def reclaimed_files(
         writer_of,
         dict(sorted(mark.tables.damaged.items())),
     )
+
+
+def _planned_earlier(lake: Lakehouse, definition: LakehouseDef) -> set[str]:
+    """Return the files in the plans of batches that are not purged.
+
+    The metadata of a table lists its former metadata files, which no version needs, so each later plan would list them
+    again, and a purge would report them as deleted again.
+    """
+    batches = [batch for batch in definition.expirations if batch.state != ExpirationState.PURGED]
+    plans = run_parallel(lambda batch: planned_files(lake, batch), batches, lake.storage.concurrency)
+    return {path for plan in plans for path in plan or ()}
 
 
 class _Writers:

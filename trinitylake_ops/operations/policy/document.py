@@ -64,8 +64,8 @@ class Step(StrEnum):
     EXPORT = "export"
 
 
-#: The steps that do more than check, and can therefore wait for an approval.
-_APPROVABLE = frozenset(Step) - {Step.REPAIR_HINT, Step.FINISH_INTERRUPTED, Step.VERIFY}
+#: The steps whose operations have a plan, which can wait for an approval.
+_APPROVABLE = frozenset(Step) - {Step.REPAIR_HINT, Step.FINISH_INTERRUPTED, Step.VERIFY, Step.EXPORT}
 _STEPS = {step.value: step for step in Step}
 
 Pattern = Annotated[str, Field(min_length=1, max_length=_MAX_PATTERN_CHARS, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -147,7 +147,7 @@ class Retention(_Part):
     versions: VersionRules = VersionRules()
     #: The first rule that matches a table applies.
     tables: Annotated[list[TableRule], Field(max_length=_MAX_RULES)] = []
-    #: Each rule applies to the exports that it matches.
+    #: The first rule that matches an export applies.
     exports: Annotated[list[ExportRule], Field(max_length=_MAX_RULES)] = []
 
 

@@ -153,14 +153,15 @@ def _superseded_at_ms(info: VersionInfo, successor: VersionInfo | None) -> int |
 
 
 def _expiry(definition: LakehouseDef, inputs: MaintenanceInputs, commits: Commits, now_ms: int) -> Due:
-    """Apply the retention rules to the versions read. Reading fewer versions never makes more of them expire."""
-    infos = {info.version: info for info in (*commits.infos, *inputs.oldest) if info.state == "live"}
+    """Apply the retention rules to the versions that were read. Reading fewer versions never expires more of them."""
+    known = {info.version: info for info in (*commits.infos, *inputs.oldest)}
+    infos = {version: info for version, info in known.items() if info.state == "live"}
     pinned = {record.version for record in definition.exports if not is_lapsed(record, now_ms)}
     versions = [
         VersionAge(
             version=number,
             created_at_ms=epoch_ms(info.created_at),
-            superseded_at_ms=_superseded_at_ms(info, infos.get(number + 1)),
+            superseded_at_ms=_superseded_at_ms(info, known.get(number + 1)),
             pins=("an export",) if number in pinned else (),
         )
         for number, info in infos.items()

@@ -25,6 +25,7 @@ from trinitylake_ops.format.definitions import (
     SavedTransaction,
 )
 from trinitylake_ops.format.file_names import (
+    MAINTENANCE_STATE_PATH,
     OPERATIONS_PREFIX,
     ORPHAN_BARRIER_PATH,
     is_operation_path,
@@ -308,7 +309,7 @@ def _error_in(known_files: KnownFilesStorage, path: str) -> StorageError | None:
 
 
 def _limit_bytes(path: str) -> int:
-    is_note = path == ORPHAN_BARRIER_PATH or parse_lease_path(path) is not None
+    is_note = path in (MAINTENANCE_STATE_PATH, ORPHAN_BARRIER_PATH) or parse_lease_path(path) is not None
     return MAX_NOTE_BYTES if is_note else MAX_FILE_LIST_BYTES
 
 

@@ -1,0 +1,1 @@
+"""Maintenance: one operation that runs all due operations by the policy of the lakehouse."""
