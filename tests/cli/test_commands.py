@@ -100,9 +100,9 @@ def test_command_names() -> None:
     assert set(COMMANDS) == {
         "clone", "clones", "compact", "compact-tables", "compare", "completion", "count", "create-namespace", "diff",
         "drop-clone", "drop-export", "drop-namespace", "expire", "export", "exports", "head", "init", "log", "ls",
-        "maintain", "orphans", "policy", "promote", "prune-exports", "purge", "reconcile", "refresh", "register-table", "relocate",
-        "repair", "repair-hint", "resolve-commit", "restore", "rollback", "serve", "show", "status", "tree", "trim",
-        "undelete", "verify", "verify-export",
+        "maintain", "orphans", "policy", "promote", "prune-exports", "purge", "reconcile", "refresh",
+        "register-table", "relocate", "repair", "repair-hint", "resolve-commit", "restore", "rollback", "serve",
+        "show", "status", "tree", "trim", "undelete", "verify", "verify-export",
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from trinitylake_ops.iceberg.snapshot_retention import HEADS_ONLY, SnapshotRule
 from trinitylake_ops.iceberg.trim import ListedSnapshots, is_trimmable, listed_snapshots, referred_snapshots
 from trinitylake_ops.operations.gc.mark import CatalogReach, retained_roots
 from trinitylake_ops.operations.gc.survey import Survey, survey_versions
-from trinitylake_ops.operations.gc.tables import defined, in_batches, tables_of
+from trinitylake_ops.operations.gc.tables import in_batches, tables_of, with_definitions
 from trinitylake_ops.operations.policy.stored import policy_of
 from trinitylake_ops.operations.retention import RetentionPolicy
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
@@ -97,7 +97,7 @@ def candidates_of(
     unreadable: list[str] = []
     unwritable: list[str] = []
     rejected: list[str] = []
-    for entries in defined(base, tables_of(base, only)):
+    for entries in with_definitions(base, tables_of(base, only)):
         rejected += [str(name) for name, _, definition in entries if not is_trimmable(definition, io)]
         trimmable = [entry for entry in entries if is_trimmable(entry[2], io)]
         listings = run_parallel(in_one_round_trip(listed), trimmable, lake.storage.concurrency)
