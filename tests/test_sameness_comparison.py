@@ -143,8 +143,8 @@ def test_reason_matches_command_part_and_field() -> None:
 
 
 def test_steps_run_every_command() -> None:
-    assert sorted(trinitylake.commands) == sorted([*COMMANDS, "serve", "completion", "status", "policy"]), (
-        "serve runs indefinitely, completion reads no lakehouse, status prints ages, and policy is a new command"
+    assert sorted(trinitylake.commands) == sorted([*COMMANDS, "serve", "completion", "status", "policy", "maintain"]), (
+        "serve runs indefinitely, completion reads no lakehouse, status prints ages, policy and maintain are new"
     )
     called = {argument for step in steps(Path("/lakes")) for argument in step["arguments"]}
     assert called >= set(COMMANDS)

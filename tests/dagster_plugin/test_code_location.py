@@ -42,7 +42,9 @@ LIMITS = ApplyLimits(max_files=10, max_bytes=1 << 20, min_age=timedelta(days=7))
 UNPREFIXED_IO_MANAGER = LakehouseNames("").io_manager_key
 SALES, HR = LakehouseNames("sales"), LakehouseNames("hr")
 PAGE = Path(__file__).parents[2] / "docs" / "dagster" / "README.md"
-DEFAULT_JOBS = {"rollback", "export", "restore", "expire", "undelete", "purge", "verify", "repair", "observe"}
+DEFAULT_JOBS = {
+    "rollback", "export", "restore", "expire", "undelete", "purge", "maintain", "verify", "repair", "observe",
+}  # fmt: skip
 
 
 def settings(root: str, name: str = "", **options: Any) -> LakehouseSettings:
