@@ -32,8 +32,8 @@ from trinitylake_ops.versions.snapshot import utc_of
 
 #: The tree is checked after this number of versions.
 _VERSIONS_BETWEEN_TREE_CHECKS = 100
-#: A tree is compacted if its leaves are emptier than this, or if its buffers have this share of its keys.
-_LEAST_FILL, _MOST_BUFFERED = 0.6, 0.1
+#: A tree is compacted if its leaves are emptier than this, or if its buffers have more than this share of its keys.
+_MIN_FILL, _MAX_BUFFERED_SHARE = 0.6, 0.1
 
 
 def check_hint(run: MaintenanceRun) -> Iterator[Decision]:
@@ -225,7 +225,7 @@ def compact_tree(run: MaintenanceRun) -> Iterator[Decision]:
 
 def _is_worth(plan: CompactionPlan) -> bool:
     n_keys = sum(level.keys for level in plan.before.levels)
-    return plan.before.leaf_fill < _LEAST_FILL or plan.before.messages > _MOST_BUFFERED * n_keys
+    return plan.before.leaf_fill < _MIN_FILL or plan.before.messages > _MAX_BUFFERED_SHARE * n_keys
 
 
 def expire(run: MaintenanceRun) -> Iterator[Decision]:

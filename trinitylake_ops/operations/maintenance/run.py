@@ -33,7 +33,8 @@ from trinitylake_ops.versions.snapshot import Snapshot, epoch_ms
 
 _SECOND_MS = 1_000
 #: The maximum number of tables that are planned together, and about how many requests each takes.
-_MOST_TABLES_AT_ONCE, _REQUESTS_PER_TABLE = 256, 8
+_MAX_TABLES_AT_ONCE, _REQUESTS_PER_TABLE = 256, 8
+_MAX_SHOWN_NAMES = 5
 _PERIODS = ("keep_hourly", "keep_daily", "keep_weekly", "keep_monthly")
 
 #: The operations in the log that steps of maintenance commit.
@@ -43,8 +44,8 @@ OWN_OPERATIONS = frozenset(
         *("reconcile", "set-policy"),
     }
 )
-#: This number of versions expires even if only maintenance committed them.
-_MOST_OWN_VERSIONS = 100
+#: So many versions expire even if only maintenance committed them.
+_MAX_OWN_VERSIONS = 100
 
 WriterFactory = Callable[[], AbstractContextManager[GroupWriter]]
 
@@ -246,7 +247,7 @@ class MaintenanceRun:
         verdicts = survey.verdicts(self.retention(survey.definition), self.lake.storage.now_ms())
         expiring = tuple(verdict.version for verdict in verdicts if verdict.expires)
         is_own = all(survey.roots[version].operation in OWN_OPERATIONS for version in expiring)
-        self._n_own = len(expiring) if is_own and len(expiring) < _MOST_OWN_VERSIONS else 0
+        self._n_own = len(expiring) if is_own and len(expiring) < _MAX_OWN_VERSIONS else 0
         return () if self._n_own else expiring
 
     def why_none_is_expiring(self) -> str:
@@ -259,8 +260,8 @@ class MaintenanceRun:
         """Return how many tables to plan together, so that their requests fit into what is left of the limit."""
         limit = self.limits.max_requests
         if limit is None:
-            return _MOST_TABLES_AT_ONCE
-        return max(1, min(_MOST_TABLES_AT_ONCE, (limit - self.spending.requests) // _REQUESTS_PER_TABLE))
+            return _MAX_TABLES_AT_ONCE
+        return max(1, min(_MAX_TABLES_AT_ONCE, (limit - self.spending.requests) // _REQUESTS_PER_TABLE))
 
     # Deciding
 
@@ -336,8 +337,5 @@ def age_option(age_ms: int) -> str:
 
 def names_text(names: Sequence[Any]) -> str:
     """Return the first names, and the number of the others."""
-    shown = ", ".join(map(str, names[:_MOST_NAMES]))
-    return shown + (f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else "")
-
-
-_MOST_NAMES = 5
+    shown = ", ".join(map(str, names[:_MAX_SHOWN_NAMES]))
+    return shown + (f" and {len(names) - _MAX_SHOWN_NAMES:,} more" if len(names) > _MAX_SHOWN_NAMES else "")

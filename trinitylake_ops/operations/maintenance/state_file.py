@@ -6,6 +6,7 @@ repeated and the order of tables starts over; nothing else changes.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,9 +22,11 @@ from trinitylake_ops.storage import Storage
 
 logger = logging.getLogger(__name__)
 
-#: The maximum number of tables that are remembered by name, so that the file stays small.
-MOST_TABLES = 256
-_LONGEST_NAME_CHARS = 256
+#: The maximum number of tables that each mapping remembers by name.
+MAX_TABLES = 256
+#: The maximum size of a name in the file, and of the position of a pass. With them, the file is smaller than 1 MiB.
+_MAX_NAME_BYTES = 512
+_MAX_POSITION_BYTES = 65_536
 
 
 @dataclass(slots=True)
@@ -61,7 +64,7 @@ class TablePass:
     def _remember(self, tables: dict[str, int], name: str, now_ms: int) -> None:
         if name in tables:
             return
-        if len(tables) == MOST_TABLES or len(name) > _LONGEST_NAME_CHARS:
+        if len(tables) == MAX_TABLES or _size_bytes(name) > _MAX_NAME_BYTES:
             self.has_forgotten = True
         else:
             tables[name] = now_ms
@@ -76,6 +79,16 @@ class TablePass:
         """The tables that are remembered by name."""
         return frozenset({*self.waiting_since_ms, *self.unfinished_since_ms})
 
+    def ordered(self, names: Iterable[str]) -> list[str]:
+        """Return the tables of a pass: those that wait, the others after the last one handled, the unfinished ones.
+
+        Args:
+            names: The tables to check, besides those that are remembered.
+        """
+        known = self.remembered
+        rest = sorted(name for name in names if name not in known and (self.after is None or name > self.after))
+        return [*self.waiting_since_ms, *rest, *self.unfinished_since_ms]
+
     def begin(self, version: int) -> None:
         """Begin a pass on a version, unless one is in progress."""
         if self.begun_version is None:
@@ -83,7 +96,7 @@ class TablePass:
 
     def advance(self, name: str) -> None:
         """Record that the pass has handled all tables up to this one."""
-        if len(name) <= _LONGEST_NAME_CHARS:
+        if _size_bytes(name) <= _MAX_POSITION_BYTES:
             self.after = name
 
     def finish(self) -> None:
@@ -95,8 +108,8 @@ class TablePass:
     def end_turn(self) -> None:
         """Let unfinished tables wait for their turn in the next run."""
         waiting = {**self.waiting_since_ms, **self.unfinished_since_ms}
-        self.has_forgotten |= len(waiting) > MOST_TABLES
-        self.waiting_since_ms = dict(list(waiting.items())[:MOST_TABLES])
+        self.has_forgotten |= len(waiting) > MAX_TABLES
+        self.waiting_since_ms = dict(list(waiting.items())[:MAX_TABLES])
         self.unfinished_since_ms = {}
 
     def to_json(self) -> dict[str, Any]:
@@ -119,9 +132,9 @@ class TablePass:
         return cls(
             checked_version=_number(content.get("checked_version"), MAX_VERSION),
             begun_version=_number(content.get("begun_version"), MAX_VERSION),
-            after=after if isinstance(after, str) and len(after) <= _LONGEST_NAME_CHARS else None,
-            waiting_since_ms=_times(content.get("waiting_since_ms"), MOST_TABLES),
-            unfinished_since_ms=_times(content.get("unfinished_since_ms"), MOST_TABLES),
+            after=after if isinstance(after, str) and _size_bytes(after) <= _MAX_POSITION_BYTES else None,
+            waiting_since_ms=_times(content.get("waiting_since_ms")),
+            unfinished_since_ms=_times(content.get("unfinished_since_ms")),
             has_forgotten=content.get("has_forgotten") is True,
         )
 
@@ -177,7 +190,7 @@ class MaintenanceState:
         """Read the content of a file, and ignore what is invalid."""
         steps = {step.value for step in Step}
         unfinished = content.get("unfinished")
-        turns_ms = _times(content.get("turns_ms"), MOST_TABLES)
+        turns_ms = _times(content.get("turns_ms"))
         return cls(
             turns_ms={name: time_ms for name, time_ms in turns_ms.items() if name in steps},
             unfinished={name for name in unfinished if isinstance(name, str) and name in steps}
@@ -207,17 +220,22 @@ class MaintenanceState:
             logger.warning("could not write what maintenance remembers: %s", error)
 
 
-def _number(value: Any, most: int) -> int | None:
-    return value if type(value) is int and 0 <= value <= most else None
+def _size_bytes(name: str) -> int:
+    """Return the size of a name in the file, where other characters than those of ASCII are escaped."""
+    return len(json.dumps(name))
 
 
-def _times(content: Any, most: int) -> dict[str, int]:
-    """Return the valid entries of a mapping of names to times."""
+def _number(value: Any, maximum: int) -> int | None:
+    return value if type(value) is int and 0 <= value <= maximum else None
+
+
+def _times(content: Any) -> dict[str, int]:
+    """Return the first valid entries of a mapping of names to times."""
     if not isinstance(content, dict):
         return {}
     valid = {
         name: time_ms
         for name, time_ms in content.items()
-        if isinstance(name, str) and len(name) <= _LONGEST_NAME_CHARS and _number(time_ms, MAX_TIME_MS) is not None
+        if isinstance(name, str) and _size_bytes(name) <= _MAX_NAME_BYTES and _number(time_ms, MAX_TIME_MS) is not None
     }
-    return dict(list(valid.items())[:most])
+    return dict(list(valid.items())[:MAX_TABLES])

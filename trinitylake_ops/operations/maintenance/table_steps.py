@@ -35,24 +35,21 @@ from trinitylake_ops.tree.diff import diff_trees
 from trinitylake_ops.versions.snapshot import Snapshot
 
 #: Decisions about single tables in a report; the others are summarized.
-_MOST_DECISIONS = 1_000
-_TRIES = 3
+_MAX_DECISIONS = 1_000
+_MAX_ATTEMPTS = 3
 _PAUSE = wait_random_exponential(multiplier=0.2, max=3.0)
 #: Errors that concern one table. The other tables are compacted.
 _OF_ONE_TABLE = (InvalidDefinitionError, ContentChangedError, *DAMAGE)
 
 
 def _tables_to_check(run: MaintenanceRun, base: Snapshot, tables: TablePass, *, only_changed: bool) -> list[str]:
-    """Return the tables of a pass: those that wait, the others after the last one handled, and the unfinished ones."""
+    """Return the tables of a pass in order, and forget tables that do not exist any more."""
     changed = _changed_since(run, base, tables.checked_version) if only_changed else None
     names = [str(name) for name, _ in tables_of(base)] if changed is None else changed
-    first, last = list(tables.waiting_since_ms), list(tables.unfinished_since_ms)
     if changed is None:
-        existing = set(names)
-        first, last = [name for name in first if name in existing], [name for name in last if name in existing]
-    known = {*first, *last}
-    rest = sorted(name for name in names if name not in known and (tables.after is None or name > tables.after))
-    return [*first, *rest, *last]
+        for dropped in tables.remembered - set(names):
+            tables.settle(dropped)
+    return tables.ordered(names)
 
 
 def _changed_since(run: MaintenanceRun, base: Snapshot, version: int | None) -> list[str] | None:
@@ -93,7 +90,7 @@ class _Decisions:
         self._omitted: dict[DecisionState, list[Decision]] = {}
 
     def of(self, decision: Decision) -> Iterator[Decision]:
-        if self._n_reported < _MOST_DECISIONS:
+        if self._n_reported < _MAX_DECISIONS:
             self._n_reported += 1
             yield decision
         else:
@@ -399,7 +396,7 @@ def _committed(run: MaintenanceRun, plan: CompactTablesPlan, table: TableCompact
         )
 
     repeat_attempts = Retrying(
-        stop=stop_after_attempt(_TRIES),
+        stop=stop_after_attempt(_MAX_ATTEMPTS),
         wait=_PAUSE,
         sleep=process_clock.sleep,
         retry=retry_if_exception_type(CommitConflictError),
