@@ -58,15 +58,22 @@ class _NoManifest(StorageWrapper):
         super().create(path, data)
 
 
-def neglect(aging: Aging, clone_root: str | None = None) -> None:
-    """Make every step due. Without a root for a clone, no clone is overdue."""
+def neglect(aging: Aging, clone_root: str | None = None, *, n_appends: int = 6, n_dropped: int = 27) -> None:
+    """Make every step due.
+
+    Args:
+        aging: The lakehouse.
+        clone_root: The root of an overdue clone; without it, no clone is overdue.
+        n_appends: The number of files that are appended to each table before, and after, a version expires.
+        n_dropped: The number of tables that are created and dropped.
+    """
     lake = aging.lake
-    create(lake, "tree", *(f"t{number}" for number in range(30)))
-    drop(lake, "tree", *(f"t{number}" for number in range(30) if number % 10))
+    create(lake, "tree", *(f"t{number}" for number in range(n_dropped + 3)))
+    drop(lake, "tree", *(f"t{number}" for number in range(3, n_dropped + 3)))
     for name in ("nightly-1", "nightly-2"):
         operations.plan_export(lake, name).execute()
         aging.later(HOUR_MS)
-    for _ in range(6):
+    for _ in range(n_appends):
         append_rows(lake, "ns.t")
         append_rows(lake, "ns.u")
         aging.later(HOUR_MS)
@@ -77,7 +84,7 @@ def neglect(aging: Aging, clone_root: str | None = None) -> None:
     aging.later(2 * DAY_MS)
     operations.plan_expiration(lake).execute()
     aging.later(DAY_MS)
-    for _ in range(6):
+    for _ in range(n_appends):
         append_rows(lake, "ns.t")
         append_rows(lake, "ns.u")
         aging.later(HOUR_MS)
