@@ -204,5 +204,6 @@ BUDGETS: Mapping[str, Row] = {
         folder=Budget({"create": 5, "delete": 2, "list": 5, "read": 36, "stat": 1, "write": 7}, 30, "one batch"),
         server=Budget({"create": 5, "delete": 6, "list": 5, "read": 36, "stat": 1, "write": 7}, 30),
     ),
+    "maintain, nothing to do": _on_all({"list": 1, "read": 32, "write": 1}, 23, "each step reads the latest version"),
     "export by reference": _on_all({"create": 5, "read": 16, "stat": 1, "write": 1}, 18),
 }

@@ -403,6 +403,12 @@ def _purge(*, executes: bool) -> Workload:
     return count
 
 
+def _maintain_again(subject: Subject) -> RequestCounts:
+    with _aged(subject) as (lake, _):
+        operations.maintain(lake)
+        return subject.count(lambda: operations.maintain(lake))
+
+
 #: The workload of each row of the table.
 WORKLOADS: Mapping[str, Workload] = {
     "open": _open,
@@ -456,5 +462,6 @@ WORKLOADS: Mapping[str, Workload] = {
     "expire 6 versions": _expire,
     "plan the purge of 6 versions": _purge(executes=False),
     "purge 6 versions": _purge(executes=True),
+    "maintain, nothing to do": _maintain_again,
     "export by reference": _operation(lambda lake: operations.plan_export(lake, "kept").execute()),
 }

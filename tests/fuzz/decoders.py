@@ -30,6 +30,7 @@ from trinitylake_ops.errors import FileMissingError, TrinityLakeError
 from trinitylake_ops.format.definitions import ExpirationBatch, LakehouseDef, NamespaceDef, SavedTransaction, TableDef
 from trinitylake_ops.format.file_names import (
     HINT_PATH,
+    MAINTENANCE_STATE_PATH,
     ORPHAN_BARRIER_PATH,
     is_immutable_path,
     is_operation_path,
@@ -48,6 +49,7 @@ from trinitylake_ops.format.keys import COMMIT_INFO, KeyCodec
 from trinitylake_ops.format.limits import check_readable_sizes, validate_changed_settings, validate_table_def
 from trinitylake_ops.format.locations import as_uri, normalize_root_uri, to_location, to_uri, validate_location
 from trinitylake_ops.format.node_file import decode_node, decode_system_rows, encode_node
+from trinitylake_ops.format.sealed_files import decode_sealed_json
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.copy import FileCopy, TableFileMap, rewrite_file
@@ -64,7 +66,8 @@ from trinitylake_ops.operations.gc.inventory import Inventory, InventoryQuery, I
 from trinitylake_ops.operations.gc.plan_files import PlanFile, read_plan_file
 from trinitylake_ops.operations.gc.table_files import iceberg_metadata
 from trinitylake_ops.operations.lease import lease
-from trinitylake_ops.operations.policy.document import MaintenancePolicy
+from trinitylake_ops.operations.maintenance.state_file import MaintenanceState
+from trinitylake_ops.operations.policy.document import MaintenancePolicy, Step
 from trinitylake_ops.operations.policy.explanation import policy_changes, policy_sentences
 from trinitylake_ops.operations.policy.stored import policy_of, with_policy
 from trinitylake_ops.operations.verified_files import RecordedPart, decode_names, read_records
@@ -149,6 +152,18 @@ def _policy_yaml(data: bytes, path: str) -> None:
     policy = policy_of_yaml(data.decode("utf-8", "replace"))
     assert policy_of_yaml(policy_yaml(policy)) == policy
     _use_policy(policy)
+
+
+def _maintenance_state(data: bytes, path: str) -> None:
+    """Read what maintenance remembers, and write it again."""
+    storage = _lake().storage
+    state = MaintenanceState.of(decode_sealed_json(data, path))
+    state.write(storage)
+    assert MaintenanceState.read(storage) == state
+    for tables in (state.compaction, state.trim):
+        assert {*tables.ordered(["n.a", "n.b"])} >= tables.remembered
+    state.end_turns()
+    assert len(state.ordered(Step)) == len(Step)
 
 
 def _use_policy(policy: MaintenancePolicy) -> None:
@@ -410,6 +425,7 @@ DECODERS: dict[str, Decoder] = {
     "lakehouse_def": Decoder(_lakehouse_def, f"_lakehouse_def_{UUID}.binpb", mutations.mutate_protobuf),
     "policy": Decoder(_policy, "policy.json", mutations.mutate_json),
     "policy_yaml": Decoder(_policy_yaml, "policy.yaml", mutations.mutate_text),
+    "maintenance_state": Decoder(_maintenance_state, MAINTENANCE_STATE_PATH, mutations.mutate_json),
     "namespace_def": Decoder(_namespace_def, f"namespace-n-{UUID}.binpb", mutations.mutate_protobuf),
     "table_def": Decoder(_table_def, f"table-t-n-{UUID}.binpb", mutations.mutate_protobuf),
     "hint": Decoder(_hint, HINT_PATH, mutations.mutate_text),

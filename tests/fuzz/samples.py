@@ -48,6 +48,7 @@ from trinitylake_ops.iceberg.catalog import catalog_at
 from trinitylake_ops.iceberg.managed import owner_file
 from trinitylake_ops.iceberg.validation.checksums import seal_pairs, sealed_table_file
 from trinitylake_ops.operations.gc.plan_files import PlanFile
+from trinitylake_ops.operations.maintenance.state_file import MaintenanceState, TablePass
 from trinitylake_ops.operations.policy.document import MaintenancePolicy
 from trinitylake_ops.operations.policy.stored import with_policy
 from trinitylake_ops.storage import drop_memory_root
@@ -205,6 +206,18 @@ def _operations() -> Iterator[tuple[str, str, bytes]]:
     holder = {"holder": UUID, "operation": "purge", "run_id": None, "expires_at_ms": 7}
     yield "lease", "lease.json", encode_sealed_json(holder, _path("lease"))
     yield "lease", "unsealed.json", json.dumps(holder).encode()
+    state = MaintenanceState(
+        turns_ms={"trim": 1_700_000_000_000},
+        unfinished={"trim", "verify"},
+        orphans_checked_ms=1_700_000_000_000,
+        tree_checked_version=7,
+        is_verify_unfinished=True,
+        compaction=TablePass(checked_version=5, waiting_since_ms={"n.t": 7}, unfinished_since_ms={"n.u": 8}),
+        trim=TablePass(begun_version=6, after="n.a", has_forgotten=True),
+    )
+    path = _path("maintenance_state")
+    yield "maintenance_state", "all.json", encode_sealed_json(state.to_json(), path)
+    yield "maintenance_state", "empty.json", encode_sealed_json({}, path)
     barrier = {"orphans_removed_before_millis": 1_700_000_000_000}
     yield "orphan_barrier", "barrier.json", encode_sealed_json(barrier, _path("orphan_barrier"))
 

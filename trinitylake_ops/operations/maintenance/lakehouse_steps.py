@@ -8,8 +8,14 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-from trinitylake_ops.errors import ConflictError, ExportExistsError, LocationNotAllowedError, TrinityLakeError
-from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.errors import (
+    ConflictError,
+    ExportExistsError,
+    LocationNotAllowedError,
+    NotFoundError,
+    TrinityLakeError,
+)
+from trinitylake_ops.format.definitions import ExportRecord, ExportState
 from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.operations.clones.clone_records import overdue_clones
 from trinitylake_ops.operations.clones.drop import plan_drop_clone
@@ -27,6 +33,7 @@ from trinitylake_ops.operations.maintenance.decisions import Approval, Decision,
 from trinitylake_ops.operations.maintenance.run import MaintenanceRun, age_option, names_text, nothing
 from trinitylake_ops.operations.policy.document import ExportRule, ExportTarget, Step
 from trinitylake_ops.operations.retention import RetentionPolicy, span_text
+from trinitylake_ops.operations.status.due import newest_export_ms
 from trinitylake_ops.operations.verification.verify import verify
 from trinitylake_ops.versions.snapshot import utc_of
 
@@ -107,7 +114,7 @@ def _guarded(planned: Decision, execute: Callable[[], Decision]) -> Decision:
     """Return the outcome of one of several executions of a step. An error of one does not end the step."""
     try:
         return execute()
-    except ConflictError as error:
+    except (ConflictError, NotFoundError) as error:  # another writer changed or dropped it
         return replace(planned, state=DecisionState.LEFT, why=error.message)
     except TrinityLakeError as error:
         return replace(planned, state=DecisionState.FAILED, why=str(error))
@@ -409,7 +416,7 @@ def export(run: MaintenanceRun) -> Iterator[Decision]:
     if target is None:
         yield nothing(Step.EXPORT, "the policy has no export")
         return
-    newest_ms = _newest_export_ms(run.lake.snapshot().definition)
+    newest_ms = newest_export_ms(run.lake.snapshot().definition, target)
     if newest_ms is not None and run.now_ms - newest_ms <= target.every_ms:
         yield nothing(Step.EXPORT, f"the last was {span_text(max(0, run.now_ms - newest_ms))} ago")
         return
@@ -451,12 +458,3 @@ def export_name(target: ExportTarget, now_ms: int) -> str:
     """
     begun_ms = now_ms - now_ms % target.every_ms
     return f"maintenance-{utc_of(begun_ms):%Y%m%dT%H%M%S}"
-
-
-def _newest_export_ms(definition: LakehouseDef) -> int | None:
-    complete = [
-        record.created_at_millis
-        for record in definition.exports
-        if record.state == ExportState.COMPLETE and not record.clone_id
-    ]
-    return max(complete, default=None)

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import groupby
 
-from trinitylake_ops.errors import ConflictError, LakehouseNotFoundError, TrinityLakeError
+from trinitylake_ops.errors import ConflictError, LakehouseNotFoundError, NotFoundError, TrinityLakeError
 from trinitylake_ops.operations.base import MeteredLakehouse, operation_span
 from trinitylake_ops.operations.budget import Budget, BudgetSpentBeforeError, BudgetSpentError, Spending
 from trinitylake_ops.operations.executor import LOCAL, Executor
@@ -189,7 +189,7 @@ def _run_step(run: MaintenanceRun, step: Step) -> Iterator[Decision]:
         yield Decision(step=step, state=DecisionState.LEFT, why=why)
     except LakehouseNotFoundError:
         raise
-    except ConflictError as error:
+    except (ConflictError, NotFoundError) as error:  # another writer changed or dropped it
         yield left_by(step, error)
     except TrinityLakeError as error:
         yield Decision(step=step, state=DecisionState.FAILED, why=str(error))

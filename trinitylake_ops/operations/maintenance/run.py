@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trinitylake_ops._lazy import cached_attribute
-from trinitylake_ops.errors import ConflictError
+from trinitylake_ops.errors import ConflictError, NotFoundError
 from trinitylake_ops.format.definitions import ExpirationState, LakehouseDef
 from trinitylake_ops.iceberg.write.rewrite import GroupWriter, rewrite_in_process
 from trinitylake_ops.operations.budget import Spending
@@ -325,8 +325,8 @@ def nothing(step: Step, why: str) -> Decision:
     return Decision(step=step, state=DecisionState.NOTHING, why=why)
 
 
-def left_by(step: Step, error: ConflictError, what: str = "") -> Decision:
-    """Return the decision to leave a step or a table for the next run, because of a conflict."""
+def left_by(step: Step, error: ConflictError | NotFoundError, what: str = "") -> Decision:
+    """Return the decision to leave a step or a table for the next run, because of another writer."""
     return Decision(step=step, state=DecisionState.LEFT, what=what, why=error.message)
 
 

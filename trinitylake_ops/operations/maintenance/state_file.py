@@ -203,9 +203,9 @@ class MaintenanceState:
             trim=TablePass.of(content.get("trim")),
         )
 
-    def write(self, storage: Storage) -> None:
-        """Write the file, best effort."""
-        content = {
+    def to_json(self) -> dict[str, Any]:
+        """Return the content as JSON values."""
+        return {
             "turns_ms": self.turns_ms,
             "unfinished": sorted(self.unfinished),
             "orphans_checked_ms": self.orphans_checked_ms,
@@ -214,8 +214,11 @@ class MaintenanceState:
             "compaction": self.compaction.to_json(),
             "trim": self.trim.to_json(),
         }
+
+    def write(self, storage: Storage) -> None:
+        """Write the file, best effort."""
         try:
-            storage.write(MAINTENANCE_STATE_PATH, encode_sealed_json(content, MAINTENANCE_STATE_PATH))
+            storage.write(MAINTENANCE_STATE_PATH, encode_sealed_json(self.to_json(), MAINTENANCE_STATE_PATH))
         except StorageError as error:
             logger.warning("could not write what maintenance remembers: %s", error)
 

@@ -42,14 +42,8 @@ _PAUSE = wait_random_exponential(multiplier=0.2, max=3.0)
 _OF_ONE_TABLE = (InvalidDefinitionError, ContentChangedError, *DAMAGE)
 
 
-def _tables_to_check(run: MaintenanceRun, base: Snapshot, tables: TablePass, *, only_changed: bool) -> list[str]:
-    """Return the tables of a pass in order, and forget tables that do not exist any more."""
-    changed = _changed_since(run, base, tables.checked_version) if only_changed else None
-    names = [str(name) for name, _ in tables_of(base)] if changed is None else changed
-    if changed is None:
-        for dropped in tables.remembered - set(names):
-            tables.settle(dropped)
-    return tables.ordered(names)
+def _all_tables(base: Snapshot) -> list[str]:
+    return [str(name) for name, _ in tables_of(base)]
 
 
 def _changed_since(run: MaintenanceRun, base: Snapshot, version: int | None) -> list[str] | None:
@@ -114,14 +108,13 @@ class _Decisions:
 def trim(run: MaintenanceRun) -> Iterator[Decision]:
     """Drop Iceberg snapshots that no kept version needs, if versions expire."""
     tables = run.state.trim
-    if not tables.is_pending and run.why_nothing_expires:
-        yield nothing(Step.TRIM, f"{run.why_nothing_expires}, so versions need all snapshots")
-        return
-    if not tables.is_pending and not run.expiring():
-        yield nothing(Step.TRIM, f"{run.why_none_is_expiring()}, so versions need all snapshots")
+    why_not = run.why_nothing_expires or ("" if run.expiring() else run.why_none_is_expiring())
+    if why_not and not tables.is_pending:
+        yield nothing(Step.TRIM, f"{why_not}, so versions need all snapshots")
         return
     base = run.lake.snapshot()
-    names, remembered = _tables_to_check(run, base, tables, only_changed=False), tables.remembered
+    has_only_remembered = bool(why_not) and tables.begun_version is None
+    names, remembered = tables.ordered([] if has_only_remembered else _all_tables(base)), tables.remembered
     tables.begin(base.version)
     policy = run.retention(base.definition)
     retained = RetainedDefinitions(policy)
@@ -175,8 +168,6 @@ def _trimmed(run: MaintenanceRun, plan: TrimPlan) -> list[Decision]:
         try:
             report = plan.execute()
         except CommitConflictError as error:
-            for name in names:
-                tables.leave_unfinished(name, run.now_ms)
             return left_by(Step.TRIM, error, names_text(names))
         for name in report.tables:
             tables.settle(name)
@@ -193,6 +184,9 @@ def _trimmed(run: MaintenanceRun, plan: TrimPlan) -> list[Decision]:
     options = {"tables": names, **run.max_age_option()}
     approval = Approval(job="trim", arguments=tuple(names), options=options, digest=plan.digest)
     decision = run.apply(planned, execute, approval=approval)
+    if decision.state in (DecisionState.WAITS, DecisionState.LEFT):
+        for name in names:
+            tables.leave_unfinished(name, run.now_ms)
     return [decision, *left]
 
 
@@ -203,7 +197,8 @@ def compact_tables(run: MaintenanceRun) -> Iterator[Decision]:
     """Merge small data files, and rewrite data files with deleted rows."""
     tables = run.state.compaction
     base = run.lake.snapshot()
-    names, remembered = _tables_to_check(run, base, tables, only_changed=True), tables.remembered
+    changed = _changed_since(run, base, tables.checked_version)
+    names, remembered = tables.ordered(_all_tables(base) if changed is None else changed), tables.remembered
     tables.begin(base.version)
     if not names:
         tables.finish()
@@ -257,6 +252,8 @@ def _is_due(run: MaintenanceRun, table: TableCompaction) -> bool:
 def _compacted(run: MaintenanceRun, plan: CompactTablesPlan, due: Sequence[TableCompaction]) -> Iterator[Decision]:
     """Compact tables one by one, because each has its own files and conflicts."""
     if due and Step.COMPACT_TABLES in run.policy.approval:
+        for table in due:
+            run.state.compaction.leave_unfinished(table.name, run.now_ms)
         yield _waiting(run, plan, due, "the policy requires an approval")
         return
     for table in due:
@@ -264,8 +261,8 @@ def _compacted(run: MaintenanceRun, plan: CompactTablesPlan, due: Sequence[Table
         if part is None:
             too_large = all(run.rewritten.exceeds_limit(len(group.files), group.bytes) for group in table.file_groups)
             if too_large:
+                run.state.compaction.leave_unfinished(table.name, run.now_ms)
                 yield _waiting(run, plan, [table], f"more than the limit of {run.rewritten} of a run")
-                run.state.compaction.settle(table.name)
                 continue
             run.state.compaction.wait(table.name, run.now_ms)
             why = f"{_reason(table)}; more than what is left of the limit of {run.rewritten} of this run"

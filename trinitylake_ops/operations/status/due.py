@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
-from trinitylake_ops.format.definitions import ExportRecord, ExportState, LakehouseDef
+from trinitylake_ops.format.definitions import ExportLevel, ExportRecord, ExportState, LakehouseDef
 from trinitylake_ops.format.file_names import VERIFIED_PREFIX
+from trinitylake_ops.format.locations import normalize_root_uri
 from trinitylake_ops.format.version_ranges import VersionRanges
 from trinitylake_ops.operations.gc.batches import PurgeBatch
 from trinitylake_ops.operations.gc.listing import acknowledged_versions
 from trinitylake_ops.operations.gc.survey import expired_versions, is_lapsed, is_past
 from trinitylake_ops.operations.hint import HintState
-from trinitylake_ops.operations.policy.document import DEFAULT_POLICY, MaintenancePolicy
+from trinitylake_ops.operations.policy.document import DEFAULT_POLICY, ExportTarget, MaintenancePolicy
 from trinitylake_ops.operations.retention import RetentionPolicy, VersionAge, judge, span_text
 from trinitylake_ops.operations.status.activity import Commits
 from trinitylake_ops.versions.history import VersionInfo, version_infos
@@ -57,6 +58,8 @@ class DueAges:
     verify_ms: int | None = DEFAULT_POLICY.targets.verify_every_ms
     orphans_ms: int | None = DEFAULT_POLICY.targets.orphans_every_ms
     export_ms: int | None = None
+    #: The export of the policy, which decides what exports count; None to count all.
+    export_target: ExportTarget | None = None
     unfinished_ms: int = DEFAULT_POLICY.targets.unfinished_after_ms
 
     @classmethod
@@ -67,6 +70,7 @@ class DueAges:
             verify_ms=targets.verify_every_ms,
             orphans_ms=targets.orphans_every_ms,
             export_ms=None if targets.export is None else targets.export.every_ms,
+            export_target=targets.export,
             unfinished_ms=targets.unfinished_after_ms,
         )
 
@@ -247,9 +251,33 @@ def _exports(definition: LakehouseDef, inputs: MaintenanceInputs, ages: DueAges,
     if interrupted:
         why = f"{_named(interrupted)} was started and is not finished"
         return Due(what="exports", state=DueState.DUE, why=why, command="exports")
-    complete = [record.created_at_millis for record in exports if record.state == ExportState.COMPLETE]
-    name = f"kept-{utc_of(now_ms):%Y-%m-%d}"
-    return _by_age("exports", f"export {name}", max(complete, default=None), inputs, ages.export_ms, now_ms)
+    command = f"export kept-{utc_of(now_ms):%Y-%m-%d}"
+    newest_ms = newest_export_ms(definition, ages.export_target)
+    return _by_age("exports", command, newest_ms, inputs, ages.export_ms, now_ms)
+
+
+def newest_export_ms(definition: LakehouseDef, target: ExportTarget | None) -> int | None:
+    """Return when the newest complete export was created, in milliseconds since the epoch; None if there is none.
+
+    Args:
+        definition: The settings of the lakehouse.
+        target: The export of the policy. Only exports of all namespaces to the same root, with at least the same level,
+            count. None counts all exports.
+    """
+    complete = (
+        record.created_at_millis
+        for record in definition.exports
+        if record.state == ExportState.COMPLETE and not record.clone_id and _meets(record, target)
+    )
+    return max(complete, default=None)
+
+
+def _meets(record: ExportRecord, target: ExportTarget | None) -> bool:
+    if target is None:
+        return True
+    root = "" if target.target is None else normalize_root_uri(target.target)
+    is_same_root = record.target_uri == root
+    return is_same_root and record.level >= ExportLevel[target.level.upper()] and not record.namespaces
 
 
 def _clones(definition: LakehouseDef, ages: DueAges, now_ms: int) -> Due:
