@@ -160,6 +160,7 @@ def test_maintenance_killed_after_each_change_of_a_file(base: Base) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3_600)
 def test_maintenance_killed_at_each_request(base: Base) -> None:
     log, uninterrupted = run_uninterrupted(base)
     for request in log:
@@ -167,6 +168,7 @@ def test_maintenance_killed_at_each_request(base: Base) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3_600)
 def test_maintenance_with_lost_responses_to_all_writes(base: Base) -> None:
     log, uninterrupted = run_uninterrupted(base)
     for request in log:
@@ -177,6 +179,7 @@ def test_maintenance_with_lost_responses_to_all_writes(base: Base) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3_600)
 def test_error_of_each_request_fails_at_most_one_step(base: Base) -> None:
     log, uninterrupted = run_uninterrupted(base)
     for request in log:
@@ -185,7 +188,7 @@ def test_error_of_each_request_fails_at_most_one_step(base: Base) -> None:
         try:
             report = maintain(Lakehouse(FaultyStorage(clock, [fail(request.number, error)], concurrency=1)))
         except StorageError:
-            assert request.number < 20, "only the first requests read the latest version"
+            assert request.number < 60 or request.number > len(log) - 20, "only the first and last requests may fail it"
         else:
             assert len({decision.step for decision in report.failed}) <= 1, (request, str(report))
         assert_converges(clock, uninterrupted, request, checks_files=False)

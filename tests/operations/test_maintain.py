@@ -435,6 +435,10 @@ class BrokenStorage(StorageWrapper):
         self._check("list", prefix)
         return super().list(prefix)
 
+    def create(self, path: str, data: bytes) -> None:
+        self._check("create", path)
+        super().create(path, data)
+
     def write(self, path: str, data: bytes) -> None:
         self._check("write", path)
         super().write(path, data)
@@ -528,6 +532,19 @@ def test_export_is_made_when_due_and_only_to_allowed_roots(aging: Aging, clone_r
     assert states(maintain(lake))[Step.EXPORT] == {DONE}
 
 
+def test_only_exports_that_meet_the_policy_count(aging: Aging, clone_root: str) -> None:
+    append_rows(aging.lake, "ns.t")
+    lake = Lakehouse(aging.lake.storage, {"allowed_roots": clone_root})
+    with_policy(lake, targets={"export": {"every": "1d", "level": "full", "target": clone_root}})
+    operations.plan_export(lake, "here", "full").execute()
+    operations.plan_export(lake, "part", "full", target=clone_root, namespaces=["ns"]).execute()
+    assert states(maintain(lake, dry_run=True))[Step.EXPORT] == {PLANNED}
+    due = {entry.what: entry for entry in operations.lakehouse_status(lake).due}
+    assert due["exports"].why == "the lakehouse is new; due every 1 d", "no export counts"
+    operations.plan_export(lake, "all", "full", target=clone_root).execute()
+    assert states(maintain(lake, dry_run=True))[Step.EXPORT] == {NOTHING}
+
+
 def test_interrupted_export_to_a_root_that_is_not_allowed_is_not_resumed(aging: Aging, clone_root: str) -> None:
     append_rows(aging.lake, "ns.t")
     record = ExportRecord(
@@ -546,6 +563,39 @@ def test_interrupted_export_to_a_root_that_is_not_allowed_is_not_resumed(aging: 
     resumed = maintain(Lakehouse(aging.lake.storage, {"allowed_roots": clone_root}))
     assert decision_of(resumed, Step.FINISH_INTERRUPTED).state == DONE
     assert rows_of(Lakehouse.open(clone_root)) == rows_of(aging.lake)
+
+
+def test_plan_that_waits_is_reported_in_each_run(aging: Aging) -> None:
+    neglect(aging)
+    with_policy(aging.lake, approval=["trim", "compact_tables"])
+    first = maintain(aging.lake)
+    assert states(first)[Step.EXPIRE] == {DONE}
+    for _ in range(3):
+        report = maintain(aging.lake)
+        assert {decision.step for decision in report.waiting} == {Step.TRIM, Step.COMPACT_TABLES}, str(report)
+        aging.later(HOUR_MS)
+    with_policy(aging.lake, approval=[])
+    report = maintain(aging.lake)
+    assert states(report)[Step.TRIM] == states(report)[Step.COMPACT_TABLES] == {DONE}
+
+
+def test_object_that_another_writer_drops_meanwhile_is_left(aging: Aging) -> None:
+    neglect(aging)
+    with_policy(aging.lake, skip=["finish_interrupted"])
+    dropped: list[str] = []
+
+    def drop(kind: str, path: str) -> bool:
+        if kind == "create" and path.startswith("_lakehouse_def") and not dropped:
+            dropped.append("nightly-1")
+            operations.drop_export(aging.lake, "nightly-1")
+        return False
+
+    report = maintain(Lakehouse(BrokenStorage(aging.lake.storage, drop)))
+    assert dropped
+    assert not report.failed, str(report)
+    assert states(report)[Step.PRUNE_EXPORTS] == {LEFT}
+    assert "export 'nightly-1' does not exist" in decision_of(report, Step.PRUNE_EXPORTS).why
+    assert states(report)[Step.PURGE] == {DONE}
 
 
 def test_first_matching_rule_decides_about_an_export(aging: Aging) -> None:
