@@ -537,7 +537,6 @@ def test_only_exports_that_meet_the_policy_count(aging: Aging, clone_root: str) 
     lake = Lakehouse(aging.lake.storage, {"allowed_roots": clone_root})
     with_policy(lake, targets={"export": {"every": "1d", "level": "full", "target": clone_root}})
     operations.plan_export(lake, "here", "full").execute()
-    operations.plan_export(lake, "part", "full", target=clone_root, namespaces=["ns"]).execute()
     assert states(maintain(lake, dry_run=True))[Step.EXPORT] == {PLANNED}
     due = {entry.what: entry for entry in operations.lakehouse_status(lake).due}
     assert due["exports"].why == "the lakehouse is new; due every 1 d", "no export counts"
