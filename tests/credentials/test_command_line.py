@@ -29,6 +29,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "clones": ("clones", "--json"),
     "status": ("status", "--json"),
     "policy": ("policy", "show"),
+    "maintain": ("maintain", "--dry-run"),
     "log": ("log",),
     "ls": ("ls", "ns"),
     "show": ("show", "ns.t", "--json"),

@@ -176,7 +176,7 @@ def test_unreadable_policy_fails_trim(lake: Lakehouse, lakes: Lakes) -> None:
 
 def test_hostile_parents_of_snapshots_end(lake: Lakehouse) -> None:
     """A cycle of parents, as hostile metadata may contain, does not hang."""
-    from trinitylake_ops.iceberg.snapshot_retention import SnapshotRule, retained_snapshots
+    from trinitylake_ops.iceberg.snapshot_retention import HEADS_ONLY, SnapshotRule, retained_snapshots
 
     overwrite(lake, "t", 2)
     metadata = load(lake, "t").metadata
@@ -184,3 +184,4 @@ def test_hostile_parents_of_snapshots_end(lake: Lakehouse) -> None:
     snapshots: Any = [shot.model_copy(update={"parent_snapshot_id": head}) for shot in metadata.snapshots]
     cyclic = metadata.model_copy(update={"snapshots": snapshots})
     assert retained_snapshots(cyclic, SnapshotRule(DAY_MS, 1_000), 0) == {head}
+    assert retained_snapshots(cyclic, HEADS_ONLY, 0) == {head}, "without a rule, snapshots in the future are trimmed"

@@ -21,8 +21,8 @@ _MAX_DIGITS = 18
 class SnapshotRule:
     """Which snapshots of each branch are kept, if the table itself says nothing."""
 
-    #: Keep snapshots up to this age, in milliseconds.
-    max_age_ms: int = 0
+    #: Keep snapshots up to this age, in milliseconds; None to ignore their age.
+    max_age_ms: int | None = None
     #: Keep at least this number of the newest snapshots.
     min_snapshots: int = 1
 
@@ -52,7 +52,8 @@ def retained_snapshots(metadata: TableMetadata, rule: SnapshotRule, now_ms: int)
     for head, max_age_ms, min_snapshots in _branches(metadata, rule):
         snapshot, n_kept, seen = snapshots.get(head), 0, set[int]()
         while snapshot is not None and snapshot.snapshot_id not in seen:
-            if n_kept >= min_snapshots and now_ms - snapshot.timestamp_ms > max_age_ms:
+            is_old = max_age_ms is None or now_ms - snapshot.timestamp_ms > max_age_ms
+            if n_kept >= min_snapshots and is_old:
                 break
             seen.add(snapshot.snapshot_id)  # hostile metadata may contain a cycle
             n_kept += 1
@@ -62,7 +63,7 @@ def retained_snapshots(metadata: TableMetadata, rule: SnapshotRule, now_ms: int)
     return frozenset(retained)
 
 
-def _branches(metadata: TableMetadata, rule: SnapshotRule) -> list[tuple[int, int, int]]:
+def _branches(metadata: TableMetadata, rule: SnapshotRule) -> list[tuple[int, int | None, int]]:
     """Return the head, the maximum age and the minimum number of snapshots of each branch."""
     own_age_ms = property_number(metadata.properties, MAX_AGE_PROPERTY)
     own_min = property_number(metadata.properties, MIN_SNAPSHOTS_PROPERTY)
