@@ -205,5 +205,16 @@ BUDGETS: Mapping[str, Row] = {
         server=Budget({"create": 5, "delete": 6, "list": 5, "read": 36, "stat": 1, "write": 7}, 30),
     ),
     "maintain, nothing to do": _on_all({"list": 1, "read": 32, "write": 1}, 23, "each step reads the latest version"),
+    "space, the first run": _on_all(
+        {"create": 4, "list": 1, "read": 98},
+        26,
+        "each root, definition, metadata file, manifest list and manifest once",
+    ),
+    "space, nothing committed since": _on_all(
+        {"list": 1, "read": 7}, 6, "begin; the listing of roots; the index and two parts of the summary"
+    ),
+    "space after an append": _on_all(
+        {"create": 4, "list": 1, "read": 13}, 15, "also the known root, the new files, and the files of tables"
+    ),
     "export by reference": _on_all({"create": 5, "read": 16, "stat": 1, "write": 1}, 18),
 }

@@ -384,6 +384,24 @@ def _operation(call: Callable[[Lakehouse], object]) -> Workload:
     return count
 
 
+def _space(*, is_first: bool, is_changed: bool) -> Workload:
+    """Return a workload that measures space, after an earlier run, and after an append to a table of five snapshots."""
+
+    def count(subject: Subject) -> RequestCounts:
+        with catalog_at(Lakehouse(subject.storage)) as catalog:
+            catalog.create_namespace("ice")
+            created = catalog.create_table("ice.t", SCHEMA)
+            for number in range(5):
+                created.append(rows(number))
+            if not is_first:
+                operations.measure_space(Lakehouse(subject.storage))
+            if is_changed:
+                created.append(rows(5))
+        return count_requests(subject.storage, operations.measure_space, is_warm=False)
+
+    return count
+
+
 def _expire(subject: Subject) -> RequestCounts:
     with _aged(subject) as (lake, _):
         plan = operations.plan_expiration(lake, keeping(2))
@@ -463,5 +481,8 @@ WORKLOADS: Mapping[str, Workload] = {
     "plan the purge of 6 versions": _purge(executes=False),
     "purge 6 versions": _purge(executes=True),
     "maintain, nothing to do": _maintain_again,
+    "space, the first run": _space(is_first=True, is_changed=False),
+    "space, nothing committed since": _space(is_first=False, is_changed=False),
+    "space after an append": _space(is_first=False, is_changed=True),
     "export by reference": _operation(lambda lake: operations.plan_export(lake, "kept").execute()),
 }

@@ -47,6 +47,7 @@ DELETES = {
     "operations/gc/delete.py": "existing files of a lakehouse",
     "operations/lease.py": "leases older than the lease that it acquired",
     "operations/metadata_rewrites.py": "its own metadata files after a failed operation",
+    "operations/space/update.py": "files of the space summary that its newest index does not name, after an hour",
     "spark/executor_tasks.py": "files that gc/delete selected, in Spark tasks",
     "transaction/": "its own files of failed attempts, its own saved transactions, lapsed requests for a slot",
 }

@@ -102,7 +102,7 @@ def test_command_names() -> None:
         "drop-clone", "drop-export", "drop-namespace", "expire", "export", "exports", "head", "init", "log", "ls",
         "maintain", "orphans", "policy", "promote", "prune-exports", "purge", "reconcile", "refresh",
         "register-table", "relocate", "repair", "repair-hint", "resolve-commit", "restore", "rollback", "serve",
-        "show", "status", "tree", "trim", "undelete", "verify", "verify-export",
+        "show", "space", "status", "tree", "trim", "undelete", "verify", "verify-export",
     }  # fmt: skip
 
 

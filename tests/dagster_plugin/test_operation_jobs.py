@@ -153,3 +153,15 @@ def test_jobs_of_several_lakehouses_in_one_code_location(tmp_path: Path, instanc
     assert content(lakes[US]) == us_content
     purges = [definitions.resolve_job_def(names.of("purge")).nodes[0].definition for names in lakes]
     assert [op.pool for op in purges if isinstance(op, dg.OpDefinition)] == [EU.pool, US.pool]
+
+
+def test_space_job_reports_figures_and_treemap(jobs: Jobs) -> None:
+    append_rows(jobs.lake, "ice.t")
+    first = jobs.must_run("space", top=1)
+    report = operations.measure_space(jobs.lake)
+    assert first.metadata["current_bytes"] == report.use.current.bytes
+    assert first.metadata["treemap"].startswith("![The space of the lakehouse by table](data:image/svg+xml;base64,")
+    assert len(first.metadata["details"]["tables"]) == 1
+    assert not first.materializations
+    append_rows(jobs.lake, "ice.t")
+    assert jobs.must_run("space").metadata["details"]["tables_read"] == 1

@@ -34,6 +34,7 @@ from trinitylake_ops.format.file_names import (
     ORPHAN_BARRIER_PATH,
     is_immutable_path,
     is_operation_path,
+    is_space_path,
     is_verified_path,
     lease_path,
     named_kind,
@@ -70,6 +71,17 @@ from trinitylake_ops.operations.maintenance.state_file import MaintenanceState
 from trinitylake_ops.operations.policy.document import MaintenancePolicy, Step
 from trinitylake_ops.operations.policy.explanation import policy_changes, policy_sentences
 from trinitylake_ops.operations.policy.stored import policy_of, with_policy
+from trinitylake_ops.operations.space.stored import (
+    decode_catalog,
+    decode_index,
+    decode_objects,
+    decode_sums,
+    encode_catalog,
+    encode_index,
+    encode_objects,
+    encode_sums,
+)
+from trinitylake_ops.operations.space.tables import sums_of
 from trinitylake_ops.operations.verified_files import RecordedPart, decode_names, read_records
 from trinitylake_ops.storage import drop_memory_root
 from trinitylake_ops.transaction.time_to_live import removed_before_ms
@@ -199,7 +211,14 @@ def _names(data: bytes, path: str) -> None:
     """Parse file names, one per line, as every kind of name."""
     del path
     for name in data.decode("utf-8", "surrogateescape").splitlines():
-        for classify in (named_kind, parse_lease_path, parse_slot_request_path, is_operation_path, is_verified_path):
+        for classify in (
+            named_kind,
+            parse_lease_path,
+            parse_slot_request_path,
+            is_operation_path,
+            is_verified_path,
+            is_space_path,
+        ):
             classify(name)
         is_immutable_path(name)
         root_of(name)
@@ -297,6 +316,29 @@ def _verified_record(data: bytes, path: str) -> None:
                 _decode_or_reject(decode_names, content)
     finally:
         storage.delete(path)
+
+
+def _space_index(data: bytes, path: str) -> None:
+    stored = decode_index(data, path)
+    assert all(is_space_path(part) for part in stored.paths())
+    decode_index(encode_index(stored, path), path)
+
+
+def _space_catalog(data: bytes, path: str) -> None:
+    files = decode_catalog(data, path)
+    assert decode_catalog(encode_catalog(files.items()), path) == files
+
+
+def _space_sums(data: bytes, path: str) -> None:
+    tables = decode_sums(data, path)
+    assert decode_sums(encode_sums(tables.values()), path) == tables
+
+
+def _space_objects(data: bytes, path: str) -> None:
+    tables = decode_objects(data, path)
+    for objects in tables.values():
+        sums_of(dict.fromkeys(objects, ((1, 7),)), objects, next(iter(objects)), 1 << 27)
+    assert decode_objects(encode_objects(tables), path) == tables
 
 
 def _saved_transaction(data: bytes, path: str) -> None:
@@ -442,6 +484,16 @@ DECODERS: dict[str, Decoder] = {
     "orphan_barrier": Decoder(_orphan_barrier, ORPHAN_BARRIER_PATH, mutations.mutate_json),
     "verified_record": Decoder(
         _verified_record, f"_ops/verified-{UUID}.arrow", mutations.mutate_arrow_stream, reseal_verified_record
+    ),
+    "space_index": Decoder(_space_index, f"_ops/space-7-{UUID}.json", mutations.mutate_json),
+    "space_catalog": Decoder(
+        _space_catalog, f"_ops/space-{UUID}.arrow", mutations.mutate_arrow_stream, reseal_verified_record
+    ),
+    "space_sums": Decoder(
+        _space_sums, f"_ops/space-{UUID}.arrow", mutations.mutate_arrow_stream, reseal_verified_record
+    ),
+    "space_objects": Decoder(
+        _space_objects, f"_ops/space-{UUID}.arrow", mutations.mutate_arrow_stream, reseal_verified_record
     ),
     "saved_transaction": Decoder(
         _saved_transaction, f"_ops/txn-{UUID}.binpb", mutations.mutate_protobuf, reseal_saved_transaction

@@ -51,6 +51,7 @@ from trinitylake_ops.operations.gc.plan_files import PlanFile
 from trinitylake_ops.operations.maintenance.state_file import MaintenanceState, TablePass
 from trinitylake_ops.operations.policy.document import MaintenancePolicy
 from trinitylake_ops.operations.policy.stored import with_policy
+from trinitylake_ops.operations.space.stored import read_index
 from trinitylake_ops.storage import drop_memory_root
 
 _SCHEMA = Schema(
@@ -256,10 +257,28 @@ def _tables() -> Iterator[tuple[str, str, bytes]]:
         yield _table_sample("manifest", f"v2-{number}.avro", read(entry.manifest_path.removeprefix(_ROOT)))
     operations.verify(lake, incremental=True)
     yield "verified_record", "record.arrow", _read_only_file(lake, "_ops/verified-")[:-32]
+    yield from _space_summary(lake)
     operations.plan_export(lake, "nightly", level="full").execute()
     manifest_file = re.sub(rb"export-[0-9a-f-]{36}", f"export-{UUID}".encode(), _read_only_file(lake, "_ops/export-"))
     yield "export_manifest", "full.json", reseal_file(manifest_file, _path("export_manifest"))
     drop_memory_root(_ROOT)
+
+
+def _space_summary(lake: Lakehouse) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the files of a space summary. The paths of its parts are random, so only their names are replaced."""
+    operations.measure_space(lake)
+    for kind, (part,) in read_index(lake.storage, _only_index(lake)).parts.items():
+        assert part is not None
+        yield f"space_{kind.name.lower()}", "part.arrow", lake.storage.read(part.path)[:-32]
+    index = lake.storage.read(_only_index(lake))
+    index = re.sub(rb"space-[0-9]+-[0-9a-f-]{36}", f"space-7-{UUID}".encode(), index)
+    index = re.sub(rb"_ops/space-[0-9a-f-]{36}", f"_ops/space-{UUID}".encode(), index)
+    yield "space_index", "index.json", reseal_file(index, _path("space_index"))
+
+
+def _only_index(lake: Lakehouse) -> str:
+    (path,) = (info.path for info in lake.storage.list("_ops/space-") if info.path.endswith(".json"))
+    return path
 
 
 def _data() -> Iterator[tuple[str, str, bytes]]:

@@ -73,7 +73,7 @@ _COMMANDS: Mapping[str, str] = dict(
 
 #: The commands by section of the help, in the order in which they are used.
 _GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Inspect": ("status", "log", "ls", "show", "head", "count", "diff", "tree"),
+    "Inspect": ("status", "space", "log", "ls", "show", "head", "count", "diff", "tree"),
     "Change": (
         *("init", "create-namespace", "drop-namespace", "register-table", "relocate", "rollback", "resolve-commit"),
         *("compact", "compact-tables"),

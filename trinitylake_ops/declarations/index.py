@@ -351,6 +351,22 @@ INDEX: Mapping[str, Entry] = {
 
     Example: trinitylake repair-hint""",
     ),
+    "space": Entry(
+        module="space",
+        command="space",
+        summary="Show bytes and files by table, and what would reclaim space.",
+        help="""Show the bytes and files of the lakehouse by namespace and table, and what would reclaim space.
+
+    No file counts twice. It counts for the latest version if that needs it, otherwise for older versions that the
+    retention rules keep, for exports, for clones, for versions that can expire, and last for expired versions. Files of
+    registered tables and of other lakehouses do not count.
+
+    The sums are kept in the lakehouse, so that a run reads only what was committed since the previous one. Sizes of
+    data files are those that manifests declare. Files that no version needs are measured with --find-unreached or
+    --inventory.
+
+    Example: trinitylake space --top 20 --html space.html""",
+    ),
     "exports": Entry(
         module="retained_exports",
         command="exports",

@@ -33,7 +33,7 @@ GROUPS: Mapping[str, tuple[Operation[Any], ...]] = {
     "admin": _loaded(
         *("orphans", "exports", "verify_export", "prune_exports", "drop_export"),
         *("create_namespace", "drop_namespace", "resolve_commit"),
-        *("compact", "reconcile", "repair_hint", "log", "diff"),
+        *("compact", "reconcile", "repair_hint", "space", "log", "diff"),
     ),
 }
 

@@ -74,10 +74,15 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> M
     return Markdown(text)
 
 
-def inline_chart(svg: str) -> InlineChart:
-    """Return an SVG chart as an inline Markdown image."""
+def inline_chart(svg: str, title: str = "The versions of the lakehouse") -> InlineChart:
+    """Return an SVG chart as an inline Markdown image.
+
+    Args:
+        svg: The chart.
+        title: The alternative text, in plain words.
+    """
     encoded = base64.b64encode(svg.encode()).decode("ascii")
-    return InlineChart(f"![The versions of the lakehouse](data:image/svg+xml;base64,{encoded})")
+    return InlineChart(f"![{title}](data:image/svg+xml;base64,{encoded})")
 
 
 def _cell(value: object) -> str:

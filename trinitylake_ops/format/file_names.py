@@ -18,6 +18,7 @@ OPERATIONS_PREFIX = "_ops/"
 SLOT_REQUEST_PREFIX = f"{OPERATIONS_PREFIX}turn-"
 LEASE_PREFIX = f"{OPERATIONS_PREFIX}lease-"
 VERIFIED_PREFIX = f"{OPERATIONS_PREFIX}verified-"
+SPACE_PREFIX = f"{OPERATIONS_PREFIX}space-"
 ORPHAN_BARRIER_PATH = f"{OPERATIONS_PREFIX}orphan-barrier.json"
 #: What maintenance remembers between runs. It may be lost at any time.
 MAINTENANCE_STATE_PATH = f"{OPERATIONS_PREFIX}maintenance.json"
@@ -47,8 +48,11 @@ _TABLE_METADATA_NAME = re.compile(rf"{TABLES_PREFIX}[^/]+/metadata/[^/]*{_UUID}[
 _SLOT_REQUEST_NAME = re.compile(rf"{SLOT_REQUEST_PREFIX}([1-9][0-9]{{0,5}})-{_UUID}")
 _LEASE_NAME = re.compile(rf"{LEASE_PREFIX}([1-9][0-9]{{0,14}})\.json")
 _VERIFIED_NAME = re.compile(rf"{VERIFIED_PREFIX}{_UUID}\.arrow")
+_SPACE_INDEX_NAME = re.compile(rf"{SPACE_PREFIX}(0|[1-9][0-9]{{0,9}})-{_UUID}\.json")
+_SPACE_PART_NAME = re.compile(rf"{SPACE_PREFIX}{_UUID}\.arrow")
 _OPERATION_NAME = re.compile(
-    rf"{OPERATIONS_PREFIX}(?:(?:plan|export)-{_UUID}\.json|txn-{_UUID}\.binpb|verified-{_UUID}\.arrow|tmp/.+)"
+    rf"{OPERATIONS_PREFIX}(?:(?:plan|export)-{_UUID}\.json|txn-{_UUID}\.binpb|verified-{_UUID}\.arrow"
+    rf"|space-(?:{_UUID}\.arrow|(?:0|[1-9][0-9]{{0,9}})-{_UUID}\.json)|tmp/.+)"
     rf"|_export_{_UUID}\.arrow",
     re.DOTALL,
 )
@@ -301,6 +305,27 @@ def new_verified_path() -> str:
 def is_verified_path(path: str) -> bool:
     """Whether a path is that of a record of verified files."""
     return _VERIFIED_NAME.fullmatch(path) is not None
+
+
+def new_space_index_path(version: int) -> str:
+    """Return a new path for an index of the space summary of a version."""
+    return f"{SPACE_PREFIX}{version}-{uuid.uuid4()}.json"
+
+
+def new_space_part_path() -> str:
+    """Return a new path for a part of the space summary."""
+    return f"{SPACE_PREFIX}{uuid.uuid4()}.arrow"
+
+
+def is_space_path(path: str) -> bool:
+    """Whether a path is that of a file of the space summary."""
+    return _SPACE_PART_NAME.fullmatch(path) is not None or parse_space_index_path(path) is not None
+
+
+def parse_space_index_path(path: str) -> int | None:
+    """Return the version of an index of the space summary, None for another path."""
+    match = _SPACE_INDEX_NAME.fullmatch(path)
+    return int(match[1]) if match else None
 
 
 def lease_path(number: int) -> str:

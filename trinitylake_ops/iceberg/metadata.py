@@ -102,6 +102,11 @@ class InlineSnapshot(Snapshot):
         inline._inline = manifests
         return inline
 
+    @property
+    def manifest_paths(self) -> tuple[str, ...]:
+        """The URIs of the manifests."""
+        return self._inline
+
     def manifests(self, io: FileIO) -> list[ManifestFile]:
         """Return the manifests with the fields that are known without reading them."""
         return [

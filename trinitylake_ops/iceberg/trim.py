@@ -42,6 +42,8 @@ from trinitylake_ops.iceberg.snapshot_retention import (
 _AUDIT, _PUBLISHED_AUDIT = "wap.id", "published-wap-id"
 #: Iceberg's default of ``history.expire.max-snapshot-age-ms``.
 _MAX_AGE_MS = 5 * 24 * 3_600_000
+#: A time at which every snapshot is older than any maximum age.
+_LATEST_MS = 1 << 70
 
 
 def is_first(snapshot: Snapshot) -> bool:
@@ -122,6 +124,16 @@ def listed_snapshots(definition: TableDef, io: StorageFileIO, rule: SnapshotRule
         is_in_place=is_managed_location(metadata.location, definition, io),
         is_writable=metadata.format_version <= LATEST_WRITTEN_VERSION,
     )
+
+
+def lasting_snapshots(metadata: TableMetadata, rule: SnapshotRule) -> frozenset[int]:
+    """Return the ids of snapshots that a trim keeps at any age: those of branches and tags, and a minimum of others.
+
+    Args:
+        metadata: The metadata of the table.
+        rule: Which snapshots of branches are retained, unless the table's properties decide.
+    """
+    return _referred_snapshots(metadata) | retained_snapshots(metadata, rule, _LATEST_MS)
 
 
 def referred_snapshots(definition: TableDef, io: StorageFileIO) -> frozenset[int]:

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     )
     from trinitylake_ops.operations.retention import RetentionPolicy, Verdict
     from trinitylake_ops.operations.rollbacks import RollbackPlan, plan_rollback, rollback
+    from trinitylake_ops.operations.space.measure import emit_space_metrics, measure_space
+    from trinitylake_ops.operations.space.report import SpaceReport
     from trinitylake_ops.operations.status.due import DueAges
     from trinitylake_ops.operations.status.state import Status, lakehouse_status
     from trinitylake_ops.operations.verification.verify import Finding, VerifyReport, verify
@@ -116,6 +118,7 @@ __all__ = [
     "RestorePlan",
     "RetentionPolicy",
     "RollbackPlan",
+    "SpaceReport",
     "Status",
     "StoredPolicy",
     "TableDelta",
@@ -131,11 +134,13 @@ __all__ = [
     "diff_versions",
     "drop_clone",
     "drop_export",
+    "emit_space_metrics",
     "inspect_hint",
     "lakehouse_status",
     "list_clones",
     "list_exports",
     "maintain",
+    "measure_space",
     "plan_clone",
     "plan_compact",
     "plan_compact_tables",
@@ -209,6 +214,8 @@ __getattr__, __dir__ = lazy_face(
         "repairs": ("RepairPlan", "RepairReport", "RepairStep", "UnrepairedFinding", "plan_repair", "repair"),
         "retention": ("RetentionPolicy", "Verdict"),
         "rollbacks": ("RollbackPlan", "plan_rollback", "rollback"),
+        "space.measure": ("emit_space_metrics", "measure_space"),
+        "space.report": ("SpaceReport",),
         "status.due": ("DueAges",),
         "status.state": ("Status", "lakehouse_status"),
         "verification.verify": ("Finding", "VerifyReport", "verify"),

@@ -70,6 +70,29 @@ def render_status(sections: Sequence[object], silent: Sequence[str], refresh_sec
     return template.render(sections=sections, silent=silent, refresh_seconds=refresh_seconds)
 
 
+def render_space(heading: Heading, figures: Sequence[Metric], tables: Sequence[object], treemap: object) -> str:
+    """Render the report of space as one self-contained HTML document.
+
+    Args:
+        heading: The heading.
+        figures: The metrics.
+        tables: The tables, as ``SpaceTable`` of ``reports/space.py``.
+        treemap: The treemap, as ``Treemap`` of ``reports/treemap.py``.
+    """
+    template = _environment().get_template("space.html.jinja")
+    return template.render(heading=heading, figures=figures, tables=tables, treemap=treemap)
+
+
+def render_treemap(treemap: object, headline: str) -> str:
+    """Render a treemap as one SVG file.
+
+    Args:
+        treemap: The treemap, as ``Treemap`` of ``reports/treemap.py``.
+        headline: The title of the image.
+    """
+    return _environment().get_template("treemap_picture.svg.jinja").render(treemap=treemap, headline=headline)
+
+
 def render_chart(chart: Chart, states: Mapping[VersionState, str], headline: str) -> str:
     """Render a chart as one SVG file.
 

@@ -126,6 +126,10 @@ FINDINGS = "findings"
 RECENT_ATTEMPTS = "recent_attempts"
 RECENT_LOST = "recent_lost_attempts"
 READ_AT = "status_timestamp_seconds"
+SPACE_BYTES = "space_bytes"
+SPACE_FILES = "space_files"
+SMALL_FILES = "small_files"
+DELETE_FILES = "delete_files"
 
 _COUNTER, _HISTOGRAM, _GAUGE = Kind.COUNTER, Kind.HISTOGRAM, Kind.GAUGE
 
@@ -169,5 +173,9 @@ INSTRUMENTS: dict[str, Instrument] = {
             RECENT_LOST, _GAUGE, "Conflicting attempts for the newest versions, of all writers.", ("lakehouse",)
         ),
         Instrument(READ_AT, _GAUGE, "Time when the status was read, in seconds since 1970.", ("lakehouse",), (), "s"),
+        Instrument(SPACE_BYTES, _GAUGE, "Bytes by the reason for which they are kept.", ("lakehouse", "use"), (), "By"),
+        Instrument(SPACE_FILES, _GAUGE, "Files by the reason for which they are kept.", ("lakehouse", "use")),
+        Instrument(SMALL_FILES, _GAUGE, "Small data files of the current snapshots of all tables.", ("lakehouse",)),
+        Instrument(DELETE_FILES, _GAUGE, "Delete files of the current snapshots of all tables.", ("lakehouse",)),
     )
 }

@@ -12,6 +12,7 @@ from trinitylake_ops.format.file_names import (
     OWNER_NAME,
     TABLES_PREFIX,
     is_operation_path,
+    is_space_path,
     is_verified_path,
     lease_path,
     parse_lease_path,
@@ -138,7 +139,8 @@ class _Listing:
             newest_lease = max(newest_lease, parse_lease_path(info.path) or 0)
             if is_verified_path(info.path):
                 newest_record = max(newest_record, (info.last_modified_ms, info.path))
-            if info.last_modified_ms < modified_before_ms:
+            # The space summary deletes its superseded files itself.
+            if info.last_modified_ms < modified_before_ms and not is_space_path(info.path):
                 old[info.path] = info
         old.pop(lease_path(newest_lease), None)  # its lease number must not be reused
         old.pop(newest_record[1], None)  # all other records are superseded

@@ -16,6 +16,7 @@ from trinitylake_ops.iceberg.trim import ListedSnapshots, is_trimmable, listed_s
 from trinitylake_ops.operations.gc.mark import CatalogReach, retained_roots
 from trinitylake_ops.operations.gc.survey import Survey, survey_versions
 from trinitylake_ops.operations.gc.tables import in_batches, tables_of, with_definitions
+from trinitylake_ops.operations.policy.document import MaintenancePolicy
 from trinitylake_ops.operations.policy.stored import policy_of
 from trinitylake_ops.operations.retention import RetentionPolicy
 from trinitylake_ops.storage.parallel import in_one_round_trip, run_parallel
@@ -65,6 +66,18 @@ class Candidates:
     unwritable: tuple[str, ...]
 
 
+def snapshot_rule(policy: MaintenancePolicy, namespace: str, table: str) -> SnapshotRule:
+    """Return which snapshots of branches a policy retains in a table.
+
+    Args:
+        policy: The policy of the lakehouse.
+        namespace: The namespace.
+        table: The name of the table.
+    """
+    rule = policy.table_rule(namespace, table)
+    return HEADS_ONLY if rule is None else SnapshotRule(rule.max_snapshot_age_ms, rule.min_snapshots)
+
+
 def candidates_of(
     lake: Lakehouse, base: Snapshot, only: Sequence[str] | None, *, skips_unsuitable: bool = False
 ) -> Candidates:
@@ -86,10 +99,8 @@ def candidates_of(
 
     def listed(entry: tuple[ObjectName, str, TableDef]) -> ListedSnapshots | None:
         name, _, definition = entry
-        known = policy.table_rule(name.namespace, name.table or "")
-        rule = HEADS_ONLY if known is None else SnapshotRule(known.max_snapshot_age_ms, known.min_snapshots)
         try:
-            return listed_snapshots(definition, io, rule)
+            return listed_snapshots(definition, io, snapshot_rule(policy, name.namespace, name.table or ""))
         except DAMAGE:
             return None
 
