@@ -30,6 +30,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "status": ("status", "--json"),
     "policy": ("policy", "show"),
     "maintain": ("maintain", "--dry-run"),
+    "space": ("space",),
     "log": ("log",),
     "ls": ("ls", "ns"),
     "show": ("show", "ns.t", "--json"),
