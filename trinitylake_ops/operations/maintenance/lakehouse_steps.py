@@ -30,8 +30,9 @@ from trinitylake_ops.operations.gc.reconcile import plan_reconcile
 from trinitylake_ops.operations.gc.survey import is_lapsed
 from trinitylake_ops.operations.hint import HintState, inspect_hint, repair_hint
 from trinitylake_ops.operations.maintenance.decisions import Approval, Decision, DecisionState, counted
-from trinitylake_ops.operations.maintenance.run import MaintenanceRun, age_option, names_text, nothing
+from trinitylake_ops.operations.maintenance.run import MaintenanceRun, names_text, nothing
 from trinitylake_ops.operations.policy.document import ExportRule, ExportTarget, Step
+from trinitylake_ops.operations.policy.values import duration_text
 from trinitylake_ops.operations.retention import RetentionPolicy, span_text
 from trinitylake_ops.operations.status.due import newest_export_ms
 from trinitylake_ops.operations.verification.verify import verify
@@ -105,12 +106,12 @@ def finish_interrupted(run: MaintenanceRun) -> Iterator[Decision]:
         elif run.is_dry_run:
             yield planned
         else:
-            yield _guarded(planned, partial(_resumed, run, record, planned))
+            yield _outcome_of(planned, partial(_resume_export, run, record, planned))
     if not records:
         yield nothing(Step.FINISH_INTERRUPTED, "no export or clone was interrupted")
 
 
-def _guarded(planned: Decision, execute: Callable[[], Decision]) -> Decision:
+def _outcome_of(planned: Decision, execute: Callable[[], Decision]) -> Decision:
     """Return the outcome of one of several executions of a step. An error of one does not end the step."""
     try:
         return execute()
@@ -120,7 +121,7 @@ def _guarded(planned: Decision, execute: Callable[[], Decision]) -> Decision:
         return replace(planned, state=DecisionState.FAILED, why=str(error))
 
 
-def _resumed(run: MaintenanceRun, record: ExportRecord, planned: Decision) -> Decision:
+def _resume_export(run: MaintenanceRun, record: ExportRecord, planned: Decision) -> Decision:
     """Resume an export."""
     if record.target_uri and not _is_allowed(run, record.target_uri):
         why = f"{planned.why}; allow its target, or export it again, or drop it"
@@ -184,7 +185,7 @@ def _matches(record: ExportRecord, rule: ExportRule, excluded: list[str]) -> boo
 
 def _rule_options(policy: RetentionPolicy) -> dict[str, Any]:
     """Return retention rules as the options of prune-exports."""
-    options: dict[str, Any] = {"max_age": age_option(policy.maximum_age_ms)} if policy.maximum_age_ms else {}
+    options: dict[str, Any] = {"max_age": duration_text(policy.maximum_age_ms)} if policy.maximum_age_ms else {}
     numbers = {
         "min_versions": policy.minimum_versions,
         "keep_last": policy.keep_last,
@@ -299,17 +300,17 @@ def purge(run: MaintenanceRun) -> Iterator[Decision]:
     def execute() -> Decision:
         report = plan.execute(budget=run.spending, progress=run.progress)
         run.forget_survey()
-        return _deleted(planned, report)
+        return _deletion_outcome(planned, report)
 
     approval = Approval(job="purge", options=_named_age("grace", grace_ms), digest=plan.digest)
     yield run.apply(planned, execute, approval=approval, allowance=run.deleted)
 
 
 def _named_age(name: str, age_ms: int) -> dict[str, Any]:
-    return {name: age_option(age_ms)} if age_ms else {}
+    return {name: duration_text(age_ms)} if age_ms else {}
 
 
-def _deleted(planned: Decision, report: DeletionReport) -> Decision:
+def _deletion_outcome(planned: Decision, report: DeletionReport) -> Decision:
     """Return the outcome of a deletion."""
     kept = f"; {counted(report.still_needed, 'file')} of the plan became needed" if report.still_needed else ""
     done = planned.done(f"{planned.why}{kept}", files=report.files, size_bytes=report.bytes)
@@ -345,7 +346,7 @@ def remove_orphans(run: MaintenanceRun) -> Iterator[Decision]:
     )
 
     def execute() -> Decision:
-        outcome = _deleted(planned, plan.execute(budget=run.spending, progress=run.progress))
+        outcome = _deletion_outcome(planned, plan.execute(budget=run.spending, progress=run.progress))
         if outcome.state == DecisionState.DONE:
             run.state.orphans_checked_ms = run.now_ms
         return outcome
@@ -364,19 +365,19 @@ def drop_overdue_clones(run: MaintenanceRun) -> Iterator[Decision]:
             what=name,
             why="the retention of the clone is over",
         )
-        yield _guarded(planned, partial(_dropped, run, planned))
+        yield _outcome_of(planned, partial(_drop_clone, run, planned))
     if not names:
         yield nothing(Step.DROP_OVERDUE_CLONES, "no clone is overdue")
 
 
-def _dropped(run: MaintenanceRun, clone: Decision) -> Decision:
+def _drop_clone(run: MaintenanceRun, clone: Decision) -> Decision:
     plan = plan_drop_clone(run.lake, clone.what, delete_files=True)
     planned = replace(clone, files=plan.files, bytes=plan.bytes)
 
     def execute() -> Decision:
         report = plan.execute(progress=run.progress)
         run.forget_survey()
-        return _deleted(planned, report)
+        return _deletion_outcome(planned, report)
 
     options = {"name": clone.what, "delete_files": True}
     approval = Approval(job="drop_clone", arguments=(clone.what,), options=options, digest=plan.digest)

@@ -142,7 +142,7 @@ class MaintenanceRun:
     def max_age_option(self) -> dict[str, str]:
         """Return the least age as an option of expire and trim, unless the lakehouse keeps versions for longer."""
         own_ms = RetentionPolicy.of(self.latest.definition).maximum_age_ms
-        return {"max_age": age_option(self.min_age_ms)} if self.min_age_ms > own_ms else {}
+        return {"max_age": duration_text(self.min_age_ms)} if self.min_age_ms > own_ms else {}
 
     def grace_ms(self, definition: LakehouseDef) -> int:
         """Return how long ago versions must have expired, or files have been written, to be deleted."""
@@ -328,11 +328,6 @@ def nothing(step: Step, why: str) -> Decision:
 def left_by(step: Step, error: ConflictError | NotFoundError, what: str = "") -> Decision:
     """Return the decision to leave a step or a table for the next run, because of another writer."""
     return Decision(step=step, state=DecisionState.LEFT, what=what, why=error.message)
-
-
-def age_option(age_ms: int) -> str:
-    """Return an age as the text of an option."""
-    return duration_text(age_ms)
 
 
 def names_text(names: Sequence[Any]) -> str:

@@ -39,7 +39,7 @@ _MAX_DECISIONS = 1_000
 _MAX_ATTEMPTS = 3
 _PAUSE = wait_random_exponential(multiplier=0.2, max=3.0)
 #: Errors that concern one table. The other tables are compacted.
-_OF_ONE_TABLE = (InvalidDefinitionError, ContentChangedError, *DAMAGE)
+_ERRORS_OF_ONE_TABLE = (InvalidDefinitionError, ContentChangedError, *DAMAGE)
 
 
 def _all_tables(base: Snapshot) -> list[str]:
@@ -127,9 +127,9 @@ def trim(run: MaintenanceRun) -> Iterator[Decision]:
             return
         operation = Trim(lake=run.lake, policy=policy, only=tuple(batch), skips_unsuitable=True, retained=retained)
         with run.planning():
-            plan = _planned(operation, batch)
+            plan = _plan_trim(operation, batch)
         if not plan.is_empty:
-            outcome = _trimmed(run, plan)
+            outcome = _trim_tables(run, plan)
             n_trimmed += len(plan.tables)
             for decision in outcome:
                 yield from decisions.of(decision)
@@ -143,7 +143,7 @@ def trim(run: MaintenanceRun) -> Iterator[Decision]:
         yield nothing(Step.TRIM, f"kept versions need all snapshots of {counted(len(names), 'table')}")
 
 
-def _planned(operation: Trim, batch: list[str]) -> TrimPlan:
+def _plan_trim(operation: Trim, batch: list[str]) -> TrimPlan:
     """Plan a trim of tables, without those that were dropped meanwhile."""
     try:
         return operation.plan()
@@ -152,7 +152,7 @@ def _planned(operation: Trim, batch: list[str]) -> TrimPlan:
         return replace(operation, only=tuple(name for name in batch if name in existing)).plan()
 
 
-def _trimmed(run: MaintenanceRun, plan: TrimPlan) -> list[Decision]:
+def _trim_tables(run: MaintenanceRun, plan: TrimPlan) -> list[Decision]:
     """Trim the tables of a plan, and return a decision about those that were trimmed, and about each other one."""
     tables = run.state.trim
     names = [table.name for table in plan.tables]
@@ -213,10 +213,10 @@ def compact_tables(run: MaintenanceRun) -> Iterator[Decision]:
             run.save_state()
             return
         with run.planning():
-            plan = _planned_compaction(run, batch)
+            plan = _plan_compaction(run, batch)
         due = [table for table in plan.tables if _is_due(run, table)]
         n_due += len(due)
-        for decision in _compacted(run, plan, due):
+        for decision in _compact_batch(run, plan, due):
             yield from decisions.of(decision)
         for name in {*batch} - {table.name for table in due}:
             tables.settle(name)
@@ -229,7 +229,7 @@ def compact_tables(run: MaintenanceRun) -> Iterator[Decision]:
         yield nothing(Step.COMPACT_TABLES, f"the data files of {checked} that changed or were left are in shape")
 
 
-def _planned_compaction(run: MaintenanceRun, batch: list[str]) -> CompactTablesPlan:
+def _plan_compaction(run: MaintenanceRun, batch: list[str]) -> CompactTablesPlan:
     targets = run.policy.targets
     rules = RewriteRules(min_input_files=targets.small_files)
     if targets.file_size_bytes is not None:
@@ -249,12 +249,12 @@ def _is_due(run: MaintenanceRun, table: TableCompaction) -> bool:
     return has_small or len(deletes) >= run.policy.targets.delete_files
 
 
-def _compacted(run: MaintenanceRun, plan: CompactTablesPlan, due: Sequence[TableCompaction]) -> Iterator[Decision]:
+def _compact_batch(run: MaintenanceRun, plan: CompactTablesPlan, due: Sequence[TableCompaction]) -> Iterator[Decision]:
     """Compact tables one by one, because each has its own files and conflicts."""
     if due and Step.COMPACT_TABLES in run.policy.approval:
         for table in due:
             run.state.compaction.leave_unfinished(table.name, run.now_ms)
-        yield _waiting(run, plan, due, "the policy requires an approval")
+        yield _waiting_decision(run, plan, due, "the policy requires an approval")
         return
     for table in due:
         part = within(table, run.rewritten)
@@ -262,16 +262,18 @@ def _compacted(run: MaintenanceRun, plan: CompactTablesPlan, due: Sequence[Table
             too_large = all(run.rewritten.exceeds_limit(len(group.files), group.bytes) for group in table.file_groups)
             if too_large:
                 run.state.compaction.leave_unfinished(table.name, run.now_ms)
-                yield _waiting(run, plan, [table], f"more than the limit of {run.rewritten} of a run")
+                yield _waiting_decision(run, plan, [table], f"more than the limit of {run.rewritten} of a run")
                 continue
             run.state.compaction.wait(table.name, run.now_ms)
             why = f"{_reason(table)}; more than what is left of the limit of {run.rewritten} of this run"
-            yield replace(_planned_table(table), state=DecisionState.LEFT, why=why)
+            yield replace(_planned_decision(table), state=DecisionState.LEFT, why=why)
             continue
-        yield from _compacted_table(run, plan, part, is_whole=part.files == table.files)
+        yield from _compact_table(run, plan, part, is_whole=part.files == table.files)
 
 
-def _waiting(run: MaintenanceRun, plan: CompactTablesPlan, due: Sequence[TableCompaction], why: str) -> Decision:
+def _waiting_decision(
+    run: MaintenanceRun, plan: CompactTablesPlan, due: Sequence[TableCompaction], why: str
+) -> Decision:
     names = [table.name for table in due]
     options = {"tables": names, "min_input_files": run.policy.targets.small_files}
     return Decision(
@@ -294,7 +296,7 @@ def _reason(table: TableCompaction) -> str:
     return f"{table.files:,} of {table.data_files:,} data files are small or have deleted rows"
 
 
-def _planned_table(table: TableCompaction) -> Decision:
+def _planned_decision(table: TableCompaction) -> Decision:
     return Decision(
         step=Step.COMPACT_TABLES,
         state=DecisionState.PLANNED,
@@ -334,11 +336,11 @@ def within(table: TableCompaction, allowance: Allowance) -> TableCompaction | No
     )
 
 
-def _compacted_table(
+def _compact_table(
     run: MaintenanceRun, plan: CompactTablesPlan, table: TableCompaction, *, is_whole: bool
 ) -> Iterator[Decision]:
     """Compact one table, and plan it again if another writer changed its files meanwhile."""
-    tables, planned = run.state.compaction, _planned_table(table)
+    tables, planned = run.state.compaction, _planned_decision(table)
     if run.is_dry_run:
         run.rewritten.spend(planned.files, planned.bytes)
         yield planned
@@ -348,14 +350,14 @@ def _compacted_table(
         yield replace(planned, state=DecisionState.LEFT, why=f"{planned.why}; {spent}")
         return
     try:
-        decision = _committed(run, plan, table)
+        decision = _commit_compaction(run, plan, table)
     except CommitOutcomeUnknownError:
         raise
     except ConflictError as error:
         tables.leave_unfinished(table.name, run.now_ms)
         yield replace(planned, state=DecisionState.LEFT, why=error.message)
         return
-    except _OF_ONE_TABLE as error:
+    except _ERRORS_OF_ONE_TABLE as error:
         tables.settle(table.name)
         yield replace(planned, state=DecisionState.FAILED, why=str(error))
         return
@@ -368,14 +370,14 @@ def _compacted_table(
     yield decision
 
 
-def _committed(run: MaintenanceRun, plan: CompactTablesPlan, table: TableCompaction) -> Decision:
+def _commit_compaction(run: MaintenanceRun, plan: CompactTablesPlan, table: TableCompaction) -> Decision:
     """Compact a table by its plan, or by a new plan after a conflict. Raises ConflictError after too many conflicts."""
     current: CompactTablesPlan | None = replace(plan, tables=(table,), left={}, older_spec_files={})
 
     def attempt() -> Decision:
         nonlocal current
         if current is None:
-            again = _planned_compaction(run, [table.name])
+            again = _plan_compaction(run, [table.name])
             parts = [part for one in again.tables if (part := within(one, run.rewritten)) is not None]
             current = replace(again, tables=tuple(parts), left={}, older_spec_files={})
         if current.is_empty:
