@@ -143,8 +143,9 @@ def test_reason_matches_command_part_and_field() -> None:
 
 
 def test_steps_run_every_command() -> None:
-    assert sorted(trinitylake.commands) == sorted([*COMMANDS, "serve", "completion", "status", "policy", "maintain"]), (
-        "serve runs indefinitely, completion reads no lakehouse, status prints ages, policy and maintain are new"
+    new = ("policy", "maintain", "space")
+    assert sorted(trinitylake.commands) == sorted([*COMMANDS, "serve", "completion", "status", *new]), (
+        "serve runs indefinitely, completion reads no lakehouse, and status prints ages"
     )
     called = {argument for step in steps(Path("/lakes")) for argument in step["arguments"]}
     assert called >= set(COMMANDS)
